@@ -1,0 +1,45 @@
+# Everything runs in a virtual environment of its own, .venv in this checkout; the first target makes it.
+#   PYTHON       the interpreter that makes it (3.10 or newer)
+#   TORCH_INDEX  where torch comes from, if not from pip's usual index. The usual index serves the CUDA build: on a
+#                machine without a GPU, save 3 GB with
+#                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   WORKERS      processes that run the tests, one thread each
+PYTHON ?= python3
+TORCH_INDEX ?=
+WORKERS ?= 2
+
+TORCH := torch==2.13.0
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits (results in out/demo)
+	$(BIN)/swin-quant demo --output out/demo
+
+test: lint  ## lint, then every test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+lint: $(STAMP)  ## ruff: style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:  ## remove builds, caches and the demo's output; delete .venv by hand for a fresh start
+	rm -rf build dist out/demo .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# torch comes first and alone (--no-deps): TORCH_INDEX need not hold our pins of what torch needs, and no later
+# requirement can drag in another build of it.
+$(STAMP): pyproject.toml constraints.txt swin_quant/__init__.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
+		"swin-quant needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) hatchling
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@

@@ -1,0 +1,141 @@
+"""Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.checkpoint.geometry import difference, geometry
+from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
+from swin_quant.checkpoint.read import Source, read_state_dict
+from swin_quant.errors import SwinQuantError, listed
+
+# Buffers that the configuration determines: a file may leave them out, and one that contradicts them is of another.
+_DERIVED = ("relative_position_index", "attn_mask", "relative_coords_table")
+_HEAD = ("head.weight", "head.bias")
+
+
+def is_calibrated(state: Mapping[str, Tensor]) -> bool:
+    """Whether a state_dict carries any calibrated range."""
+    return any(is_range(key) for key in state)
+
+
+def load_float(model: nn.Module, path: str | os.PathLike, *, replace_head: bool = False) -> Source:
+    """Load the weights of `path` (Microsoft, timm, safetensors, calibrated or our own) into `model`, strictly.
+
+    Missing, unexpected and wrongly shaped keys are one error, with what the file seems to be; so is NaN or Inf.
+    Half-precision weights become the model's float32. `replace_head` leaves the model's own, newly initialised
+    head and ignores the file's. Ranges (`_amax`) in the file are ignored and those of the model forgotten: they
+    belong to other weights.
+    """
+    state, source = _read(path)
+    weights = _checked_weights(model, state, Path(path), replace_head)
+    _assign(model, weights, ranges={})
+    return source
+
+
+def load_calibrated(model: nn.Module, path: str | os.PathLike) -> Source:
+    """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
+    [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
+    """
+    state, source = _read(path)
+    if not is_calibrated(state):
+        raise SwinQuantError(
+            f"{path}: is a float checkpoint: it was never calibrated; run `swin-quant calibrate` to get an INT8 one"
+        )
+    weights = _checked_weights(model, state, Path(path), replace_head=False)
+    _assign(model, weights, checked_ranges(model, state, Path(path)))
+    return source
+
+
+def _read(path: str | os.PathLike) -> tuple[dict[str, Tensor], Source]:
+    state, source = read_state_dict(path)
+    try:
+        state, convention = to_microsoft(state)
+    except SwinQuantError as error:
+        raise SwinQuantError(f"{path}: {error}") from error
+    return state, replace(source, format=f"{source.format}, {convention} names")
+
+
+@dataclass
+class _Faults:
+    """How a file differs from a model, by kind; `unfit` holds `key (reason)`."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("unfit", self.unfit))
+        return "; ".join(f"{len(keys)} {kind}: {listed(keys, 3)}" for kind, keys in kinds if keys)
+
+
+def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str, Tensor]) -> None:
+    model.load_state_dict(weights, strict=False)  # what is absent was found to be derived or replaced
+    assign_ranges(model, ranges)
+
+
+def _checked_weights(
+    model: nn.Module, state: Mapping[str, Tensor], path: Path, replace_head: bool
+) -> dict[str, Tensor]:
+    """The entries of `state` to load: of the model's names, shapes and kinds, and finite."""
+    skipped = _HEAD if replace_head else ()
+    wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
+    given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
+    faults = _compare(given, wanted)
+    if str(faults):
+        raise SwinQuantError(f"{path}: does not fit the model: {_diagnosis(faults, given, wanted)}{faults}")
+    for key, value in given.items():
+        if not torch.isfinite(value).all():
+            raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
+    return {key: value for key, value in given.items() if not _is_derived(key)}
+
+
+def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faults:
+    faults = _Faults()
+    faults.missing = [key for key in wanted if key not in given and not _is_derived(key)]
+    for key, value in given.items():
+        if key not in wanted:
+            faults.unexpected.append(key)
+        elif value.shape != wanted[key].shape:
+            faults.unfit.append(f"{key} (is {list(value.shape)}, must be {list(wanted[key].shape)})")
+        elif _is_derived(key):
+            if not _equal(value, wanted[key].cpu()):
+                faults.unfit.append(f"{key} (other values: another window, image size or pretrained window)")
+        elif not value.is_floating_point():
+            faults.unfit.append(f"{key} (is {value.dtype}, must be floating point)")
+    return faults
+
+
+def _is_derived(key: str) -> bool:
+    return key.endswith(_DERIVED)
+
+
+def _equal(value: Tensor, reference: Tensor) -> bool:
+    # Tables of real numbers were computed by other versions of torch, perhaps stored in half precision.
+    rounding = 8 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+    return torch.allclose(value.double(), reference.double(), rtol=0.0, atol=rounding)
+
+
+def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """A sentence ahead of the lists of keys when the reason can be told from the shapes; else nothing."""
+    file, model = geometry(given), geometry(wanted)
+    if not file and model:
+        return "it is no Swin checkpoint; "
+    if _only_head(faults):
+        theirs, ours = file.get("NUM_CLASSES", "no"), model.get("NUM_CLASSES", 0)
+        return (
+            f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}: pass --replace-head to load the rest and "
+            "initialise a new head; "
+        )
+    text = difference(file, model)
+    return f"{text}; " if text else ""
+
+
+def _only_head(faults: _Faults) -> bool:
+    keys: Iterable[str] = [*faults.missing, *faults.unexpected, *faults.unfit]
+    return all(key.split(" ")[0] in _HEAD for key in keys)

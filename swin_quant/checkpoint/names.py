@@ -1,0 +1,67 @@
+"""One convention of names inside the house, Microsoft's (FasterTransformer spec, section 1.2); others are renamed.
+
+timm's patch merging concatenates the four neighbours in Microsoft's order, (0,0), (1,0), (0,1), (1,1), and its V2
+keeps `q_bias` and `v_bias` apart as Microsoft does: no tensor is changed, only names.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swin_quant.errors import SwinQuantError
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A way of naming, in use when a key matches `seen` and none matches `unseen`; `pattern` -> `to` undoes it."""
+
+    name: str
+    seen: str
+    pattern: str
+    to: str | Callable[[re.Match], str]
+    unseen: str = r"(?!)"
+
+    def used_by(self, keys: Iterable[str]) -> bool:
+        """Whether `keys` are named this way."""
+        keys = list(keys)
+        return any(re.search(self.seen, key) for key in keys) and not any(re.search(self.unseen, key) for key in keys)
+
+
+CONVENTIONS = (
+    Convention("DistributedDataParallel", r"^module\.", r"^module\.", "", unseen=r"^(?!module\.)"),
+    Convention("torch.compile", r"^_orig_mod\.", r"^_orig_mod\.", "", unseen=r"^(?!_orig_mod\.)"),
+    Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
+    Convention("timm", r"^head\.fc\.", r"^head\.fc\.", "head."),
+    Convention(  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it
+        "timm",
+        r"^layers\.[1-9]\d*\.downsample\.",
+        r"^layers\.(\d+)\.downsample\.",
+        lambda match: f"layers.{int(match[1]) - 1}.downsample.",
+        unseen=r"^layers\.0\.downsample\.",
+    ),
+)
+
+
+def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """`state` under Microsoft's names, and the names of the conventions that were undone ("microsoft" if none).
+
+    A key that no convention knows is left alone. Two keys that would become one are an error.
+    """
+    found: list[str] = []
+    for convention in CONVENTIONS:
+        if convention.used_by(state):
+            found.append(convention.name)
+            state = _renamed(state, convention)
+    return state, " + ".join(dict.fromkeys(found)) or "microsoft"
+
+
+def _renamed(state: dict[str, Tensor], convention: Convention) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        new = re.sub(convention.pattern, convention.to, key)
+        if new in renamed:
+            raise SwinQuantError(f"two keys of the checkpoint become {new} without {convention.name}'s names")
+        renamed[new] = tensor
+    return renamed

@@ -1,0 +1,76 @@
+"""The ranges (`<node>._amax`) of a calibrated checkpoint: FasterTransformer spec, section 1.3.
+
+Its files hold one 0-dim float32 per node; a [1] is the same, and a weight may have one per output channel, [out, 1].
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.errors import SwinQuantError, listed
+from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+
+SUFFIX = "._amax"
+
+
+def is_range(key: str) -> bool:
+    """Whether a key of a state_dict is a node's range."""
+    return key.endswith(SUFFIX)
+
+
+def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Node -> range, float32, for the nodes of `model` whose range is in `state`; all faults are one error.
+
+    A range may be absent only where the policy does not enable its node; none may be left over.
+    """
+    nodes = named_nodes(model)
+    given = {key.removesuffix(SUFFIX): value for key, value in state.items() if is_range(key)}
+    faults: dict[str, list[str]] = defaultdict(list)
+    faults["missing"] = [name for name, node in nodes.items() if node.enabled and name not in given]
+    ranges: dict[str, Tensor] = {}
+    for name, value in given.items():
+        if name not in nodes:
+            faults["of no node of this model"].append(name)
+            continue
+        amax = value.float()
+        if fault := _fault(amax, _channels(model, name, nodes[name])):
+            faults[fault].append(name)
+        else:
+            ranges[name] = amax.reshape(()) if amax.numel() == 1 else amax
+    if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
+        raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
+    return ranges
+
+
+def assign_ranges(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
+    """Give every node its range on the model's device; a node without one forgets what it had."""
+    device = next(model.parameters()).device
+    for name, node in named_nodes(model).items():
+        node.amax = ranges[name].to(device) if name in ranges else None
+
+
+def _channels(model: nn.Module, name: str, node: Quantizer) -> int | None:
+    """The output channels [out] of the weight that a weight node quantizes; None for other nodes."""
+    if node.role is not Role.GEMM_WEIGHT:
+        return None
+    return model.get_submodule(name.rpartition(".")[0]).weight.shape[0]
+
+
+def _fault(amax: Tensor, channels: int | None) -> str | None:
+    if amax.numel() != 1 and (channels is None or tuple(amax.shape) != (channels, 1)):
+        return f"of the wrong shape {list(amax.shape)}"
+    if amax.isnan().any():
+        return "NaN"
+    if amax.isinf().any():
+        return "infinite"
+    if (amax < 0).any():
+        return "negative"
+    return "zero" if (amax == 0).any() else None
+
+
+def finite_positive(amax: Tensor | None) -> bool:
+    """Whether a node's range can be saved: present, finite and above zero."""
+    return amax is not None and bool((torch.isfinite(amax) & (amax > 0)).all())

@@ -1,0 +1,53 @@
+"""Writing weights: FasterTransformer's calibrated layout, and Microsoft's float one."""
+
+import io
+import os
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.checkpoint.ranges import finite_positive, is_range
+from swin_quant.errors import SwinQuantError, listed
+from swin_quant.files import atomic_write_bytes
+from swin_quant.quant.quantizer import named_nodes
+
+
+def calibrated_state(model: nn.Module) -> "OrderedDict[str, Tensor]":
+    """A bare state_dict in FasterTransformer's layout (spec, sections 1.1 to 1.3), on the CPU.
+
+    Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
+    read them all, whichever a policy enables. A per-channel range becomes its maximum, which is the per-tensor
+    one. Raises when a node has no positive, finite range.
+    """
+    unfit = [name for name, node in named_nodes(model).items() if not finite_positive(node.amax)]
+    if unfit:
+        raise SwinQuantError(f"{len(unfit)} nodes have no positive, finite range: {listed(unfit)}; calibrate the model")
+    state = OrderedDict()
+    for key, value in model.state_dict().items():
+        state[key] = _portable(value.max() if is_range(key) else value)
+    return state
+
+
+def save_calibrated(model: nn.Module, path: str | os.PathLike) -> None:
+    """Write `calibrated_state(model)` to `path`, atomically."""
+    _save(calibrated_state(model), path)
+
+
+def save_float(model: nn.Module, path: str | os.PathLike) -> None:
+    """Write the weights without any range to `path` as Microsoft does, `{'model': state_dict}`, atomically."""
+    state = model.state_dict()
+    _save({"model": OrderedDict((key, _portable(value)) for key, value in state.items() if not is_range(key))}, path)
+
+
+def _portable(value: Tensor) -> Tensor:
+    value = value.detach().cpu().contiguous()
+    return value.float() if value.is_floating_point() else value
+
+
+def _save(content: Any, path: str | os.PathLike) -> None:
+    # Serialised in memory first: a full disk then stops one plain write, never torch in the middle of an archive.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    atomic_write_bytes(path, buffer.getbuffer())

@@ -1,0 +1,42 @@
+"""Importing timm and torchvision beside a CPU-only torch.
+
+The torchvision wheels of the public index are linked to CUDA. Beside a CPU build of torch their C++ extension
+is skipped, and registering its fake kernels then fails with `operator torchvision::nms does not exist`; timm
+imports torchvision unconditionally and fails with it. Declaring the two missing schemas is enough: nothing
+here calls those operators. They are declared only after that very error, since they would clash with an
+extension that does load.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+_MISSING_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_declared: torch.library.Library | None = None  # dropping the Library would undo its definitions
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, declaring the operators its CUDA-only extension would have declared if need be."""
+    global _declared
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    _declared = torch.library.Library("torchvision", "DEF")
+    for schema in _MISSING_SCHEMAS:
+        _declared.define(schema)
+    return importlib.import_module("torchvision")
+
+
+def import_timm() -> ModuleType:
+    """Import timm; torchvision, on which it insists, is made importable first."""
+    import_torchvision()
+    return importlib.import_module("timm")

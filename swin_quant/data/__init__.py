@@ -1,0 +1,1 @@
+"""Pictures in, batches out: where pictures come from, how each becomes a tensor, and which ones are taken."""

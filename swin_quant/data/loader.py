@@ -1,0 +1,150 @@
+"""From lists of indices to batches of tensors: parallel, in order, and never stopped by one bad picture."""
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from swin_quant.compat import import_timm
+from swin_quant.data.pictures import Pictures, UnreadablePicture
+from swin_quant.data.preprocess import Transform
+from swin_quant.errors import SwinQuantError, UsageError, listed
+
+_FEW = 256  # pictures that are decoded before workers would have started
+
+
+@dataclass
+class Batch:
+    """The readable pictures of one batch, B of them, in the order asked for.
+
+    Attributes:
+        images: float32 [B, 3, H, W]; B may be 0.
+        labels: int64 [B].
+        indices: the B places in the Pictures.
+        unreadable: names of the pictures that were left out.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: list[int]
+    unreadable: list[str]
+
+
+def load_batches(
+    pictures: Pictures, transform: Transform, batches: Sequence[Sequence[int]], workers: int = 0
+) -> Iterator[Batch]:
+    """Yield one Batch for each list of indices, in order; the tensors do not depend on `workers`.
+
+    Raises:
+        SwinQuantError: the source itself broke (an archive that vanished), or a worker process died.
+    """
+    if workers:
+        import_timm()  # once here, where forked workers inherit it, and not 2 s in each of them
+    loader = DataLoader(
+        _Batches(pictures, transform, batches),
+        batch_size=None,  # an item of the dataset is a whole batch already
+        collate_fn=_unchanged,
+        num_workers=workers,
+        worker_init_fn=_leave_interrupts_to_parent,
+        generator=torch.Generator(),  # the default would draw from, and so change, the global random state
+    )
+    try:
+        for batch in loader:
+            if isinstance(batch, SwinQuantError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if "exited unexpectedly" not in str(error):
+            raise
+        raise SwinQuantError(
+            f"a process that loads pictures died ({str(error).splitlines()[0]}), perhaps for want of memory: "
+            "lower DATA.NUM_WORKERS or the batch size"
+        ) from error
+
+
+class _Batches(Dataset):
+    """Item i is the whole of batch i, or the error that ends the run (raised here it would come out as a traceback)."""
+
+    def __init__(self, pictures: Pictures, transform: Transform, batches: Sequence[Sequence[int]]) -> None:
+        self.pictures, self.transform, self.batches = pictures, transform, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, position: int) -> Batch | SwinQuantError:
+        images, indices, unreadable = [], [], []
+        for index in self.batches[position]:
+            try:
+                image = self.pictures.read(index)
+            except UnreadablePicture:
+                unreadable.append(self.pictures.names[index])
+                continue
+            except SwinQuantError as error:
+                return error
+            images.append(self.transform(image, index))
+            indices.append(index)
+        size = self.transform.size
+        stacked = torch.stack(images) if images else torch.empty(0, 3, size, size)
+        labels = torch.tensor([self.pictures.labels[index] for index in indices], dtype=torch.int64)
+        return Batch(stacked, labels, indices, unreadable)
+
+
+def _unchanged(batch: Batch) -> Batch:
+    return batch
+
+
+def _leave_interrupts_to_parent(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def default_workers(configured: int, world: int, total: int | None = None) -> int:
+    """Return how many processes one rank should load with: at most its share of the CPU cores, none for a small job.
+
+    Args:
+        configured: DATA.NUM_WORKERS, the most that is wanted.
+        world: ranks on this machine.
+        total: pictures to load, if known.
+    """
+    if total is not None and total <= _FEW:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, min(configured, cores // world))
+
+
+class UnreadableLimit:
+    """Counts pictures that could not be read and ends the run when there are too many.
+
+    Args:
+        total: pictures that the run reads.
+        limit: share of them that may be unreadable, 0 to 1 (flag --max-unreadable).
+    """
+
+    def __init__(self, total: int, limit: float = 0.01) -> None:
+        if not 0 <= limit <= 1:
+            raise UsageError(f"--max-unreadable {limit}: a share from 0 to 1 is needed")
+        self.total, self.limit = total, limit
+        self._names: dict[str, None] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Unreadable pictures so far, each once, in the order met."""
+        return list(self._names)
+
+    def count(self, names: Iterable[str]) -> None:
+        """Add names; one that is already known does not count again."""
+        self._names.update(dict.fromkeys(names))
+
+    def check(self) -> None:
+        """Raise SwinQuantError if more than limit x total pictures, or all of them, are unreadable."""
+        bad = len(self._names)
+        if bad > round(self.limit * self.total, 6):
+            advice = f"mend or remove them, or raise --max-unreadable (now {self.limit:g})"
+        elif bad and bad >= self.total:
+            advice = "no picture is left"
+        else:
+            return
+        raise SwinQuantError(f"{bad} of {self.total} pictures are unreadable: {listed(self._names)}; {advice}")

@@ -1,0 +1,106 @@
+"""What every source of pictures offers, and the one decoder that turns a file of any kind into RGB."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+
+from swin_quant.errors import SwinQuantError
+
+# FasterTransformer spec, section 2.6, and the three that users bring besides
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+
+# Only these decoders ever see the bytes: PIL would otherwise also try EPS (runs Ghostscript), PDF, FITS, ...
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+
+MAX_BYTES = 64 << 20  # of a file, or of an unpacked zip member
+MAX_PIXELS = 89_478_485  # PIL's own threshold: 256 MiB of RGB
+MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
+
+
+class UnreadablePicture(SwinQuantError):
+    """One picture cannot be read or decoded: it is left out and counted, the run goes on."""
+
+
+class Pictures(ABC):
+    """A fixed, ordered set of pictures.
+
+    Attributes:
+        names: one stable name a picture: relative, with `/`, and printable. Hashed into the run card.
+        labels: one class index a picture; -1 where a source has none.
+        class_names: the classes in label order.
+    """
+
+    names: Sequence[str]
+    labels: Sequence[int]
+    class_names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def open(self, index: int) -> bytes | Image.Image:
+        """Return the encoded file, or the picture where the source has no files. Raises UnreadablePicture."""
+
+    def read(self, index: int) -> Image.Image:
+        """Return picture `index` in RGB. Raises UnreadablePicture."""
+        return decode(self.open(index), self.names[index])
+
+
+def is_picture(name: str) -> bool:
+    """Tell by its extension, in any case, whether a file is taken for a picture."""
+    return name.lower().endswith(EXTENSIONS)
+
+
+def printable(name: str) -> str:
+    """Escape names that would break a one-line message: control characters, bytes that are not UTF-8."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+
+
+def decode(data: bytes | Image.Image, name: str) -> Image.Image:
+    """Decode the first frame of a picture into 8-bit RGB.
+
+    Transparency is dropped and EXIF orientation ignored, as by `Image.open(f).convert("RGB")`, which is what published
+    accuracies are measured with. 16-bit greyscale is scaled; PIL's own conversion would clip it to white.
+
+    Raises:
+        UnreadablePicture: for whatever is wrong with the data; `name` and the reason are in the message.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PIL's remarks on damaged metadata; its bomb limit is checked below
+            return _rgb(data if isinstance(data, Image.Image) else _opened(data))
+    except Exception as error:  # PIL's plugins raise a dozen unrelated types on damaged files, struct.error included
+        raise UnreadablePicture(f"{name}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _opened(data: bytes) -> Image.Image:
+    if not data:
+        raise ValueError("empty file")
+    try:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    except Image.UnidentifiedImageError as error:  # its own message shows the address of the BytesIO
+        raise ValueError("not a picture in a known format") from error
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
+    if image.mode == "F":
+        raise ValueError("floating-point samples have no defined white")
+    if image.mode.startswith("I"):
+        image = _eight_bits(image)
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    samples = np.asarray(image).astype(np.int64)  # mode I holds 16-bit samples in 32 bits for some formats
+    if samples.min() < 0 or samples.max() > 65535:
+        raise ValueError("32-bit samples have no defined white")
+    return Image.fromarray(((samples + 128) // 257).astype(np.uint8))

@@ -1,0 +1,188 @@
+"""How a picture becomes the model's input: the evaluation transform, and FasterTransformer's training crops."""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from math import isfinite
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from swin_quant.compat import import_timm, import_torchvision
+from swin_quant.errors import SwinQuantError, UsageError, listed
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
+MAX_SIZE = 4096
+
+
+class Transform(Protocol):
+    """What the loader asks of a transform: its output size, and a tensor for a picture and its index."""
+
+    @property
+    def size(self) -> int: ...
+
+    def __call__(self, image: Image.Image, index: int = 0) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """The evaluation transform (FasterTransformer spec, section 2.5); it travels with the checkpoint in the run card.
+
+    Attributes:
+        size: side of the square input, in pixels.
+        crop: True resizes the shorter side to int(256 / 224 * size) and crops the centre; False resizes to size x size.
+        interpolation: one of INTERPOLATIONS.
+        mean, std: of the RGB channels, on a scale of 0 to 1.
+
+    Raises:
+        ValueError: a field is of the wrong type or out of range.
+    """
+
+    size: int
+    crop: bool
+    interpolation: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if type(self.size) is not int or not 1 <= self.size <= MAX_SIZE:
+            raise ValueError(f"image size {self.size!r} is not an integer from 1 to {MAX_SIZE}")
+        if type(self.crop) is not bool:
+            raise ValueError(f"crop {self.crop!r} is neither true nor false")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(f"interpolation {self.interpolation!r} is not one of {', '.join(INTERPOLATIONS)}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            numbers = isinstance(values, tuple) and all(type(v) in (int, float) and isfinite(v) for v in values)
+            if not numbers or len(values) != 3:
+                raise ValueError(f"{name} {values!r} is not three numbers")
+        if min(self.std) <= 0:
+            raise ValueError(f"std {self.std!r} is not positive")
+
+    @classmethod
+    def from_config(cls, cfg: Any) -> "Preprocess":
+        """Take size, crop and interpolation from the configuration; mean and std are ImageNet's. Raises UsageError."""
+        try:
+            return cls(cfg.DATA.IMG_SIZE, cfg.TEST.CROP, cfg.DATA.INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD)
+        except ValueError as error:
+            raise UsageError(f"DATA.IMG_SIZE, TEST.CROP or DATA.INTERPOLATION: {error}") from error
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
+        """Take back what `to_dict` gave, JSON in between or not. Raises SwinQuantError on any other keys or values."""
+        expected = [field.name for field in fields(cls)]
+        if not isinstance(values, Mapping) or sorted(values, key=str) != sorted(expected):
+            found = listed(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+            raise SwinQuantError(f"preprocess: expected exactly the keys {', '.join(expected)}; found {found}")
+        try:
+            return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        except ValueError as error:
+            raise SwinQuantError(f"preprocess: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON holds them."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
+        """Map an RGB picture to float32 [3, size, size]; `index` is ignored."""
+        return _evaluation(self)(image)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """FasterTransformer's training crops (section 2.3), the same for a picture whatever the worker, rank or batch.
+
+    timm's random resized crop, flip, RandAugment, normalisation and random erasing, drawn from `seed` and the
+    picture's index.
+    """
+
+    preprocess: Preprocess
+    auto_augment: str | None
+    color_jitter: float | None
+    erase_probability: float
+    erase_mode: str
+    erase_count: int
+    seed: int
+
+    @property
+    def size(self) -> int:
+        return self.preprocess.size
+
+    def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
+        """Map an RGB picture to float32 [3, size, size]; the global random states are left as they were."""
+        with _seeded(self.seed, index):
+            return _training(self)(image)
+
+
+def augmented(cfg: Any, seed: int = 0) -> Augment:
+    """Build the training transform from DATA.* and AUG.* of the configuration. Raises UsageError if timm refuses it."""
+    aug = cfg.AUG
+    transform = Augment(
+        preprocess=Preprocess.from_config(cfg),
+        auto_augment=None if aug.AUTO_AUGMENT in ("", "none") else aug.AUTO_AUGMENT,
+        color_jitter=aug.COLOR_JITTER or None,
+        erase_probability=aug.REPROB,
+        erase_mode=aug.REMODE,
+        erase_count=aug.RECOUNT,
+        seed=seed,
+    )
+    try:
+        _training(transform)
+    except Exception as error:  # timm checks these strings by assert, key and attribute look-ups
+        raise UsageError(f"AUG.AUTO_AUGMENT, AUG.COLOR_JITTER or AUG.RE*: timm refuses them: {error!r}") from error
+    return transform
+
+
+@lru_cache(maxsize=8)
+def _evaluation(preprocess: Preprocess) -> Callable[[Image.Image], Tensor]:
+    import_torchvision()
+    from torchvision import transforms as tv
+
+    size, method = preprocess.size, tv.InterpolationMode(preprocess.interpolation)
+    if preprocess.crop:
+        geometry = [tv.Resize(int(256 / 224 * size), method), tv.CenterCrop(size)]
+    else:
+        geometry = [tv.Resize((size, size), method)]
+    return tv.Compose([*geometry, tv.ToTensor(), tv.Normalize(preprocess.mean, preprocess.std)])
+
+
+@lru_cache(maxsize=8)
+def _training(augment: Augment) -> Callable[[Image.Image], Tensor]:
+    import_timm()
+    from timm.data import create_transform
+
+    return create_transform(
+        input_size=augment.size,
+        is_training=True,
+        color_jitter=augment.color_jitter,
+        auto_augment=augment.auto_augment,
+        re_prob=augment.erase_probability,
+        re_mode=augment.erase_mode,
+        re_count=augment.erase_count,
+        interpolation=augment.preprocess.interpolation,
+        mean=augment.preprocess.mean,
+        std=augment.preprocess.std,
+    )
+
+
+@contextmanager
+def _seeded(seed: int, index: int) -> Iterator[None]:
+    """Seed the three generators that timm's transforms draw from, and put their states back."""
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:4], "little")
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(key)
+    np.random.seed(key)
+    torch.default_generator.manual_seed(key)  # torch.manual_seed would reseed the GPUs too
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -1,0 +1,52 @@
+"""Which pictures are taken, by whom, and a fingerprint of the choice: pure functions of indices and names."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from swin_quant.errors import UsageError
+
+T = TypeVar("T")
+
+
+def sample(total: int, count: int, seed: int) -> list[int]:
+    """Draw `count` of the indices 0 to total - 1 without replacement; a smaller count gives the start of a larger one.
+
+    Each index gets a random key and the smallest keys win. The keys are from `random.Random(seed).random()`, the one
+    stream that Python promises to keep across versions, so a run card's seed names the same pictures for years.
+
+    Raises:
+        UsageError: count is below 1 or above total.
+    """
+    if count < 1:
+        raise UsageError(f"--num-calib-batch and --calib-batchsz must be at least 1; they ask for {count} pictures")
+    if count > total:
+        raise UsageError(
+            f"--num-calib-batch times --calib-batchsz asks for {count} pictures, the data holds {total}: lower one"
+        )
+    stream = random.Random(seed)
+    keys = [stream.random() for _ in range(total)]
+    return sorted(range(total), key=keys.__getitem__)[:count]
+
+
+def shard(items: Sequence[T], rank: int, world: int) -> Sequence[T]:
+    """Return this rank's items: every world-th from `rank`. All ranks together hold each item exactly once."""
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} is outside a world of {world}")
+    return items[rank::world]
+
+
+def chunks(indices: Sequence[int], size: int) -> list[list[int]]:
+    """Cut indices into batches of `size`, in order; the last may be shorter."""
+    if size < 1:
+        raise UsageError(f"a batch holds at least 1 picture, not {size}")
+    return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+
+
+def digest(names: Iterable[str]) -> str:
+    """Return the SHA-256, in hex, of names in their order, each ended by a zero byte (which no file name holds)."""
+    sha = hashlib.sha256()
+    for name in names:
+        sha.update(name.encode("utf-8") + b"\0")
+    return sha.hexdigest()

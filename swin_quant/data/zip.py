@@ -1,0 +1,151 @@
+"""Pictures in a zip archive with a map file of labels, read without extracting (FasterTransformer spec, 2.6)."""
+
+import os
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.sampling import shard
+from swin_quant.errors import SwinQuantError, UsageError
+
+CACHE_MODES = ("no", "part", "full")
+CLASSES_FILE = "classes.txt"
+_ENCRYPTED = 0x1  # bit of the general purpose flag (PKWARE APPNOTE 4.4.4)
+
+
+class ZipPictures(Pictures):
+    """The members of `<root>/<split>.zip` listed in `<root>/<split>_map.txt`, in its order.
+
+    Lines of the map are `member<TAB>label`; blank ones are skipped. An optional `<root>/classes.txt` names the classes,
+    one a line in label order.
+
+    Args:
+        num_classes: labels must be below it; None takes any label.
+        cache_mode: bytes to hold in memory from the start: `no`, `part` (the pictures whose index % world == rank),
+            `full`. Other pictures are read when asked for.
+        track: wraps the indices being preloaded, for a progress bar.
+
+    Raises:
+        SwinQuantError: an archive or map that cannot be used; the message names file and line.
+        UsageError: an unknown cache mode.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        split: str,
+        num_classes: int | None = None,
+        cache_mode: str = "part",
+        rank: int = 0,
+        world: int = 1,
+        track: Callable[[Sequence[int]], Iterable[int]] = iter,
+    ) -> None:
+        if cache_mode not in CACHE_MODES:
+            raise UsageError(f"--cache-mode {cache_mode}: choose one of {', '.join(CACHE_MODES)}")
+        self.path = root / f"{split}.zip"
+        self._archive: zipfile.ZipFile | None = None
+        self._owner = 0  # id of the process that opened the archive
+        self._cache: dict[int, bytes] = {}
+        self.names, self.labels = _read_map(root / f"{split}_map.txt", self._opened(), num_classes)
+        self.class_names = _class_names(root / CLASSES_FILE, num_classes or max(self.labels) + 1)
+        shares = {"no": [], "part": shard(range(len(self)), rank, world), "full": range(len(self))}
+        for index in track(shares[cache_mode]):
+            self._preload(index)
+
+    def open(self, index: int) -> bytes:
+        """Return the bytes of one member. Raises UnreadablePicture, also when encrypted or over 64 MiB."""
+        return self._cache[index] if index in self._cache else self._member(self.names[index])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_archive": None, "_owner": 0}
+
+    def _opened(self) -> zipfile.ZipFile:
+        # a forked worker that used its parent's file would move the parent's and its siblings' read position
+        if self._archive is None or self._owner != os.getpid():
+            try:
+                self._archive, self._owner = zipfile.ZipFile(self.path), os.getpid()
+            except FileNotFoundError as error:
+                raise SwinQuantError(f"{self.path}: no such file; --zip reads <split>.zip") from error
+            except Exception as error:  # a damaged directory raises struct.error, ValueError, ... beside BadZipFile
+                raise SwinQuantError(f"{self.path}: not a readable zip archive: {error}") from error
+        return self._archive
+
+    def _member(self, name: str) -> bytes:
+        archive = self._opened()
+        try:
+            member = archive.getinfo(name)
+            if member.flag_bits & _ENCRYPTED:
+                raise ValueError("encrypted")
+            if member.file_size > MAX_BYTES:
+                raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("compressed by another method than deflate")  # the others unpack without a bound
+            with archive.open(member) as file:
+                return file.read(member.file_size)  # without the bound it would unpack more than was declared
+        except Exception as error:  # damage shows as BadZipFile, zlib.error, EOFError, struct.error, ...
+            raise UnreadablePicture(f"{name}: {error or type(error).__name__}") from error
+
+    def _preload(self, index: int) -> None:
+        try:
+            self._cache[index] = self._member(self.names[index])
+        except UnreadablePicture:
+            pass  # counted when the picture is asked for
+
+
+def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> tuple[list[str], list[int]]:
+    held = Counter(archive.namelist())
+    labels: dict[str, int] = {}
+    try:
+        with open(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    member, label = _parsed(line, num_classes)
+                    if member in labels:
+                        raise ValueError(f"{member} is listed a second time")
+                    if held[member] != 1:
+                        problem = f"{held[member]} times in" if held[member] else "missing from"
+                        raise ValueError(f"{member} is {problem} {archive.filename}")
+                except ValueError as error:
+                    raise SwinQuantError(f"{path}, line {number}: {error}") from error
+                labels[member] = label
+    except OSError as error:
+        raise SwinQuantError(f"{path}: {error.strerror}; --zip needs this file of member<TAB>label lines") from error
+    if not labels:
+        raise SwinQuantError(f"{path}: lists no pictures; expected member<TAB>label lines")
+    return list(labels), list(labels.values())
+
+
+def _parsed(line: bytes, num_classes: int | None) -> tuple[str, int]:
+    try:
+        fields = line.decode("utf-8-sig").rstrip("\r\n").split("\t")
+    except UnicodeDecodeError as error:
+        raise ValueError("not UTF-8 text") from error
+    if len(fields) != 2:
+        raise ValueError(f"expected member<TAB>label, found {len(fields) - 1} tabs")
+    member, label = fields
+    if re.match(r"/|[A-Za-z]:", member) or "\\" in member or ".." in member.split("/") or not member.isprintable():
+        raise ValueError(f"{printable(member)!r} is not a plain relative path with '/'")
+    if not is_picture(member):
+        raise ValueError(f"{member!r} does not end in {', '.join(EXTENSIONS)}")
+    if not re.fullmatch(r"-?[0-9]{1,9}", label.strip()):
+        raise ValueError(f"label {label!r} is not an integer")
+    if not 0 <= int(label) < (num_classes or 10**9):
+        limit = f"outside 0 to {num_classes - 1} (MODEL.NUM_CLASSES is {num_classes})" if num_classes else "negative"
+        raise ValueError(f"label {int(label)} is {limit}")
+    return member, int(label)
+
+
+def _class_names(path: Path, count: int) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        return [str(label) for label in range(count)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SwinQuantError(f"{path}: cannot be read as UTF-8 text, one class name a line: {error}") from error
+    return [line.strip() for line in lines if line.strip()]

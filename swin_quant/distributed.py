@@ -1,0 +1,192 @@
+"""One process or many: start-up, and an end for all when one rank fails.
+
+A rank that fails leaves its reason in the launcher's key-value store; a rank that dies silently stops its heartbeat.
+A watchdog thread on every rank looks for both and ends the process, so that no rank waits for a dead one.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swin_quant.errors import SwinQuantError, UsageError
+
+T = TypeVar("T")
+_POLL_SECONDS = 1.0
+_SILENCE_SECONDS = 40.0  # of a rank that never reported failure; all others end within a minute
+_FAILURE, _BEAT = "swin_quant/failure", "swin_quant/beat"
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all: rank, their number, and the device this one computes on."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and prints."""
+        return self.rank == 0
+
+
+def all_sum(values: Tensor, device: torch.device) -> Tensor:
+    """Sum over ranks; with one rank, the values themselves. Back on the CPU."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values.cpu()
+    values = values.to(device if device.type == "cuda" else "cpu")
+    dist.all_reduce(values)
+    return values.cpu()
+
+
+def gather(items: list[T]) -> list[T]:
+    """The items of every rank, in rank order, on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return items
+    gathered: list[list[T]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, items)
+    return [item for part in gathered for item in part]
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes this rank's GPU where there is one, else the CPU. UsageError for a device that is not there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {name}: must be auto, cpu or cuda")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"--device {name}: rank {local_rank} of this machine has no GPU, {torch.cuda.device_count()} are visible; "
+            "use --device cpu or fewer processes"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def process_group(device: str = "auto", local_rank: int | None = None) -> Iterator[World]:
+    """Join the ranks that torchrun or torch.distributed.launch started; a plain start is a world of one.
+
+    An error of one rank ends the others within seconds with its reason; a rank that is killed, within a minute.
+    """
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield World(device=choose_device(device))
+        return
+    local_rank = int(os.environ.get("LOCAL_RANK", local_rank or 0))
+    chosen = choose_device(device, local_rank)
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=2))
+    world = World(dist.get_rank(), dist.get_world_size(), chosen)
+    watchdog = _Watchdog(world)
+    try:
+        yield world
+        watchdog.closing = True
+        dist.barrier()
+    except RuntimeError as error:
+        reason = watchdog.reason_of_others()
+        watchdog.report(reason or error)
+        if reason is None:
+            raise
+        raise SwinQuantError(f"stopped, since {reason}") from error
+    except BaseException as error:
+        watchdog.report(error)
+        raise
+    finally:
+        watchdog.stop()
+    dist.destroy_process_group()
+
+
+class _Watchdog(threading.Thread):
+    """Beats for this rank and listens to the others."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self.world = world
+        self.closing = False
+        self._stopped = threading.Event()
+        port = _agree_on_port(world)
+        self._store = dist.TCPStore(
+            os.environ["MASTER_ADDR"], port, world.size, world.rank == 0, timeout=timedelta(seconds=60)
+        )
+        self._heard = {rank: (0, time.monotonic()) for rank in range(world.size) if rank != world.rank}
+        self.start()
+
+    def run(self) -> None:
+        beats = 0
+        while not self._stopped.wait(_POLL_SECONDS):
+            beats += 1
+            try:
+                self._store.set(f"{_BEAT}/{self.world.rank}", str(beats))
+                reason = self._failure() or self._silence()
+            except (dist.DistError, RuntimeError):
+                reason = "rank 0 is gone"
+            if reason and not self.closing and not self._stopped.is_set():
+                print(f"error: rank {self.world.rank} stops: {reason}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def reason_of_others(self) -> str | None:
+        """Why a collective broke off: the reason that another rank left, if it left one in the next moment."""
+        for _ in range(4):
+            time.sleep(_POLL_SECONDS / 2)
+            try:
+                if reason := self._failure():
+                    return reason
+            except (dist.DistError, RuntimeError):
+                return "rank 0 is gone"
+        return None
+
+    def report(self, error: BaseException | str) -> None:
+        """Tell the other ranks why this one ends, and give them the time to read it. The first reason stays."""
+        self.closing = True
+        try:
+            text = " ".join(str(error).split()) or type(error).__name__
+            if self._failure() is None:
+                self._store.set(_FAILURE, f"rank {self.world.rank} failed: {text}"[:500])
+            if self.world.rank == 0:
+                time.sleep(2 * _POLL_SECONDS)  # the store goes when this rank goes
+        except (dist.DistError, RuntimeError):
+            pass
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(timeout=5)
+
+    def _failure(self) -> str | None:
+        return self._store.get(_FAILURE).decode() if self._store.check([_FAILURE]) else None
+
+    def _silence(self) -> str | None:
+        now = time.monotonic()
+        for rank, (beats, when) in self._heard.items():
+            key = f"{_BEAT}/{rank}"
+            latest = int(self._store.get(key)) if self._store.check([key]) else 0
+            if latest != beats:
+                self._heard[rank] = (latest, now)
+            elif now - when > _SILENCE_SECONDS:
+                return f"rank {rank} stopped answering"
+        return None
+
+
+def _agree_on_port(world: World) -> int:
+    """A free port of rank 0's machine, told to all ranks: the watchdog's store is apart from the launcher's."""
+    port = torch.zeros(1, dtype=torch.int64)
+    if world.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port[0] = probe.getsockname()[1]
+    if world.device.type == "cuda":
+        port = port.to(world.device)
+    dist.broadcast(port, 0)
+    return int(port.item())

@@ -1,0 +1,22 @@
+"""Errors that a user can mend: one line that names the file, key or node and says what to do."""
+
+from collections.abc import Iterable
+
+
+class SwinQuantError(Exception):
+    """The work failed for a reason that is outside the program (exit code 1)."""
+
+    exit_code = 1
+
+
+class UsageError(SwinQuantError):
+    """The command, configuration or policy asks for something impossible (exit code 2)."""
+
+    exit_code = 2
+
+
+def listed(names: Iterable[str], limit: int = 5) -> str:
+    """`a, b, c and 12 more`: names for a one-line message, never a screenful."""
+    names = list(names)
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

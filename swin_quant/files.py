@@ -1,0 +1,177 @@
+"""Files that are whole or not there: atomic writes, hashes, and JSON that is bounded, finite and of a known shape."""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+import os
+import secrets
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from swin_quant.errors import SwinQuantError, listed
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it is larger than the limit on the size of a file",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOTDIR: "a part of its path is a file, not a directory",
+    errno.EIO: "the disk reports an error",
+}
+
+
+def reason(error: OSError) -> str:
+    """An operating system's error in words."""
+    return _REASONS.get(error.errno, error.strerror or str(error))
+
+
+def ensure_writable_dir(path: str | os.PathLike) -> Path:
+    """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it."""
+    path = Path(path)
+    probe = path / f".{secrets.token_hex(8)}.tmp"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(b"probe")
+        finally:
+            probe.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise SwinQuantError(f"{path}: cannot be the output directory: it is a file") from error
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be the output directory: {reason(error)}") from error
+    return path
+
+
+def atomic_write_bytes(path: str | os.PathLike, data: bytes | memoryview) -> None:
+    """Write `data` to `path`, or leave `path` as it was: a temporary file beside it, fsync, then rename.
+
+    Whatever interrupts (a full disk, Ctrl-C), the old file is untouched and the temporary one removed. A link
+    is followed, so that it still points to its file afterwards. Errors name `path` and the reason.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = "a directory" if target.is_dir() else "not a regular file"
+        raise SwinQuantError(f"{path}: cannot be written: it is {kind}")
+    if not target.parent.is_dir():
+        raise SwinQuantError(f"{path}: cannot be written: the directory {target.parent} does not exist")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be written: {reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):  # after the rename there is none
+            temporary.unlink()
+    _sync_directory(target.parent)
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal, read in pieces."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
+    return digest.hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """`value` (JSON's types, tuples) with every infinity and NaN replaced by None, which JSON can say."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Write `value` atomically as indented JSON, keys in their order; what is not finite becomes null."""
+    text = json.dumps(finite(value), indent=2, allow_nan=False)  # ASCII: a file's name may be no valid Unicode
+    atomic_write_bytes(path, (text + "\n").encode())
+
+
+def read_json(path: str | os.PathLike, what: str) -> Any:
+    """Read JSON that somebody else may have written; `what` names its kind in errors, e.g. "run card"."""
+    path = Path(path)
+    if not path.is_file():
+        raise SwinQuantError(f"{path}: no such {what}" + (": it is a directory" if path.is_dir() else ""))
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
+    if len(data) > MAX_JSON_BYTES:
+        raise SwinQuantError(f"{path}: is larger than the {MAX_JSON_BYTES >> 20} MB a {what} may have")
+    try:
+        return json.loads(data.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise SwinQuantError(f"{path}: is not a {what}: its JSON cannot be read ({error})") from error
+
+
+def check_json(value: Any, kind: Any, where: str, key: str = "") -> None:
+    """Raise unless `value`, read from JSON, is of type `kind`, naming the file (`where`) and the `key` at fault.
+
+    `kind` is a dataclass or TypedDict (every annotated key present, no other), list[T], dict[str, T], T | None,
+    str, bool, int, float (finite; an int will do) or Any.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (origin is types.UnionType and value is None):
+        return
+    if origin is types.UnionType:
+        check_json(value, inner[0], where, key)
+    elif origin is list and isinstance(value, list):
+        for index, item in enumerate(value):
+            check_json(item, inner[0], where, f"{key}[{index}]")
+    elif origin is dict and isinstance(value, dict):
+        for name, item in value.items():
+            check_json(item, inner[1], where, f"{key}.{name:.60}")
+    elif _is_record(kind) and isinstance(value, dict):
+        fields, prefix = typing.get_type_hints(kind), f"{key}." if key else ""
+        for fault, names in (("lacks", fields.keys() - value.keys()), ("has unknown", value.keys() - fields.keys())):
+            if names:
+                raise SwinQuantError(f"{where}: {fault} {listed(sorted(prefix + name[:60] for name in names))}")
+        for name, field in fields.items():
+            check_json(value[name], field, where, prefix + name)
+    elif not _is_scalar(value, kind):
+        wanted = "object" if _is_record(kind) else getattr(origin or kind, "__name__", str(kind))
+        raise SwinQuantError(f"{where}: {key or 'the content'} must be of type {wanted}, not {value!r:.60}")
+
+
+def _is_record(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+
+
+def _is_scalar(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # of an int of any length, too
+    return kind in (str, bool, int) and type(value) is kind
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _sync_directory(directory: Path) -> None:
+    # The file is complete by now; some file systems refuse to sync a directory, which costs durability only.
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,196 @@
+"""Parts that Swin V1 and V2 share: normalisation in float32, MLP, patch embedding, the stage, the whole network."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_quant.compat import import_timm
+from swin_quant.models.windows import attention_mask, window_partition, window_reverse
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import Quantizer, Role
+
+DropPath = import_timm().layers.DropPath
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation in float32 under any autocast; the result has the type of the parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+
+
+class Mlp(nn.Module):
+    """fc1, exact GELU, fc2. [..., C] -> [..., C]."""
+
+    def __init__(self, dim: int, hidden: int, drop: float) -> None:
+        super().__init__()
+        self.fc1 = QuantLinear(dim, hidden)
+        self.act = nn.GELU()
+        self.fc2 = QuantLinear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+
+
+class PatchEmbed(nn.Module):
+    """Pictures to tokens by a strided convolution, never quantized. [B, in, S, S] -> [B, (S / patch)**2, C]."""
+
+    def __init__(self, patch: int, in_chans: int, dim: int, norm: bool) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel_size=patch, stride=patch)
+        self.norm = LayerNorm(dim) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.proj(x).flatten(2).transpose(1, 2))
+
+
+class PatchMerging(nn.Module):
+    """Halve the map and double the channels. [B, H * W, C] -> [B, H * W / 4, 2C]."""
+
+    norm_first: bool
+
+    def __init__(self, resolution: int, dim: int) -> None:
+        super().__init__()
+        self.resolution = resolution
+        self.reduction = QuantLinear(4 * dim, 2 * dim, bias=False)
+        self.norm = LayerNorm(4 * dim if self.norm_first else 2 * dim)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """[B, H * W, C] -> [B, H * W / 4, 4C], neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+        side, channels = self.resolution // 2, x.shape[-1]
+        x = x.view(-1, side, 2, side, 2, channels).permute(0, 1, 3, 4, 2, 5)  # [B, side, side, column, row, C]
+        return x.reshape(-1, side * side, 4 * channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.merge(x)
+        return self.reduction(self.norm(x)) if self.norm_first else self.norm(self.reduction(x))
+
+
+class WindowBlock(nn.Module):
+    """A Swin block less its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
+
+    A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C].
+    """
+
+    def __init__(self, attn: nn.Module, dim: int, resolution: int, window: int, shift: int, mlp_ratio: float,
+                 drop: float, drop_path: float) -> None:  # fmt: skip
+        super().__init__()
+        self.resolution, self.window, self.shift = resolution, window, shift
+        self.norm1 = LayerNorm(dim)
+        self.attn = attn
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.attn_mask: Tensor | None
+        self.register_buffer("attn_mask", attention_mask(resolution, window, shift) if shift else None)
+        self.layernorm_input1_quantizer = Quantizer(Role.NORM_INPUT)
+        self.layernorm_input2_quantizer = Quantizer(Role.NORM_INPUT)
+        self.add1_local_input_quantizer = Quantizer(Role.RESIDUAL)
+        self.add1_residual_input_quantizer = Quantizer(Role.RESIDUAL)
+        self.add2_local_input_quantizer = Quantizer(Role.RESIDUAL)
+        self.add2_residual_input_quantizer = Quantizer(Role.RESIDUAL)
+
+    def window_attention(self, x: Tensor) -> Tensor:
+        """Attention inside (shifted) windows. [B, R * R, C] -> [B, R * R, C]."""
+        side, tokens, channels = self.resolution, x.shape[1], x.shape[2]
+        x = x.view(-1, side, side, channels)
+        if self.shift:
+            x = torch.roll(x, (-self.shift, -self.shift), dims=(1, 2))
+        x = self.attn(window_partition(x, self.window), self.attn_mask)
+        x = window_reverse(x, self.window, side, side)
+        if self.shift:
+            x = torch.roll(x, (self.shift, self.shift), dims=(1, 2))
+        return x.view(-1, tokens, channels)
+
+
+class Stage(nn.Module):
+    """Blocks at one resolution, then patch merging unless it is the last stage."""
+
+    def __init__(self, blocks: Sequence[nn.Module], downsample: nn.Module | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x if self.downsample is None else self.downsample(x)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a config says of an architecture; sizes in pixels, tokens or channels as the names say."""
+
+    image_size: int
+    patch_size: int
+    in_chans: int
+    classes: int
+    embed_dim: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    window: int
+    mlp_ratio: float
+    qkv_bias: bool
+    qk_scale: float | None
+    drop: float
+    drop_path: float
+    ape: bool
+    patch_norm: bool
+    pretrained_windows: tuple[int, ...]
+
+    def resolution(self, stage: int) -> int:
+        """Side of the token map of a stage."""
+        return self.image_size // self.patch_size // 2**stage
+
+    def window_in_use(self, stage: int) -> int:
+        """The window side, clipped to the map."""
+        return min(self.window, self.resolution(stage))
+
+    def shift(self, stage: int, block: int) -> int:
+        """Odd blocks are shifted by half a window, unless one window covers the map."""
+        return self.window // 2 if block % 2 and self.resolution(stage) > self.window else 0
+
+
+BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]
+
+
+class Swin(nn.Module):
+    """Swin Transformer. Pictures [B, in, S, S] -> logits [B, classes]; the blocks and the merging make the version."""
+
+    def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
+        super().__init__()
+        self.geometry = g = geometry
+        self.patch_embed = PatchEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
+        tokens = g.resolution(0) ** 2
+        self.absolute_pos_embed = nn.Parameter(torch.zeros(1, tokens, g.embed_dim)) if g.ape else None
+        self.pos_drop = nn.Dropout(g.drop)
+        rates = iter(np.linspace(0.0, g.drop_path, sum(g.depths)).tolist())
+        last = len(g.depths) - 1
+        self.layers = nn.ModuleList(
+            Stage(
+                [block(g, i, j, next(rates)) for j in range(depth)],
+                merging(g.resolution(i), g.embed_dim * 2**i) if i < last else None,
+            )
+            for i, depth in enumerate(g.depths)
+        )
+        self.norm = LayerNorm(g.embed_dim * 2**last)
+        self.head = nn.Linear(g.embed_dim * 2**last, g.classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Pooled features: [B, in, S, S] -> [B, 8 * embed_dim] (for four stages)."""
+        x = self.patch_embed(x)
+        if self.absolute_pos_embed is not None:
+            x = x + self.absolute_pos_embed
+        x = self.pos_drop(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x).mean(dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.forward_features(x))

@@ -1,0 +1,85 @@
+"""Swin Transformer V1: pre-norm blocks, scaled dot-product attention, a table of relative position biases.
+
+Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", 2021. Node names and places:
+FasterTransformer spec, sections 1.3 and 1.4.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.models.layers import Geometry, PatchMerging, Swin, WindowBlock
+from swin_quant.models.windows import relative_position_index
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import Quantizer, Role
+
+
+def add_bias_and_mask(logits: Tensor, scale: float, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """scale * logits + bias (+ mask). logits: [B * nW, heads, L, L]; bias: [heads, L, L]; mask: [nW, L, L]."""
+    if mask is None:
+        return torch.add(bias, logits, alpha=scale)
+    windows, heads, length, _ = logits.shape
+    by_window = logits.view(-1, len(mask), heads, length, length)
+    return torch.add(bias + mask[:, None], by_window, alpha=scale).view(-1, heads, length, length)
+
+
+class WindowAttention(nn.Module):
+    """Attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
+
+    def __init__(self, dim: int, window: int, heads: int, qkv_bias: bool, qk_scale: float | None, drop: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = qk_scale or (dim // heads) ** -0.5
+        self.qkv = QuantLinear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = QuantLinear(dim, dim)
+        self.proj_drop = nn.Dropout(drop)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.relative_position_index: Tensor
+        self.register_buffer("relative_position_index", relative_position_index(window))
+        self.matmul_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_a_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.softmax_input_quantizer = Quantizer(Role.SOFTMAX_INPUT)
+
+    def relative_position_bias(self) -> Tensor:
+        """float [heads, L, L]."""
+        return self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        windows, length, channels = x.shape
+        q, k, v = self.qkv(x).view(windows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
+        logits = self.softmax_input_quantizer(q @ k.transpose(-2, -1))
+        logits = add_bias_and_mask(logits, self.scale, self.relative_position_bias(), mask)
+        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
+        x = (attention @ v).transpose(1, 2).reshape(windows, length, channels)
+        return self.proj_drop(self.proj(x))
+
+
+class SwinBlock(WindowBlock):
+    """x + attention(norm1(x)), then x + mlp(norm2(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.drop_path(self.window_attention(self.norm1(self.layernorm_input1_quantizer(x))))
+        x = self.add1_local_input_quantizer(branch) + self.add1_residual_input_quantizer(x)
+        branch = self.drop_path(self.mlp(self.norm2(self.layernorm_input2_quantizer(x))))
+        return self.add2_local_input_quantizer(branch) + self.add2_residual_input_quantizer(x)
+
+
+class SwinPatchMerging(PatchMerging):
+    """Norm of the 4C merged channels, then the reduction."""
+
+    norm_first = True
+
+
+def swin(geometry: Geometry) -> Swin:
+    """Swin V1 of a geometry, weights as initialised for training."""
+
+    def block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinBlock:
+        dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
+        attn = WindowAttention(dim, window, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
+        shift = g.shift(stage, index)
+        return SwinBlock(attn, dim, g.resolution(stage), window, shift, g.mlp_ratio, g.drop, drop_path)
+
+    return Swin(geometry, block, SwinPatchMerging)

@@ -1,0 +1,98 @@
+"""Swin Transformer V2: norms after the branches, cosine attention, position biases from an MLP.
+
+Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", 2022. Node names and places: FasterTransformer
+spec, sections 1.3 and 1.4.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_quant.models.layers import Geometry, PatchMerging, Swin, WindowBlock
+from swin_quant.models.swin import add_bias_and_mask
+from swin_quant.models.windows import relative_coords_table, relative_position_index
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import Quantizer, Role
+
+_LARGEST_LOGIT_SCALE = math.log(100.0)
+
+
+class WindowAttentionV2(nn.Module):
+    """Cosine attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
+
+    def __init__(self, dim: int, window: int, heads: int, qkv_bias: bool, drop: float, pretrained: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10.0)))
+        self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, heads, bias=False))
+        self.relative_coords_table: Tensor
+        self.register_buffer("relative_coords_table", relative_coords_table(window, pretrained))
+        self.relative_position_index: Tensor
+        self.register_buffer("relative_position_index", relative_position_index(window))
+        self.qkv = QuantLinear(dim, 3 * dim, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None  # k has none: cosine attention has no use
+        self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
+        self.proj = QuantLinear(dim, dim)
+        self.proj_drop = nn.Dropout(drop)
+        self.matmul_q_input_quantizer = Quantizer(Role.NORMALIZE_INPUT)
+        self.matmul_k_input_quantizer = Quantizer(Role.NORMALIZE_INPUT)
+        self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_a_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.mha_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.mha_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.softmax_input_quantizer = Quantizer(Role.SOFTMAX_INPUT)
+
+    def relative_position_bias(self) -> Tensor:
+        """float [heads, L, L], in (0, 16)."""
+        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.heads)
+        return 16 * torch.sigmoid(table[self.relative_position_index].permute(2, 0, 1).float())
+
+    def qkv_bias(self) -> Tensor | None:
+        """[3C]: the biases of q, k (none, so zeros) and v."""
+        if self.q_bias is None:
+            return None
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        windows, length, channels = x.shape
+        qkv = self.qkv(x, self.qkv_bias())
+        q, k, v = qkv.view(windows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
+        scale = self.logit_scale.clamp(max=_LARGEST_LOGIT_SCALE).exp()
+        q = self.mha_q_input_quantizer(F.normalize(q.float(), dim=-1) * scale)
+        k = self.mha_k_input_quantizer(F.normalize(k.float(), dim=-1).transpose(-2, -1))
+        logits = self.softmax_input_quantizer(q @ k)
+        logits = add_bias_and_mask(logits, 1.0, self.relative_position_bias(), mask)
+        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
+        x = (attention @ v).transpose(1, 2).reshape(windows, length, channels)
+        return self.proj_drop(self.proj(x))
+
+
+class SwinV2Block(WindowBlock):
+    """x + norm1(attention(x)), then x + norm2(mlp(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.norm1(self.layernorm_input1_quantizer(self.window_attention(x)))
+        x = self.drop_path(self.add1_local_input_quantizer(branch)) + self.add1_residual_input_quantizer(x)
+        branch = self.norm2(self.layernorm_input2_quantizer(self.mlp(x)))
+        return self.drop_path(self.add2_local_input_quantizer(branch)) + self.add2_residual_input_quantizer(x)
+
+
+class SwinV2PatchMerging(PatchMerging):
+    """The reduction, then the norm of its 2C channels."""
+
+    norm_first = False
+
+
+def swin_v2(geometry: Geometry) -> Swin:
+    """Swin V2 of a geometry, weights as initialised for training."""
+
+    def block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinV2Block:
+        dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
+        attn = WindowAttentionV2(dim, window, g.heads[stage], g.qkv_bias, g.drop, g.pretrained_windows[stage])
+        shift = g.shift(stage, index)
+        return SwinV2Block(attn, dim, g.resolution(stage), window, shift, g.mlp_ratio, g.drop, drop_path)
+
+    return Swin(geometry, block, SwinV2PatchMerging)

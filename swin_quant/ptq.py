@@ -1,0 +1,195 @@
+"""Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and run card out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from swin_quant.checkpoint import load_float, save_calibrated
+from swin_quant.config import to_dict
+from swin_quant.data.calibration import calibration_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.preprocess import Preprocess, Transform, augmented
+from swin_quant.data.sampling import digest
+from swin_quant.data.sources import open_pictures
+from swin_quant.distributed import World, gather
+from swin_quant.errors import UsageError, listed
+from swin_quant.files import ensure_writable_dir, sha256_of
+from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
+from swin_quant.progress import log, track
+from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.ranges import RANGE_METHODS
+from swin_quant.runcard import CalibrationRecord, RunCard, SourceRecord
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
+
+    batches: int = 10
+    batch_size: int = 8
+    split: str = "train"
+    seed: int = 0
+    augment: bool = False
+    method: Method = Method()
+    max_unreadable: float = 0.01
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--num-calib-batch", self.batches), ("--calib-batchsz", self.batch_size)):
+            if value < 1:
+                raise UsageError(f"{flag} {value}: must be at least 1")
+        if self.method.name not in RANGE_METHODS:
+            raise UsageError(f"--calibrator {self.method.name}: must be one of {', '.join(RANGE_METHODS)}")
+        if not 0 < self.method.percentile <= 100:
+            raise UsageError(f"--percentile {self.method.percentile}: must be above 0 and at most 100")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated model with its policy applied, where it was saved, and its card."""
+
+    model: Swin
+    checkpoint: Path
+    card: RunCard
+
+
+def calibrate_checkpoint(
+    cfg: CfgNode,
+    checkpoint: str | None,
+    policy: Policy,
+    plan: Plan,
+    output: str | Path,
+    world: World = World(),  # noqa: B008
+    replace_head: bool = False,
+) -> Calibrated:
+    """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
+
+    Everything that can be refused is refused before the first forward. `checkpoint` None calibrates the seeded
+    random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
+    """
+    path = Path(output) / f"{cfg.MODEL.NAME}_calib.pth"
+    if world.is_main:
+        ensure_writable_dir(output)
+    torch.manual_seed(cfg.SEED)
+    model = build_model(cfg)
+    source = load_float(model, checkpoint, replace_head=replace_head).record() if checkpoint else None
+    if checkpoint is None:
+        log.warning("no checkpoint: these are random weights, good for timing only")
+    apply_policy(model, policy)
+    model.to(world.device)
+
+    preprocess = Preprocess.from_config(cfg)
+    calibration, record = _calibrate(model, cfg, preprocess, plan, world)
+    apply_policy(model, policy)
+    _report_findings(calibration)
+    card = RunCard(
+        name=cfg.MODEL.NAME,
+        config=portable_config(cfg),
+        preprocess=preprocess.to_dict(),
+        source=source,
+        policy=policy.to_dict(),
+        calibration=record,
+    )
+    if world.is_main:
+        card = save_with_card(model, path, card)
+    return Calibrated(model, path, card)
+
+
+def save_with_card(model: Swin, path: Path, card: RunCard) -> RunCard:
+    """Write a calibrated checkpoint, then the card that holds its hash; returns that card."""
+    save_calibrated(model, path)
+    card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
+    card.write(path.with_suffix(".json"))
+    log.info("calibrated checkpoint: %s", path)
+    log.info("run card: %s", path.with_suffix(".json"))
+    return card
+
+
+def _calibrate(
+    model: Swin, cfg: CfgNode, preprocess: Preprocess, plan: Plan, world: World
+) -> tuple[Calibration, CalibrationRecord]:
+    pictures = open_pictures(
+        cfg.DATA.DATA_PATH,
+        plan.split,
+        zip_mode=cfg.DATA.ZIP_MODE,
+        cache_mode="no",  # a sample is read once
+    )
+    transform: Transform = augmented(cfg, plan.seed) if plan.augment else preprocess
+    limit = UnreadableLimit(len(pictures), plan.max_unreadable)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.batches * plan.batch_size)
+    numbered = calibration_batches(
+        pictures,
+        transform,
+        plan.batches,
+        plan.batch_size,
+        plan.seed,
+        limit,
+        world.rank,
+        world.size,
+        workers,
+    )
+    used: list[tuple[int, list[str]]] = []
+
+    def images() -> Iterator[Tensor]:
+        mine = len(range(world.rank, plan.batches, world.size))
+        for number, batch in track(numbered, "calibrating", mine):
+            used.append((number, [pictures.names[index] for index in batch.indices]))
+            yield batch.images.to(world.device)
+
+    calibration = calibrate(model, images(), plan.method)
+    limit.count(gather(limit.names))
+    limit.check()
+    names = [name for _, batch in sorted(gather(used)) for name in batch]
+    return calibration, CalibrationRecord(
+        method=plan.method.name,
+        percentile=plan.method.percentile if plan.method.name == "percentile" else None,
+        exact=plan.method.exact,
+        batches=plan.batches,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+        split=plan.split,
+        augment=plan.augment,
+        pictures=calibration.pictures,
+        pictures_sha256=digest(names),
+        files=names,
+        unreadable=sorted(limit.names),
+        dead_nodes=calibration.dead,
+    )
+
+
+def _report_findings(calibration: Calibration) -> None:
+    if calibration.dead:
+        log.warning(
+            "%d nodes saw only zeros (a branch that does nothing): %s",
+            len(calibration.dead),
+            listed(calibration.dead, 2),
+        )
+    if calibration.beyond_half:
+        worst = max(calibration.beyond_half, key=calibration.largest.__getitem__)
+        log.warning(
+            "%d nodes exceed the largest float16 (65504), %s most, with %.4g: a float16 engine overflows there",
+            len(calibration.beyond_half),
+            worst,
+            calibration.largest[worst],
+        )
+
+
+def portable_config(cfg: CfgNode) -> dict[str, Any]:
+    """The config as a run card keeps it: without the folders of the machine it ran on."""
+    data = to_dict(cfg)
+    data["DATA"]["DATA_PATH"] = Path(cfg.DATA.DATA_PATH).name
+    data["OUTPUT"] = ""
+    for key in ("RESUME", "PRETRAINED"):
+        data["MODEL"][key] = Path(cfg.MODEL[key]).name
+    return data
+
+
+def source_record(checkpoint: str) -> SourceRecord:
+    """Name and hash of a file, for a card that was made without calibrating it."""
+    return {"file": Path(checkpoint).name, "sha256": sha256_of(checkpoint), "format": "unknown"}

@@ -1,0 +1,194 @@
+"""Calibration (PTQ): observe the float ranges of every node, then search the range of each.
+
+All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
+ranges are those of the float model. Over several ranks the statistics are reduced, then searched: the ranges are
+bit-identical to those of one rank.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.observers import ActivationObserver, NonFiniteError
+from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+from swin_quant.quant.ranges import DEFAULT_PERCENTILE, Statistics, search_range
+
+VALUES_PER_PICTURE = 32768
+LARGEST_HALF = 65504.0
+UNUSED_AMAX = 1.0  # the range of a node that saw only zeros: any positive one is right, and formats want a positive one
+
+
+@dataclass(frozen=True)
+class Method:
+    """How ranges are chosen. `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node."""
+
+    name: str = "percentile"
+    percentile: float = DEFAULT_PERCENTILE
+    exact: bool = False
+
+
+@dataclass
+class Calibration:
+    """What a calibration found. `dead`: nodes that saw only zeros; `beyond_half`: whose values overflow float16."""
+
+    pictures: int
+    statistics: dict[str, Statistics]
+    largest: dict[str, float]
+    dead: list[str] = field(default_factory=list)
+
+    @property
+    def beyond_half(self) -> list[str]:
+        return [name for name, largest in self.largest.items() if largest > LARGEST_HALF]
+
+
+def calibrate(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:  # noqa: B008
+    """`observe`, then `set_ranges`: give every node of `model` its range from `batches`."""
+    calibration = observe(model, batches, method)
+    set_ranges(model, calibration, method)
+    return calibration
+
+
+def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:  # noqa: B008
+    """The statistics of every activation node over `batches` of images [B, 3, H, W]: this rank's share, maybe none.
+
+    The result is that of all ranks together. Raises SwinQuantError for NaN or infinity in weights or activations,
+    naming the first module, and when no rank had a picture.
+    """
+    check_weights(model)
+    pictures = 0
+    with _observing(model, method) as observers, torch.inference_mode():
+        for images in batches:
+            pictures += len(images)
+            _observe(model, images, observers)
+    pictures = _reduce(observers, pictures, next(model.parameters()).device)
+    if pictures == 0:
+        raise SwinQuantError("calibration saw no picture: check --data-path and --num-calib-batch")
+    statistics = {name: o.statistics() for name, o in observers.items() if o.histogram is not None}
+    return Calibration(pictures, statistics, {name: observer.largest for name, observer in observers.items()})
+
+
+def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
+    """Search the range of every node: float32, 0-dim. Dead nodes are noted in `calibration`.
+
+    Weights always take their maximum (spec, section 1.6). May be called again with another method on the same
+    statistics, since searching needs no forward.
+    """
+    device = next(model.parameters()).device
+    ranges = {
+        name: largest if method.name == "max" else _search(model, calibration, name, method)
+        for name, largest in calibration.largest.items()
+    }
+    ranges |= {name: layer.weight.detach().abs().max().item() for name, layer in _weight_nodes(model).items()}
+    calibration.dead = [name for name, amax in ranges.items() if amax <= TINY_AMAX]
+    for name, node in named_nodes(model).items():
+        amax = UNUSED_AMAX if name in calibration.dead else ranges[name]
+        node.amax = torch.tensor(amax, dtype=torch.float32, device=device)
+
+
+def _search(model: nn.Module, calibration: Calibration, name: str, method: Method) -> float:
+    bits = model.get_submodule(name).bits
+    return search_range(method.name, calibration.statistics[name], bits, method.percentile)
+
+
+def _weight_nodes(model: nn.Module) -> dict[str, QuantLinear]:
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantLinear)}
+    return {f"{name}._weight_quantizer": layer for name, layer in layers.items()}
+
+
+@contextmanager
+def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, ActivationObserver]]:
+    """Every activation node observes inside; afterwards every node is off and has no observer."""
+    device = next(model.parameters()).device
+    limit = None if method.exact else VALUES_PER_PICTURE
+    nodes = named_nodes(model)
+    observers = {
+        name: ActivationObserver(name, device, method.name != "max", limit)
+        for name, node in nodes.items()
+        if node.role is not Role.GEMM_WEIGHT
+    }
+    training = model.training
+    model.eval()
+    try:
+        for name, observer in observers.items():
+            nodes[name].state, nodes[name].observer = State.CALIBRATE, observer
+        yield observers
+    finally:
+        for node in nodes.values():
+            node.state, node.observer = State.OFF, None
+        model.train(training)
+
+
+def _observe(model: nn.Module, images: Tensor, observers: dict[str, ActivationObserver]) -> None:
+    if len(images) == 0:
+        return
+    for observer in observers.values():
+        observer.pictures = len(images)
+    try:
+        model(images)
+    except NonFiniteError as error:
+        raise SwinQuantError(f"{first_non_finite(model, images)} (seen at: {error})") from error
+
+
+def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:
+    """Make every rank hold the statistics of all ranks; returns the number of pictures of all ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return pictures
+    largest = torch.tensor([observer.largest for observer in observers.values()], dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    for observer, value in zip(observers.values(), largest.tolist(), strict=True):
+        observer.largest = value
+    histograms = [observer.histogram for observer in observers.values() if observer.histogram is not None]
+    if histograms:
+        exponents = torch.tensor([histogram.exponent for histogram in histograms], device=device)
+        dist.all_reduce(exponents, dist.ReduceOp.MAX)
+        for histogram, exponent in zip(histograms, exponents.tolist(), strict=True):
+            histogram.widen(exponent)
+        counts = torch.stack([histogram.counts for histogram in histograms])
+        dist.all_reduce(counts)
+        for histogram, row in zip(histograms, counts, strict=True):
+            histogram.counts = row
+    total = torch.tensor(pictures, device=device)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise SwinQuantError naming the first parameter that holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise SwinQuantError(f"weight {name} holds NaN or infinity: the checkpoint is damaged")
+
+
+def first_non_finite(model: nn.Module, images: Tensor) -> str:
+    """Run once more, nodes off, and name the first module whose output is not finite."""
+    if not images.isfinite().all():
+        return "the input pictures hold NaN or infinity: check the preprocessing (mean, std)"
+    found: list[str] = []
+    states = {node: node.state for node in model.modules() if isinstance(node, Quantizer)}
+    for node in states:
+        node.state = State.OFF
+
+    def check(name: str):
+        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            if not output.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    hooks = [module.register_forward_hook(check(name)) for name, module in model.named_modules() if name]
+    try:
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for node, state in states.items():
+            node.state = state
+    first = found[0] if found else "an attention matmul"
+    return f"module {first} is the first whose output holds NaN or infinity: the weights overflow on these pictures"

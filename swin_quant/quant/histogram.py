@@ -1,0 +1,55 @@
+"""A streaming histogram of |x| whose final counts depend on the values only, never on how they arrived.
+
+The range is always [0, 2**exponent) for the smallest exponent that holds the data, cut into BINS equal bins. When
+larger data arrives the exponent grows and bins are merged in pairs. Since the bins of one exponent nest exactly in
+those of the next, the result is the same for any order, batch size or split over ranks, in fixed memory. Counts
+are int64: float32 counts, as `torch.histc` keeps them, stop at 2**24 (quantizer_base, section 4).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BINS = 4096
+_SMALLEST_EXPONENT = -100  # values below 2**-100 share bin 0: BINS / range must stay finite in float32
+
+
+@dataclass
+class Histogram:
+    """counts: int64 [BINS] over [0, 2**exponent). Between half and all of the bins lie below the largest value."""
+
+    counts: Tensor
+    exponent: int = _SMALLEST_EXPONENT
+
+    @classmethod
+    def empty(cls, device: torch.device | str = "cpu") -> "Histogram":
+        """A histogram that has seen nothing."""
+        return cls(torch.zeros(BINS, dtype=torch.int64, device=device))
+
+    @property
+    def width(self) -> float:
+        """Width of a bin, in the units of the data."""
+        return 2.0**self.exponent / BINS
+
+    def add(self, magnitudes: Tensor, largest: float) -> None:
+        """Count non-negative finite `magnitudes` (any shape), none of them above `largest`."""
+        self.widen(exponent_above(largest))
+        bins = (magnitudes.flatten().float() * (BINS / 2.0**self.exponent)).to(torch.int64)
+        self.counts += torch.bincount(bins, minlength=BINS)
+
+    def widen(self, exponent: int) -> None:
+        """Merge bins in pairs until the range is [0, 2**exponent); a smaller exponent changes nothing."""
+        doublings = exponent - self.exponent
+        if doublings <= 0:
+            return
+        merged = min(2**doublings, BINS)
+        counts = torch.zeros_like(self.counts)
+        counts[: BINS // merged] = self.counts.view(-1, merged).sum(1)
+        self.counts, self.exponent = counts, exponent
+
+
+def exponent_above(value: float) -> int:
+    """The smallest exponent e, within bounds, with value < 2**e."""
+    return max(math.frexp(value)[1], _SMALLEST_EXPONENT)

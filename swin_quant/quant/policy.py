@@ -1,0 +1,181 @@
+"""Policies: which nodes are quantized, with how many bits and at which granularity, as data.
+
+A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `bits`,
+`granularity` and `narrow_range` for those it enables; later rules override earlier ones. A selector is a glob over
+the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`). This generalises
+FasterTransformer's int8-mode, a fixed list of patterns to switch off (spec, section 1.5).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+
+GRANULARITIES = ("per-tensor", "per-channel")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One step of a policy. Fields left at None keep what earlier rules said."""
+
+    enable: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+    bits: int | None = None
+    granularity: str | None = None
+    narrow_range: bool | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The answer of a policy for one node."""
+
+    enabled: bool = False
+    bits: int = 8
+    granularity: str = "per-tensor"
+    narrow_range: bool = False
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A named list of rules."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    description: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as in a policy file; `policy_from_dict` reads it back."""
+        rules = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
+        return {"name": self.name, "description": self.description, "rules": rules}
+
+    def and_then(self, *rules: Rule) -> "Policy":
+        """This policy with more rules behind its own."""
+        return replace(self, rules=self.rules + rules)
+
+
+def policy_from_dict(data: Any, source: str) -> Policy:
+    """Check plain data and make a Policy of it; UsageError names `source` and the key."""
+    mapping = _mapping(data, {"name", "description", "rules"}, source)
+    name, rules = mapping.get("name"), mapping.get("rules")
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{source}: `name` must be a text")
+    if not isinstance(rules, list) or not rules:
+        raise UsageError(f"{source}: `rules` must be a list with at least one rule")
+    description = str(mapping.get("description", "")).strip()
+    return Policy(name, tuple(_rule(rule, f"{source}: rule {i}") for i, rule in enumerate(rules, 1)), description)
+
+
+def _rule(data: Any, where: str) -> Rule:
+    mapping = _mapping(data, {"enable", "disable", "bits", "granularity", "narrow_range"}, where)
+    enable, disable = (_selectors(mapping.get(key, []), f"{where}: `{key}`") for key in ("enable", "disable"))
+    rule = Rule(enable, disable, mapping.get("bits"), mapping.get("granularity"), mapping.get("narrow_range"))
+    if not enable and not disable:
+        raise UsageError(f"{where} names no node: give it `enable` or `disable`")
+    if rule.bits is not None and (type(rule.bits) is not int or not 2 <= rule.bits <= 8):
+        raise UsageError(f"{where}: `bits` must be a whole number from 2 to 8, not {rule.bits!r}")
+    if rule.granularity not in (None, *GRANULARITIES):
+        raise UsageError(f"{where}: `granularity` must be one of {', '.join(GRANULARITIES)}, not {rule.granularity!r}")
+    if rule.narrow_range not in (None, True, False):
+        raise UsageError(f"{where}: `narrow_range` must be true or false, not {rule.narrow_range!r}")
+    return rule
+
+
+def _selectors(value: Any, where: str) -> tuple[str, ...]:
+    selectors = [value] if isinstance(value, str) else value
+    if not isinstance(selectors, list) or not all(isinstance(selector, str) for selector in selectors):
+        raise UsageError(f"{where} must be a selector or a list of selectors")
+    for selector in selectors:
+        role = selector.removeprefix("role:")
+        if role != selector and role not in (known.value for known in Role):
+            raise UsageError(f"{where}: there is no role {role!r}, only {', '.join(known.value for known in Role)}")
+    return tuple(selectors)
+
+
+def _mapping(data: Any, allowed: set[str], where: str) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} must be a mapping with the keys {', '.join(sorted(allowed))}")
+    if unknown := sorted(str(key) for key in data if key not in allowed):
+        raise UsageError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(allowed))}")
+    return data
+
+
+def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
+    """The setting of every node, given the nodes' roles by name.
+
+    UsageError for a selector that names no node, and for a node that one rule both enables and disables.
+    """
+    settings = {name: Setting() for name in roles}
+    for i, rule in enumerate(policy.rules, 1):
+        where = f"policy {policy.name}: rule {i}"
+        on, off = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable))
+        if both := [name for name in on if name in off]:
+            raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
+        given = {"bits": rule.bits, "granularity": rule.granularity, "narrow_range": rule.narrow_range}
+        given = {key: value for key, value in given.items() if value is not None}
+        if rule.granularity == "per-channel":
+            if others := [name for name in on if roles[name] is not Role.GEMM_WEIGHT]:
+                raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")
+        settings |= {name: replace(settings[name], enabled=True, **given) for name in on}
+        settings |= {name: replace(settings[name], enabled=False) for name in off}
+    return settings
+
+
+def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) -> dict[str, None]:
+    """Names that any selector matches, in model order."""
+    found: set[str] = set()
+    for selector in selectors:
+        if selector.startswith("role:"):
+            names = {name for name, role in roles.items() if role.value == selector.removeprefix("role:")}
+        else:
+            names = {name for name in roles if fnmatchcase(name, selector)}
+        if not names:
+            raise UsageError(f"{where}: selector {selector!r} names no node of this model; see `swin-quant nodes`")
+        found |= names
+    return {name: None for name in roles if name in found}
+
+
+def apply_policy(model: nn.Module, policy: Policy) -> dict[str, Setting]:
+    """Set every node of `model` as `policy` decides, all states off. Per-channel weight ranges follow the weights.
+
+    A calibrated file carries one range a weight; rows' ranges are their maxima, so they need no calibration.
+    """
+    nodes = named_nodes(model)
+    settings = decide(policy, {name: node.role for name, node in nodes.items()})
+    for name, setting in settings.items():
+        node = nodes[name]
+        node.state = State.OFF
+        node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
+        node.per_channel = setting.granularity == "per-channel"
+    for layer in model.modules():
+        if isinstance(layer, QuantLinear):
+            layer.match_weight_range()
+    return settings
+
+
+def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:
+    """The nodes that the model's policy switches on."""
+    return {name: node for name, node in named_nodes(model).items() if node.enabled}
+
+
+def quantize(model: nn.Module) -> None:
+    """Let every enabled node quantize. SwinQuantError, with names, where one has no range; nothing is changed then."""
+    nodes = enabled_nodes(model)
+    if missing := [name for name, node in nodes.items() if node.amax is None]:
+        raise SwinQuantError(
+            f"{len(missing)} of {len(nodes)} enabled nodes have no range (amax): {listed(missing, 3)}; "
+            "the model is not calibrated for this policy: run `swin-quant calibrate`"
+        )
+    for node in nodes.values():
+        node.state = State.QUANTIZE
+
+
+def dequantize(model: nn.Module) -> None:
+    """Switch every node off: the float model."""
+    for node in named_nodes(model).values():
+        node.state = State.OFF

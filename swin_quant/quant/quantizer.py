@@ -1,0 +1,110 @@
+"""One node: a named place in a network where a tensor may be observed or quantized.
+
+A quantizer is in exactly one state: OFF passes its input through, CALIBRATE also shows it to an observer,
+QUANTIZE rounds it to the integer grid of its range `amax`. There is no dynamic range: quantizing a node that was
+never calibrated raises with its name. The buffer `_amax` carries pytorch-quantization's name and meaning, so
+that a calibrated checkpoint is FasterTransformer's (spec, sections 1.3 and 1.6).
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.quant.fake_quant import fake_quant, grid
+
+Observer = Callable[[Tensor], None]
+
+
+class State(Enum):
+    """What a node does with the tensor that passes through it."""
+
+    OFF = "off"
+    CALIBRATE = "calibrate"
+    QUANTIZE = "quantize"
+
+
+class Role(str, Enum):
+    """Where in a network a node sits; policies select by it, architectures declare it."""
+
+    GEMM_INPUT = "gemm_input"
+    GEMM_WEIGHT = "gemm_weight"
+    GEMM_OUTPUT = "gemm_output"
+    MATMUL_INPUT = "matmul_input"
+    NORMALIZE_INPUT = "normalize_input"
+    SOFTMAX_INPUT = "softmax_input"
+    NORM_INPUT = "norm_input"
+    RESIDUAL = "residual"
+
+
+class Quantizer(nn.Module):
+    """A node. `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel.
+
+    `enabled` and `bits`, `per_channel`, `narrow_range` are the policy's answer for this node; `state` is what it
+    does now. They are separate, since calibration observes every node and only then does a policy choose.
+    """
+
+    def __init__(self, role: Role) -> None:
+        super().__init__()
+        self.role = role
+        self.name = "(unnamed node)"
+        self.state = State.OFF
+        self.enabled = False
+        self.bits = 8
+        self.per_channel = False
+        self.narrow_range = False
+        self.observer: Observer | None = None
+        self._amax: Tensor | None
+        self.register_buffer("_amax", None)
+
+    @property
+    def amax(self) -> Tensor | None:
+        """The clipping range: values beyond it saturate. scale = amax / (2 ** (bits - 1) - 1)."""
+        return self._amax
+
+    @amax.setter
+    def amax(self, value: Tensor | float | None) -> None:
+        self._amax = None if value is None else torch.as_tensor(value, dtype=torch.float32).detach().clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type are kept."""
+        if self.state is State.OFF:
+            return x
+        if self.state is State.CALIBRATE:
+            if self.observer is not None:
+                self.observer(x)
+            return x
+        if self._amax is None:
+            raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
+        return fake_quant(x, self._amax, *grid(self.bits, self.narrow_range))
+
+    def _apply(self, fn, recurse: bool = True):
+        # A range stays float32 through .half() and .bfloat16(): only its device follows the model.
+        amax = self._amax
+        super()._apply(fn, recurse)
+        if amax is not None:
+            self._amax = amax.to(self._amax.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
+        # The buffer is created by the checkpoint that brings it; a [1] range, as some tools write, becomes 0-dim.
+        value = state_dict.get(prefix + "_amax")
+        if value is not None:
+            self.amax = value.reshape(()) if value.numel() == 1 else value
+            state_dict = {**state_dict, prefix + "_amax": self._amax}
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+
+    def extra_repr(self) -> str:
+        amax = "none" if self._amax is None else f"{self._amax.max().item():.4g}"
+        granularity = "per-channel" if self.per_channel else "per-tensor"
+        return f"{self.role.value}, {self.state.value}, {self.bits} bits, {granularity}, amax={amax}"
+
+
+def named_nodes(model: nn.Module) -> dict[str, Quantizer]:
+    """Every node of a model by its dotted name, in module order; each node learns its name on the way."""
+    nodes = {name: module for name, module in model.named_modules() if isinstance(module, Quantizer)}
+    for name, node in nodes.items():
+        node.name = name
+    return nodes

@@ -1,0 +1,311 @@
+"""A checkpoint fits the model entirely or one line says why not, and the model is as it was."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
+from swin_quant.compat import import_timm
+from swin_quant.config import from_dict
+from swin_quant.errors import SwinQuantError
+from swin_quant.models import build_model
+from swin_quant.quant.quantizer import named_nodes
+
+SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "checkpoints"
+GEOMETRY = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+
+
+def model(kind="swin", *, classes=10, image=32, seed=0, **geometry):
+    torch.manual_seed(seed)
+    geometry = {**GEOMETRY, **geometry}
+    if kind == "swinv2":
+        geometry.setdefault("PRETRAINED_WINDOW_SIZES", [0] * len(geometry["DEPTHS"]))
+    tree = {"DATA": {"IMG_SIZE": image}, "MODEL": {"TYPE": kind, "NUM_CLASSES": classes, kind.upper(): geometry}}
+    return build_model(from_dict(tree, "test"))
+
+
+def calibrated(kind="swin", seed=1):
+    made = model(kind, seed=seed)
+    for index, node in enumerate(named_nodes(made).values()):
+        node.enabled, node.amax = True, torch.tensor(0.5 + index / 7)
+    return made
+
+
+def state_of(made):
+    return {key: value.clone() for key, value in made.state_dict().items()}
+
+
+def equal(one, other) -> bool:
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def refused(load, made, path, *words, **options) -> str:
+    before = state_of(made)
+    with pytest.raises(SwinQuantError) as caught:
+        load(made, path, **options)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message and len(message) < 2000
+    for word in words:
+        assert word in message, message
+    after = made.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before), "the model was changed"
+    return message
+
+
+def save(content, path):
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_every_container_loads_bit_for_bit(tmp_path, kind):
+    source = model(kind, seed=1)
+    state = state_of(source)
+    save(state, tmp_path / "bare.pth")
+    save({"model": state, "epoch": 1}, tmp_path / "microsoft.pth")
+    save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "ddp.pth")
+    save_file(state, tmp_path / "x.safetensors")
+    save_float(source, tmp_path / "ours.pth")
+    for name in ("bare.pth", "microsoft.pth", "ddp.pth", "x.safetensors", "ours.pth"):
+        made = model(kind, seed=2)
+        assert not equal(made, source)
+        assert load_float(made, tmp_path / name).path == tmp_path / name
+        assert equal(made, source), name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "window"), [("swin_tiny_patch4_window7_224", "swin", 7), ("swinv2_tiny_window8_256", "swinv2", 8)]
+)
+def test_timms_weights_give_timms_logits(tmp_path, name, kind, window):
+    sizes = {"embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "num_classes": 10, "img_size": 4 * window}
+    torch.manual_seed(3)
+    theirs = import_timm().create_model(name, **sizes, window_size=window, patch_size=2).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    ours = model(kind, image=4 * window, WINDOW_SIZE=window)
+    source = load_float(ours, save(theirs.state_dict(), tmp_path / "timm.pth"))
+    assert source.format == "pth, timm names"
+    pictures = torch.randn(2, 3, 4 * window, 4 * window)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(pictures), theirs(pictures), rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    source = model("swinv2", seed=1)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        half = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state_of(source).items()}
+        made = model("swinv2")
+        load_float(made, save(half, tmp_path / "x.pth"))
+        weights = made.state_dict()
+        assert all(value.dtype is torch.float32 for value in weights.values() if value.is_floating_point())
+        assert torch.equal(weights["head.weight"], half["head.weight"].float())
+        table = "layers.0.blocks.0.attn.relative_coords_table"
+        assert torch.equal(weights[table], source.state_dict()[table]), "rounded tables must not replace the model's"
+
+
+def test_derived_buffers_may_be_absent_but_not_contradict(tmp_path):
+    source = model("swinv2", seed=1)
+    state = state_of(source)
+    names = ("relative_position_index", "attn_mask", "relative_coords_table")
+    assert all(any(key.endswith(name) for key in state) for name in names)
+    made = model("swinv2")
+    load_float(made, save({k: v for k, v in state.items() if not k.endswith(names)}, tmp_path / "x.pth"))
+    assert equal(made, source)
+    for name in names:
+        key = next(key for key in state if key.endswith(name))
+        wrong = save({**state, key: state[key] + 1}, tmp_path / "wrong.pth")
+        refused(load_float, model("swinv2"), wrong, key, "other values")
+
+
+def test_another_pretrained_window_is_noticed(tmp_path):
+    source = model("swinv2", PRETRAINED_WINDOW_SIZES=[8, 8])
+    save_float(source, tmp_path / "x.pth")
+    refused(load_float, model("swinv2"), tmp_path / "x.pth", "relative_coords_table", "pretrained window")
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted", "words"),
+    [
+        ({"kind": "swin"}, {"kind": "swinv2"}, ["Swin V1 (TYPE swin) checkpoint", "of Swin V2"]),
+        ({"kind": "swinv2"}, {"kind": "swin"}, ["Swin V2 (TYPE swinv2) checkpoint", "of Swin V1"]),
+        ({"EMBED_DIM": 32}, {}, ["the file has EMBED_DIM 32, the configuration EMBED_DIM 16"]),
+        ({"DEPTHS": [2, 4]}, {}, ["the file has DEPTHS [2, 4], the configuration DEPTHS [2, 2]"]),
+        ({"NUM_HEADS": [2, 4]}, {}, ["the file has NUM_HEADS [2, 4], the configuration NUM_HEADS [1, 2]"]),
+        ({"WINDOW_SIZE": 8}, {}, ["the file has WINDOW_SIZE 8", "configuration WINDOW_SIZE 4"]),
+        ({"PATCH_SIZE": 4, "image": 64}, {}, ["PATCH_SIZE 4", "IMG_SIZE 64"]),
+        ({"image": 64}, {}, ["the file has IMG_SIZE 64, the configuration IMG_SIZE 32"]),
+    ],
+)
+def test_another_architecture_is_diagnosed(tmp_path, file, wanted, words):
+    save_float(model(**file), tmp_path / "x.pth")
+    refused(load_float, model(**wanted), tmp_path / "x.pth", *words)
+
+
+def test_missing_unexpected_and_misshapen_keys_are_one_error(tmp_path):
+    state = state_of(model())
+    del state["norm.bias"]
+    state["surplus.weight"] = torch.ones(1)
+    state["norm.weight"] = torch.ones(5)
+    state["head.bias"] = torch.ones(10, dtype=torch.int64)
+    path = save(state, tmp_path / "x.pth")
+    refused(
+        load_float,
+        model(),
+        path,
+        "1 missing: norm.bias",
+        "1 unexpected: surplus.weight",
+        "2 unfit: norm.weight (is [5], must be [32])",
+        "head.bias (is torch.int64",
+    )
+
+
+def test_a_long_list_is_shortened_and_a_stranger_is_called_one(tmp_path):
+    path = save({f"resnet.{index}": torch.ones(1) for index in range(500)}, tmp_path / "x.pth")
+    refused(load_float, model(), path, "no Swin checkpoint", "500 unexpected", "more")
+
+
+def test_a_head_of_another_size_needs_the_flag(tmp_path):
+    source = model(classes=7, seed=1)
+    save_float(source, tmp_path / "x.pth")
+    made = model()
+    refused(load_float, made, tmp_path / "x.pth", "head has 7 classes", "MODEL.NUM_CLASSES is 10", "--replace-head")
+    own = made.head.weight.clone()
+    load_float(made, tmp_path / "x.pth", replace_head=True)
+    assert torch.equal(made.head.weight, own), "the new head is the model's own"
+    assert torch.equal(made.norm.weight, source.norm.weight)
+    assert torch.equal(made.layers[0].blocks[0].attn.qkv.weight, source.layers[0].blocks[0].attn.qkv.weight)
+
+
+def test_a_file_without_a_head_needs_the_flag_and_the_flag_forgives_nothing_else(tmp_path):
+    state = {key: value for key, value in state_of(model(seed=1)).items() if not key.startswith("head.")}
+    path = save(state, tmp_path / "x.pth")
+    refused(load_float, model(), path, "head has no classes", "--replace-head")
+    load_float(model(), path, replace_head=True)
+    del state["norm.weight"]
+    refused(load_float, model(), save(state, path), "1 missing: norm.weight", replace_head=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_named(tmp_path, value):
+    state = state_of(model())
+    state["layers.1.blocks.0.mlp.fc1.weight"][3, 5] = value
+    path = save(state, tmp_path / "x.pth")
+    refused(load_float, model(), path, "layers.1.blocks.0.mlp.fc1.weight", "NaN or Inf")
+
+
+def test_float_loading_ignores_ranges_and_forgets_the_models(tmp_path):
+    source = calibrated()
+    save_calibrated(source, tmp_path / "x_calib.pth")
+    made = calibrated(seed=5)
+    load_float(made, tmp_path / "x_calib.pth")
+    assert torch.equal(made.head.weight, source.head.weight)
+    assert all(node.amax is None for node in named_nodes(made).values())
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_calibrated_file_brings_every_range(tmp_path, kind):
+    source = calibrated(kind)
+    save_calibrated(source, tmp_path / "x_calib.pth")
+    made = model(kind)
+    load_calibrated(made, tmp_path / "x_calib.pth")
+    assert equal(made, source)
+    # FasterTransformer's QAT files wrap the same content
+    save({"model": state_of(source), "epoch": 3}, tmp_path / "ckpt_epoch_3.pth")
+    made = model(kind)
+    load_calibrated(made, tmp_path / "ckpt_epoch_3.pth")
+    assert equal(made, source)
+
+
+def test_ranges_of_one_element_and_per_channel_weights(tmp_path):
+    state = state_of(calibrated())
+    one, many = "layers.0.blocks.0.attn.qkv._input_quantizer", "layers.0.blocks.0.attn.qkv._weight_quantizer"
+    state[f"{one}._amax"] = torch.tensor([3.25], dtype=torch.float64)
+    state[f"{many}._amax"] = torch.rand(48, 1) + 0.1
+    made = model()
+    load_calibrated(made, save(state, tmp_path / "x.pth"))
+    nodes = named_nodes(made)
+    assert nodes[one].amax.shape == () and nodes[one].amax.dtype is torch.float32 and nodes[one].amax.item() == 3.25
+    assert torch.equal(nodes[many].amax, state[f"{many}._amax"])
+
+
+def test_a_float_file_is_no_calibrated_one(tmp_path):
+    save_float(model(), tmp_path / "x.pth")
+    refused(
+        load_calibrated, model(), tmp_path / "x.pth", "float checkpoint", "never calibrated", "swin-quant calibrate"
+    )
+
+
+FAULTS = {
+    "missing": ("layers.0.blocks.0.attn.matmul_q_input_quantizer", None),
+    "negative": ("layers.0.blocks.0.attn.matmul_k_input_quantizer", torch.tensor(-1.0)),
+    "zero": ("layers.0.blocks.0.mlp.fc1._aftergemm_quantizer", torch.tensor(0.0)),
+    "NaN": ("layers.0.blocks.1.mlp.fc1._input_quantizer", torch.tensor(float("nan"))),
+    "infinite": ("layers.0.downsample.reduction._input_quantizer", torch.tensor(float("inf"))),
+    "of the wrong shape [2]": ("layers.1.blocks.0.mlp.fc2._input_quantizer", torch.ones(2)),
+    "of the wrong shape [47, 1]": ("layers.0.blocks.0.attn.qkv._weight_quantizer", torch.ones(47, 1)),
+    "of the wrong shape [16, 1]": ("layers.0.blocks.0.attn.proj._aftergemm_quantizer", torch.ones(16, 1)),
+    "of the wrong shape [0]": ("layers.0.blocks.0.add1_local_input_quantizer", torch.ones(0)),
+    "of no node of this model": ("layers.0.blocks.0.attn.surplus_quantizer", torch.tensor(1.0)),
+}
+
+
+def apply_fault(state, fault):
+    name, value = FAULTS[fault]
+    state.pop(f"{name}._amax", None)
+    if value is not None:
+        state[f"{name}._amax"] = value
+    return name
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_wrong_range_is_named(tmp_path, fault):
+    state = state_of(calibrated())
+    name = apply_fault(state, fault)
+    refused(load_calibrated, calibrated(seed=7), save(state, tmp_path / "x.pth"), f"1 {fault}: {name}", "calibrate")
+
+
+def test_all_wrong_ranges_are_told_at_once(tmp_path):
+    state = state_of(calibrated())
+    names = [apply_fault(state, fault) for fault in FAULTS]
+    message = refused(load_calibrated, calibrated(seed=7), save(state, tmp_path / "x.pth"), *names)
+    assert all(f"1 {fault}: " in message for fault in FAULTS)
+
+
+def test_a_range_too_small_for_float32_is_zero(tmp_path):
+    state = state_of(calibrated())
+    state["layers.0.blocks.0.attn.qkv._input_quantizer._amax"] = torch.tensor(1e-60, dtype=torch.float64)
+    refused(load_calibrated, calibrated(), save(state, tmp_path / "x.pth"), "1 zero")
+
+
+def test_only_enabled_nodes_need_a_range_and_none_keeps_an_old_one(tmp_path):
+    state = state_of(calibrated())
+    name = apply_fault(state, "missing")
+    path = save(state, tmp_path / "x.pth")
+    made = calibrated(seed=7)
+    named_nodes(made)[name].enabled = False
+    load_calibrated(made, path)
+    assert named_nodes(made)[name].amax is None
+
+
+def test_a_calibrated_file_of_another_architecture_is_diagnosed_as_such(tmp_path):
+    save_calibrated(calibrated("swinv2"), tmp_path / "x.pth")
+    refused(load_calibrated, calibrated("swin"), tmp_path / "x.pth", "it is a Swin V2")
+
+
+@pytest.mark.parametrize("name", ["swin_micro_cifar10", "swinv2_micro_cifar10"])
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the reference checkpoints are not here")
+def test_a_published_style_checkpoint_loads(name):
+    kind = name.split("_")[0]
+    geometry = {"EMBED_DIM": 32, "DEPTHS": [2, 2, 6, 2], "NUM_HEADS": [1, 2, 4, 8]}
+    made = model(kind, **geometry)
+    source = load_float(made, SHARED / f"{name}.pth")
+    assert source.format == "pth, microsoft names"
+    original = torch.load(SHARED / f"{name}.pth", weights_only=True)["model"]
+    loaded = made.state_dict()
+    assert list(loaded) and loaded.keys() == original.keys()
+    assert all(torch.equal(loaded[key], original[key]) for key in original)

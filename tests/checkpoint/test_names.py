@@ -1,0 +1,87 @@
+"""timm's and Microsoft's own names become the house's, checked with timm's own models and timm's own converter."""
+
+import importlib
+
+import pytest
+import torch
+
+from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.compat import import_timm
+from swin_quant.errors import SwinQuantError
+
+SIZES = {
+    "swin_tiny_patch4_window7_224": {"img_size": 56, "window_size": 7},
+    "swinv2_tiny_window8_256": {"img_size": 64, "window_size": 8},
+}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def timm_model(request):
+    """timm's Swin-T, narrow, so that it is made quickly; names do not depend on the width."""
+    torch.manual_seed(0)
+    model = import_timm().create_model(
+        request.param, embed_dim=16, num_heads=(1, 2, 4, 8), num_classes=7, **SIZES[request.param]
+    )
+    return model.eval()
+
+
+def to_timm(state):
+    """Microsoft's names -> timm's old layout: its head, but downsamples at the end of a stage."""
+    return {key.replace("head.", "head.fc."): value for key, value in state.items()}
+
+
+def test_timm_agrees_that_the_result_is_microsofts(timm_model):
+    """timm recognises Microsoft's files and renames them in the other direction: it must arrive where we left."""
+    module = importlib.import_module(type(timm_model).__module__)
+    original = timm_model.state_dict()
+    state, convention = to_microsoft(original)
+    assert convention == "timm"
+    assert {"head.weight", "layers.0.downsample.norm.weight", "layers.2.downsample.reduction.weight"} <= set(state)
+    assert not any(key.startswith(("layers.3.downsample", "head.fc")) for key in state)
+    back = module.checkpoint_filter_fn(dict(state), timm_model)
+    assert back.keys() == original.keys()
+    assert all(back[key] is original[key] for key in back)
+
+
+def test_timms_old_layout_ends_at_the_same_names(timm_model):
+    new, _ = to_microsoft(timm_model.state_dict())
+    old, convention = to_microsoft(to_timm(new))
+    assert convention == "timm"
+    assert list(old) == list(new) and all(old[key] is new[key] for key in new)
+
+
+def test_microsofts_names_are_left_alone(timm_model):
+    state, _ = to_microsoft(timm_model.state_dict())
+    again, convention = to_microsoft(state)
+    assert convention == "microsoft"
+    assert again == state
+
+
+def test_timm_concatenates_patches_in_microsofts_order(timm_model):
+    """No permutation of the reduction is needed: order (row, column) is (0,0), (1,0), (0,1), (1,1)."""
+    merge = timm_model.layers[1].downsample
+    x = torch.randn(2, 8, 8, 16)
+    cat = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], dim=-1)
+    v1 = merge.norm.weight.numel() == 4 * 16
+    expected = merge.reduction(merge.norm(cat)) if v1 else merge.norm(merge.reduction(cat))
+    assert torch.allclose(merge(x), expected, atol=1e-6)
+
+
+def test_simmim_wrappers_and_unknown_keys():
+    one, two = torch.ones(1), torch.zeros(1)
+    key = "layers.0.blocks.0.attn.rpe_mlp.0.weight"
+    assert to_microsoft({key: one, "other": two}) == (
+        {"layers.0.blocks.0.attn.cpb_mlp.0.weight": one, "other": two},
+        "SimMIM",
+    )
+    assert to_microsoft({"module.norm.weight": one, f"module.{key}": two}) == (
+        {"norm.weight": one, "layers.0.blocks.0.attn.cpb_mlp.0.weight": two},
+        "DistributedDataParallel + SimMIM",
+    )
+    assert to_microsoft({"_orig_mod.norm.weight": one})[0] == {"norm.weight": one}
+    assert to_microsoft({"module.x": one, "y": two})[0] == {"module.x": one, "y": two}, "not DDP: only some have it"
+
+
+def test_two_keys_that_become_one_are_an_error():
+    with pytest.raises(SwinQuantError, match="head.weight"):
+        to_microsoft({"head.weight": torch.ones(1), "head.fc.weight": torch.zeros(1)})

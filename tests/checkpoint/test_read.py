@@ -1,0 +1,215 @@
+"""Any file under a checkpoint's name: its tensors come out, or one line says what it is, and nothing in it runs."""
+
+import argparse
+import hashlib
+import io
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from yacs.config import CfgNode
+
+from swin_quant.checkpoint import read_state_dict
+from swin_quant.errors import SwinQuantError
+
+STATE = OrderedDict(
+    [("a.weight", torch.arange(6000.0).reshape(60, 100)), ("a.bias", torch.ones(60)), ("index", torch.arange(4))]
+)
+
+
+def refused(path: Path, *words: str) -> str:
+    with pytest.raises(SwinQuantError) as caught:
+        read_state_dict(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+def same(state: dict[str, torch.Tensor]) -> bool:
+    return list(state) == list(STATE) and all(torch.equal(state[key], STATE[key]) for key in STATE)
+
+
+class Bomb:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def config() -> CfgNode:
+    node = CfgNode({"MODEL": {"NAME": "x", "SWIN": {"DEPTHS": [2, 2], "QK_SCALE": None}}, "EPOCHS": 3})
+    node.freeze()
+    return node
+
+
+WRAPPED = {
+    "bare": STATE,
+    "model": {"model": STATE},
+    "state_dict": {"state_dict": STATE, "epoch": 3},
+    "training": {
+        "model": STATE,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}]},
+        "lr_scheduler": {"t_initial": 10},
+        "scaler": {},
+        "max_accuracy": 81.2,
+        "epoch": 299,
+        "config": config(),
+        "args": argparse.Namespace(local_rank=0, nested=config()),
+    },
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_weights_come_out_of_every_wrapper(tmp_path, wrapper, legacy):
+    path = tmp_path / "x.pth"
+    torch.save(WRAPPED[wrapper], path, _use_new_zipfile_serialization=not legacy)
+    state, source = read_state_dict(path)
+    assert same(state)
+    assert (source.path, source.format, len(source.sha256)) == (path, "pth", 64)
+    assert source.record() == {"file": "x.pth", "sha256": source.sha256, "format": "pth"}
+
+
+def test_reading_leaves_torch_as_it_was(tmp_path):
+    torch.save(WRAPPED["training"], tmp_path / "x.pth")
+    before = set(torch.serialization.get_safe_globals())
+    read_state_dict(tmp_path / "x.pth")
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+def test_safetensors_and_parameters_and_half_precision(tmp_path):
+    save_file(dict(STATE), tmp_path / "x.safetensors")
+    state, source = read_state_dict(tmp_path / "x.safetensors")
+    assert source.format == "safetensors"
+    assert all(torch.equal(state[key], STATE[key]) for key in STATE)
+    torch.save({"w": torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}, tmp_path / "p.pth")
+    state, _ = read_state_dict(tmp_path / "p.pth")
+    assert state["w"].dtype is torch.bfloat16 and not state["w"].requires_grad
+
+
+def test_what_is_no_file_is_said(tmp_path):
+    refused(tmp_path / "no.pth", "no such checkpoint")
+    refused(tmp_path, "directory")
+    os.mkfifo(tmp_path / "pipe.pth")
+    refused(tmp_path / "pipe.pth", "not a regular file")
+    (tmp_path / "empty.pth").touch()
+    refused(tmp_path / "empty.pth", "empty")
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\n<!DOCTYPE html><html><body>404</body>", "web page"),
+        (b"<html>\xff", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
+        (b'{"message": "Not Found"}\n', "text file"),
+    ],
+)
+def test_a_failed_download_is_recognised(tmp_path, content, words, suffix):
+    (tmp_path / f"x{suffix}").write_bytes(content)
+    refused(tmp_path / f"x{suffix}", words)
+
+
+@pytest.mark.parametrize(
+    "content", [bytes(1000), b"\x89PNG\r\n\x1a\n" + bytes(100), b"\x80", b"\x80\x02}", b"PK\x03\x04"]
+)
+def test_bytes_that_are_no_checkpoint(tmp_path, content):
+    (tmp_path / "x.pth").write_bytes(content)
+    refused(tmp_path / "x.pth")
+    (tmp_path / "x.safetensors").write_bytes(content)
+    refused(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7, 0.99, "last byte"])
+@pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
+def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path, kind, share):
+    path = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
+    if kind == "safetensors":
+        save_file(dict(STATE), path)
+    else:
+        torch.save(STATE, path, _use_new_zipfile_serialization=kind == "zip")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: -1 if share == "last byte" else int(len(whole) * share)])
+    refused(path, "cut short")
+
+
+def test_a_flipped_bit_in_the_weights_is_refused(tmp_path):
+    path = tmp_path / "x.pth"
+    torch.save(STATE, path)
+    data = bytearray(path.read_bytes())
+    data[data.find(STATE["a.weight"].numpy().tobytes()) + 4003] ^= 0x40
+    path.write_bytes(data)
+    assert not torch.equal(torch.load(path, weights_only=True)["a.weight"], STATE["a.weight"]), "torch notices now"
+    refused(path, "damaged", "checksum")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_code_is_named_and_never_run(tmp_path, protocol, by_torch):
+    path, witness = tmp_path / "x.pth", tmp_path / "witness"
+    content = {"model": STATE, "extra": Bomb(witness)}
+    if by_torch:
+        torch.save(content, path, pickle_protocol=protocol)
+    else:
+        path.write_bytes(pickle.dumps({"extra": Bomb(witness)}, protocol=protocol))
+    refused(path, "system", "refused")
+    assert not witness.exists()
+    pickle.loads(pickle.dumps(Bomb(witness)))
+    assert witness.exists(), "the bomb of this test is a dud"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_whole_models_and_scripts_are_code_too(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
+    refused(tmp_path / "model.pth", "torch.nn.modules.linear.Linear", "state_dict")
+    torch.jit.script(torch.nn.ReLU()).save(tmp_path / "script.pth")
+    refused(tmp_path / "script.pth", "TorchScript")
+
+
+def test_a_zip_file_that_is_none_of_torchs(tmp_path):
+    with zipfile.ZipFile(tmp_path / "plain.pth", "w") as archive:
+        archive.writestr("x.txt", "hello")
+    refused(tmp_path / "plain.pth", "torch.save did not write it")
+    with zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(10_000_000))
+    refused(tmp_path / "bomb.pth", "compressed")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"net": STATE, "epoch": 1}, ["no tensors", "net", "epoch"]),
+        ({}, ["no tensors"]),
+        ({"model": {}}, ["no tensors"]),
+        ([torch.ones(1)], ["list", "state_dict"]),
+        (torch.ones(1), ["Tensor", "state_dict"]),
+        ({**STATE, "epoch": 3}, ["epoch", "int"]),
+        ({"model": {**STATE, "name": "x"}}, ["name", "str"]),
+        ({"w": torch.eye(3).to_sparse()}, ["w", "sparse"]),
+        ({"w": torch.ones(2, device="meta")}, ["w", "meta"]),
+        ({1: torch.ones(1)}, ["1", "not the name"]),
+        ({"line\nbreak": torch.ones(1)}, ["not the name"]),
+        ({"\x1b[31mred": torch.ones(1)}, ["not the name"]),
+    ],
+)
+def test_content_that_is_no_state_dict(tmp_path, content, words):
+    torch.save(content, tmp_path / "x.pth")
+    refused(tmp_path / "x.pth", *words)
+
+
+def test_the_hash_is_of_the_file(tmp_path):
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer)
+    (tmp_path / "x.pth").write_bytes(buffer.getvalue())
+    assert read_state_dict(tmp_path / "x.pth")[1].sha256 == hashlib.sha256(buffer.getvalue()).hexdigest()

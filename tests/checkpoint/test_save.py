@@ -1,0 +1,100 @@
+"""What is written is FasterTransformer's layout, comes back bit for bit, and is whole or not there."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+from swin_quant.checkpoint import calibrated_state, is_calibrated, load_calibrated, save_calibrated, save_float
+from swin_quant.config import from_dict
+from swin_quant.errors import SwinQuantError
+from swin_quant.models import build_model
+from swin_quant.quant.quantizer import named_nodes
+
+
+def model(kind, seed=0):
+    torch.manual_seed(seed)
+    geometry = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "NUM_HEADS": [1, 2, 4, 8], "WINDOW_SIZE": 4}
+    tree = {"DATA": {"IMG_SIZE": 32}, "MODEL": {"TYPE": kind, "NUM_CLASSES": 10, kind.upper(): geometry}}
+    made = build_model(from_dict(tree, "test"))
+    for index, node in enumerate(named_nodes(made).values()):
+        node.amax = torch.tensor(0.5 + index / 7)
+    return made
+
+
+@pytest.mark.parametrize(("kind", "nodes"), [("swin", 285), ("swinv2", 309)])
+def test_the_layout_is_fastertransformers(tmp_path, kind, nodes):
+    made = model(kind)
+    save_calibrated(made, tmp_path / "x_calib.pth")
+    state = torch.load(tmp_path / "x_calib.pth", weights_only=True)
+    ranges = {key: value for key, value in state.items() if key.endswith("_amax")}
+    assert len(ranges) == nodes and is_calibrated(state)
+    assert all(value.shape == () and value.dtype is torch.float32 and value > 0 for value in ranges.values())
+    assert "layers.0.blocks.0.attn.qkv._input_quantizer._amax" in ranges
+    assert all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in state.values())
+    index = state["layers.0.blocks.1.attn.relative_position_index"]
+    assert index.dtype is torch.int64 and index.shape == (16, 16)
+    assert state["layers.0.blocks.1.attn_mask"].shape == (16, 16, 16)
+    assert ("layers.0.blocks.0.attn.logit_scale" in state) == (kind == "swinv2")
+    assert state.keys() == made.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_what_was_saved_comes_back_bit_for_bit_and_saves_to_the_same_bytes(tmp_path, kind):
+    made = model(kind)
+    save_calibrated(made, tmp_path / "x.pth")
+    again = model(kind, seed=1)
+    load_calibrated(again, tmp_path / "x.pth")
+    one, two = made.state_dict(), again.state_dict()
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    save_calibrated(again, tmp_path / "y.pth")
+    assert (tmp_path / "x.pth").read_bytes() == (tmp_path / "y.pth").read_bytes()
+
+
+def test_a_range_per_channel_is_saved_as_the_range_of_the_tensor():
+    made = model("swin")
+    weight = made.layers[0].blocks[0].attn.qkv.weight
+    name = "layers.0.blocks.0.attn.qkv._weight_quantizer"
+    named_nodes(made)[name].amax = weight.detach().abs().amax(dim=1, keepdim=True)
+    saved = calibrated_state(made)[f"{name}._amax"]
+    assert saved.shape == () and saved == weight.abs().max()
+
+
+@pytest.mark.parametrize("amax", [None, torch.tensor(0.0), torch.tensor(float("nan")), torch.tensor(float("inf"))])
+def test_a_model_with_a_node_that_has_no_range_is_not_saved(tmp_path, amax):
+    made = model("swin")
+    name = "layers.2.blocks.5.mlp.fc2._input_quantizer"
+    named_nodes(made)[name].amax = amax
+    with pytest.raises(SwinQuantError, match=f"1 nodes have no .*{name}"):
+        save_calibrated(made, tmp_path / "x.pth")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_half_precision_model_is_saved_in_float32():
+    state = calibrated_state(model("swinv2").half())
+    assert {value.dtype for value in state.values()} == {torch.float32, torch.int64}
+
+
+def test_float_weights_are_saved_as_microsoft_does(tmp_path):
+    made = model("swin")
+    save_float(made, tmp_path / "x.pth")
+    content = torch.load(tmp_path / "x.pth", weights_only=True)
+    assert list(content) == ["model"] and not is_calibrated(content["model"])
+    assert content["model"].keys() == {key for key in made.state_dict() if not key.endswith("_amax")}
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+    made, path = model("swin"), tmp_path / "x_calib.pth"
+    save_calibrated(made, path)
+    before = path.read_bytes()
+    made.head.weight.data.zero_()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SwinQuantError, match=f"{path}: cannot be written: the disk is full"):
+        save_calibrated(made, path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x_calib.pth"]

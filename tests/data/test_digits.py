@@ -1,0 +1,50 @@
+"""The bundled digits: real pictures, split once and for all."""
+
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from swin_quant.data.digits import DigitsPictures
+from swin_quant.errors import SwinQuantError, UsageError
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return {split: DigitsPictures(split) for split in ("train", "val")}
+
+
+def test_every_digit_is_in_exactly_one_split_and_four_fifths_train(splits):
+    names = [*splits["train"].names, *splits["val"].names]
+    assert len(names) == len(set(names)) == 1797
+    assert len(splits["train"]) / 1797 == pytest.approx(0.8, abs=0.005)
+
+
+def test_classes_are_balanced_alike(splits):
+    train, val = (Counter(splits[split].labels) for split in ("train", "val"))
+    assert all(val[label] / (train[label] + val[label]) == pytest.approx(0.2, abs=0.01) for label in range(10))
+    assert splits["val"].class_names == [str(label) for label in range(10)]
+
+
+def test_pictures_and_labels_are_scikit_learns(splits):
+    digits = load_digits()
+    for pictures in splits.values():
+        for index in range(0, len(pictures), 100):
+            source = int(pictures.names[index].split("/")[1])
+            image = pictures.read(index)
+            assert image.size == (8, 8) and image.mode == "RGB"
+            assert abs(np.asarray(image)[..., 0] / 255 - digits.images[source] / 16).max() < 1 / 255
+            assert pictures.labels[index] == digits.target[source]
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(UsageError, match="digits: no split 'test'; choose one of train, val"):
+        DigitsPictures("test")
+
+
+def test_missing_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SwinQuantError, match=r'pip install "swin-quant\[demo\]"'):
+        DigitsPictures("val")

@@ -1,0 +1,185 @@
+"""Batches come in the order asked for, alike for any number of workers, and survive whatever a picture does."""
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.data.digits import DigitsPictures
+from swin_quant.data.folder import FolderPictures
+from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Augment, Preprocess
+from swin_quant.data.zip import ZipPictures
+from swin_quant.errors import SwinQuantError, UsageError
+
+PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
+AUGMENT = Augment(PREPROCESS, "rand-m9-mstd0.5-inc1", None, 0.25, "pixel", 1, seed=3)
+BATCHES = [[5, 3, 8], [0], [1, 2, 4, 6], [7]]
+
+
+def png(index: int) -> bytes:
+    noise = np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Nine pictures in three classes; number 3, 4 and 7 are damaged."""
+    for index in range(9):
+        path = tmp_path / f"{index // 3}/{index}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes({3: b"", 4: png(4)[:300], 7: b"<html>"}.get(index, png(index)))
+    return tmp_path
+
+
+@pytest.fixture
+def archive(tmp_path) -> Path:
+    with zipfile.ZipFile(tmp_path / "val.zip", "w") as file:
+        for index in range(9):
+            file.writestr(f"{index}.png", png(index))
+    (tmp_path / "val_map.txt").write_text("".join(f"{index}.png\t{index}\n" for index in range(9)))
+    return tmp_path
+
+
+def test_batches_are_those_asked_for_without_the_unreadable(folder):
+    batches = list(load_batches(FolderPictures(folder), PREPROCESS, BATCHES))
+    assert [batch.indices for batch in batches] == [[5, 8], [0], [1, 2, 6], []]
+    assert [batch.unreadable for batch in batches] == [["1/3.png"], [], ["1/4.png"], ["2/7.png"]]
+    assert [batch.labels.tolist() for batch in batches] == [[1, 2], [0], [0, 0, 2], []]
+    assert all(batch.labels.dtype == torch.int64 and batch.images.dtype == torch.float32 for batch in batches)
+    for batch in batches:
+        assert batch.images.shape == (len(batch.indices), 3, 16, 16)
+        for image, index in zip(batch.images, batch.indices, strict=True):
+            assert torch.equal(image, PREPROCESS(Image.open(io.BytesIO(png(index)))))
+
+
+@pytest.mark.parametrize("transform", [PREPROCESS, AUGMENT], ids=["evaluation", "augmented"])
+def test_workers_change_no_bit(folder, transform):
+    pictures = FolderPictures(folder)
+    alone = list(load_batches(pictures, transform, BATCHES))
+    helped = list(load_batches(pictures, transform, BATCHES, workers=2))
+    for one, two in zip(alone, helped, strict=True):
+        assert torch.equal(one.images, two.images) and torch.equal(one.labels, two.labels)
+        assert (one.indices, one.unreadable) == (two.indices, two.unreadable)
+
+
+def test_an_augmented_picture_is_the_same_in_any_batch_and_order(archive):
+    pictures = ZipPictures(archive, "val")
+    together = next(load_batches(pictures, AUGMENT, [[4, 2, 6]])).images
+    apart = [batch.images[0] for batch in load_batches(pictures, AUGMENT, [[6], [2], [4]])]
+    assert torch.equal(together, torch.stack(apart[::-1]))
+
+
+def test_workers_read_an_archive_that_the_parent_has_open(archive):
+    pictures = ZipPictures(archive, "val", cache_mode="no")
+    expected = torch.stack([PREPROCESS(pictures.read(index)) for index in range(9)])
+    batches = load_batches(pictures, PREPROCESS, [[index] for index in range(9)], workers=2)
+    assert torch.equal(torch.cat([batch.images for batch in batches]), expected)
+
+
+def test_loading_leaves_the_global_random_state_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    list(load_batches(DigitsPictures("val"), PREPROCESS, [[0, 1]]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_batches_and_an_empty_batch_are_fine():
+    pictures = DigitsPictures("val")
+    assert list(load_batches(pictures, PREPROCESS, [])) == []
+    assert next(load_batches(pictures, PREPROCESS, [[]])).images.shape == (0, 3, 16, 16)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_that_breaks_is_one_line_and_not_a_bad_picture(archive, workers):
+    pictures = ZipPictures(archive, "val", cache_mode="no")
+    (archive / "val.zip").unlink()
+    pictures.__dict__.update(pictures.__getstate__())  # as if unpickled: no file is open
+    with pytest.raises(SwinQuantError, match=r"^\S*val\.zip: no such file; .*$"):
+        list(load_batches(pictures, PREPROCESS, [[0], [1]], workers))
+
+
+class Deadly(Pictures):
+    names, labels, class_names = ["a"], [0], ["a"]
+
+    def open(self, index: int) -> bytes:
+        os._exit(9)  # what the kernel does to a process that took too much memory
+
+
+def test_a_dead_worker_is_one_line(capfd):
+    with pytest.raises(SwinQuantError, match="process that loads pictures died .* DATA.NUM_WORKERS") as caught:
+        list(load_batches(Deadly(), PREPROCESS, [[0]], workers=1))
+    assert "\n" not in str(caught.value)
+
+
+def test_workers_stay_within_the_cores_and_are_not_started_for_little(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert default_workers(8, 1) == 8
+    assert default_workers(8, 4) == 4
+    assert default_workers(8, 32) == 0
+    assert default_workers(0, 1) == 0
+    assert default_workers(8, 1, total=80) == 0
+    assert default_workers(8, 1, total=50_000) == 8
+
+
+def test_up_to_the_limit_pictures_may_be_unreadable():
+    limit = UnreadableLimit(total=200, limit=0.01)
+    limit.count(["a", "b"])
+    limit.count(["b"])
+    limit.check()
+    assert limit.names == ["a", "b"]
+    limit.count(["c"])
+    with pytest.raises(
+        SwinQuantError, match=r"^3 of 200 pictures are unreadable: a, b, c; .*--max-unreadable \(now 0.01"
+    ):
+        limit.check()
+
+
+@pytest.mark.parametrize(("share", "total"), [(0.29, 100), (0.07, 100), (0.1, 30), (0.57, 100)])
+def test_exactly_the_limit_is_allowed_in_spite_of_rounding(share, total):
+    limit = UnreadableLimit(total, share)
+    limit.count(map(str, range(round(share * total))))
+    limit.check()
+    limit.count(["one more"])
+    with pytest.raises(SwinQuantError):
+        limit.check()
+
+
+def test_a_run_with_no_readable_picture_fails_whatever_the_limit():
+    limit = UnreadableLimit(2, limit=1.0)
+    limit.check()
+    limit.count(["a", "b"])
+    with pytest.raises(SwinQuantError, match="no picture is left"):
+        limit.check()
+
+
+def test_many_unreadable_names_are_shortened():
+    limit = UnreadableLimit(1000)
+    limit.count(map(str, range(500)))
+    with pytest.raises(SwinQuantError, match="0, 1, 2, 3, 4 and 495 more"):
+        limit.check()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_limit_that_is_no_share_is_refused(share):
+    with pytest.raises(UsageError, match="--max-unreadable"):
+        UnreadableLimit(10, share)
+
+
+def test_importing_the_package_does_not_import_torchvision_or_timm():
+    code = (
+        "import sys, swin_quant.data.loader, swin_quant.data.sources; print({'torchvision', 'timm'} & set(sys.modules))"
+    )
+    root = Path(__file__).parents[2]
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

@@ -1,0 +1,135 @@
+"""Any file becomes 8-bit RGB, or is unreadable with a reason: no defect of one picture is fatal."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_quant.data.pictures import UnreadablePicture, decode, is_picture, printable
+
+GREYS = np.linspace(0, 255, 12 * 10).reshape(12, 10).round().astype(np.uint8)
+PHOTO = np.stack([GREYS, GREYS[::-1], np.full_like(GREYS, 90)], axis=-1)
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pixels(data: bytes | Image.Image) -> np.ndarray:
+    image = decode(data, "a.png")
+    assert image.mode == "RGB"
+    return np.asarray(image).astype(int)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF"])
+def test_lossless_rgb_comes_back_exactly(kind):
+    assert (pixels(encoded(Image.fromarray(PHOTO), kind)) == PHOTO).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_lossy_rgb_comes_back_nearly(kind):
+    smooth = Image.fromarray(PHOTO).resize((80, 96), Image.Resampling.BICUBIC)
+    assert abs(pixels(encoded(smooth, kind, quality=95)) - np.asarray(smooth).astype(int)).mean() < 3
+
+
+def test_greyscale_fills_three_channels():
+    assert (pixels(encoded(Image.fromarray(GREYS), "PNG")) == GREYS[..., None]).all()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "PPM", "TIFF"])
+def test_16_bit_greyscale_is_scaled_and_not_clipped(kind):
+    samples = np.array([[0, 128, 129, 300], [257 * 100, 257 * 200, 65535 - 129, 65535]], dtype=np.uint16)
+    expected = np.array([[0, 0, 1, 1], [100, 200, 254, 255]])
+    assert (pixels(encoded(Image.fromarray(samples), kind)) == expected[..., None]).all()
+
+
+def test_big_endian_16_bit_tiff_is_scaled():
+    header = struct.pack(">2sHI", b"MM", 42, 8)
+    tags = [(256, 3, 2), (257, 3, 1), (258, 3, 16), (259, 3, 1), (262, 3, 1), (277, 3, 1), (278, 3, 1), (279, 3, 4)]
+    entries = [struct.pack(">HHIHH", tag, kind, 1, value, 0) for tag, kind, value in tags]
+    entries.insert(5, struct.pack(">HHII", 273, 4, 1, 8 + 2 + 12 * 9 + 4))
+    data = header + struct.pack(">H", 9) + b"".join(entries) + struct.pack(">I", 0) + struct.pack(">HH", 257 * 7, 65535)
+    assert pixels(data)[..., 0].tolist() == [[7, 255]]
+
+
+def test_cmyk_jpeg_is_converted():
+    grey = Image.new("CMYK", (16, 16), (0, 0, 0, 155))
+    assert abs(pixels(encoded(grey, "JPEG", quality=95)) - 100).max() <= 3
+
+
+def test_transparency_is_dropped():
+    alpha = np.zeros_like(GREYS)
+    assert (pixels(encoded(Image.fromarray(np.dstack([PHOTO, alpha])), "PNG")) == PHOTO).all()
+    assert (pixels(encoded(Image.fromarray(np.dstack([GREYS, alpha])), "PNG")) == GREYS[..., None]).all()
+
+
+def test_palette_with_transparency_is_converted_without_a_warning(recwarn):
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([9, 9, 9, 200, 100, 50])
+    assert (pixels(encoded(image, "PNG", transparency=b"\x00\x80")) == [200, 100, 50]).all()
+    assert not [str(x.message) for x in recwarn.list]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_animation_gives_its_first_frame(kind):
+    first, second = Image.new("RGB", (8, 8), (200, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 200))
+    data = encoded(first, kind, save_all=True, append_images=[second])
+    assert getattr(Image.open(io.BytesIO(data)), "n_frames", 1) == 2
+    assert abs(pixels(data) - [200, 0, 0]).max() <= 10
+
+
+def test_a_bilevel_picture_and_a_picture_object_are_converted():
+    assert np.unique(pixels(encoded(Image.fromarray(GREYS).convert("1"), "PNG"))).tolist() == [0, 255]
+    assert (pixels(Image.fromarray(GREYS)) == GREYS[..., None]).all()
+
+
+def huge_png(width: int, height: int) -> bytes:
+    data = encoded(Image.new("L", (1, 1)), "PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
+    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+NOISY_JPEG = encoded(Image.fromarray(NOISE), "JPEG")
+NOISY_PNG = encoded(Image.fromarray(NOISE), "PNG")
+
+DEFECTS = {
+    "zero bytes": (b"", "empty"),
+    "text": (b"<html><body>404 Not Found</body></html>", "known format"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "known format"),
+    "truncated JPEG": (NOISY_JPEG[: len(NOISY_JPEG) // 2], "truncated"),
+    "JPEG of a header": (NOISY_JPEG[:20], "known format"),
+    "truncated PNG": (NOISY_PNG[: len(NOISY_PNG) // 2], "truncated"),
+    "corrupt PNG": (NOISY_PNG[:200] + b"\xff" * 50 + NOISY_PNG[250:], "stream"),
+    "bomb over PIL's error threshold": (huge_png(60000, 60000), "pixels"),
+    "bomb over PIL's warning threshold": (huge_png(9500, 9500), "pixels"),
+    "ribbon": (encoded(Image.new("L", (1, 5000)), "PNG"), "times the other"),
+    "float samples": (encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), "white"),
+    "32-bit samples": (encoded(Image.fromarray(np.full((4, 4), 70000, np.int32)), "TIFF"), "white"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_unreadable_with_name_and_reason_in_one_line(defect, recwarn):
+    data, reason = DEFECTS[defect]
+    with pytest.raises(UnreadablePicture, match=reason) as caught:
+        decode(data, "cat/7.jpg")
+    message = str(caught.value)
+    assert message.startswith("cat/7.jpg: ") and len(message) > len("cat/7.jpg: ") and "\n" not in message
+    assert not [str(x.message) for x in recwarn.list]
+
+
+def test_extensions_are_known_in_any_case():
+    assert all(map(is_picture, ["a.JPEG", "b.jpg", "c.Png", "d.ppm", "e.BMP", "f.pgm", "g.tif", "h.webp", "i.gif"]))
+    assert not any(map(is_picture, ["a.txt", "jpg", "a.jpg.part", ""]))
+
+
+def test_names_fit_one_line_of_any_terminal():
+    assert printable("été/猫 1.jpg") == "été/猫 1.jpg"
+    for name in ["a\nb.jpg", "a\x1b[31m.jpg", b"\xff.jpg".decode("utf-8", "surrogateescape")]:
+        assert printable(name).isprintable() and printable(name).encode("utf-8")

@@ -1,0 +1,149 @@
+"""The evaluation transform against timm, PIL and hand arithmetic; crops that depend on seed and index alone."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.compat import import_timm
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, augmented
+from swin_quant.errors import SwinQuantError, UsageError
+
+
+def photo(width: int, height: int) -> Image.Image:
+    """Smooth, noisy and asymmetric, so that a shift by one pixel shows."""
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([np.sin(x / 9), np.cos(y / 7), np.sin((x + 2 * y) / 11)], axis=-1) * 90 + 128
+    return Image.fromarray((waves + np.random.default_rng(0).uniform(-30, 30, waves.shape)).astype(np.uint8))
+
+
+def config(size=224, crop=True, interpolation="bicubic", **aug) -> SimpleNamespace:
+    defaults = dict(AUTO_AUGMENT="rand-m9-mstd0.5-inc1", COLOR_JITTER=0.4, REPROB=0.25, REMODE="pixel", RECOUNT=1)
+    return SimpleNamespace(
+        DATA=SimpleNamespace(IMG_SIZE=size, INTERPOLATION=interpolation),
+        TEST=SimpleNamespace(CROP=crop),
+        AUG=SimpleNamespace(**(defaults | aug)),
+    )
+
+
+@pytest.mark.parametrize("size", [32, 192, 224, 256])
+@pytest.mark.parametrize("shape", [(300, 200), (97, 401), (64, 64)])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_crop_equals_timms_evaluation_transform(size, shape, interpolation):
+    import_timm()
+    from timm.data import create_transform
+
+    reference = create_transform(size, interpolation=interpolation, crop_pct=224 / 256)
+    ours = Preprocess.from_config(config(size, True, interpolation))(photo(*shape))
+    assert ours.dtype == torch.float32 and ours.shape == (3, size, size)
+    assert torch.equal(ours, reference(photo(*shape)))
+
+
+@pytest.mark.parametrize(("size", "shape"), [(384, (300, 200)), (32, (32, 32)), (32, (500, 375))])
+def test_no_crop_resizes_both_sides_as_pil_does(size, shape):
+    resized = np.asarray(photo(*shape).resize((size, size), Image.Resampling.BICUBIC)) / 255
+    expected = ((resized - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1)
+    ours = Preprocess.from_config(config(size, crop=False))(photo(*shape))
+    assert np.abs(ours.numpy() - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(("size", "shorter"), [(224, 256), (256, 292), (192, 219), (384, 438)])
+def test_the_shorter_side_becomes_256_for_224(size, shorter):
+    image = photo(shorter + 40, shorter)  # already of that size, so that only the crop is left to do
+    left, top = 20 + round((shorter - size) / 2), round((shorter - size) / 2)
+    window = np.asarray(image)[top : top + size, left : left + size] / 255
+    expected = ((window - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1)
+    ours = Preprocess.from_config(config(size))(image)
+    assert np.abs(ours.numpy() - expected).max() < 1e-5
+
+
+def test_mean_and_std_are_used_as_given():
+    white = Image.new("RGB", (10, 10), (255, 255, 255))
+    tensor = Preprocess(8, False, "nearest", (0.5, 0.0, 1.0), (0.5, 2.0, 0.1))(white)
+    assert torch.allclose(tensor[:, 0, 0], torch.tensor([1.0, 0.5, 0.0]))
+
+
+def test_a_run_card_gives_back_the_same_preprocessing():
+    preprocess = Preprocess.from_config(config(256, False, "bilinear"))
+    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
+
+
+GOOD = Preprocess.from_config(config()).to_dict()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {key: value for key, value in GOOD.items() if key != "std"},
+        GOOD | {"crop_pct": 0.9},
+        GOOD | {"size": "224"},
+        GOOD | {"size": 0},
+        GOOD | {"size": 10**9},
+        GOOD | {"size": True},
+        GOOD | {"crop": 1},
+        GOOD | {"interpolation": "cubic"},
+        GOOD | {"interpolation": ["bicubic"]},
+        GOOD | {"mean": [0.5, 0.5]},
+        GOOD | {"mean": "abc"},
+        GOOD | {"mean": None},
+        GOOD | {"std": [0.2, 0.2, 0.0]},
+        GOOD | {"std": [0.2, 0.2, float("nan")]},
+        [],
+        None,
+    ],
+)
+def test_a_run_card_with_other_keys_or_values_is_refused(values):
+    with pytest.raises(SwinQuantError, match="^preprocess: "):
+        Preprocess.from_dict(values)
+
+
+def test_a_bad_configuration_names_its_keys():
+    with pytest.raises(UsageError, match="DATA.INTERPOLATION: interpolation 'cubic' is not one of bicubic"):
+        Preprocess.from_config(config(interpolation="cubic"))
+
+
+def test_training_crops_are_float_tensors_of_the_model_size():
+    transform = augmented(config(96))
+    tensor = transform(photo(120, 90), 0)
+    assert transform.size == 96 and tensor.shape == (3, 96, 96) and tensor.dtype == torch.float32
+
+
+def test_a_training_crop_depends_on_seed_and_index_alone():
+    transform, other = augmented(config(64), seed=1), augmented(config(64), seed=2)
+    image = photo(120, 90)
+    crops = [transform(image, index) for index in range(8)]
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)
+    again = [augmented(config(64), seed=1)(image, index) for index in reversed(range(8))][::-1]
+    assert all(map(torch.equal, crops, again))
+    assert not any(torch.equal(crops[i], crops[j]) for i in range(8) for j in range(i))
+    assert not any(torch.equal(crop, other(image, index)) for index, crop in enumerate(crops))
+
+
+def test_a_training_crop_leaves_the_global_random_states_alone():
+    def draw():
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    transform = augmented(config(32))
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    expected = draw()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    transform(photo(50, 50), 3)
+    assert draw() == expected
+
+
+def test_training_crops_are_timms_with_the_settings_of_the_configuration():
+    plain = augmented(config(64, AUTO_AUGMENT="none", COLOR_JITTER=0, REPROB=0.0))
+    flat = torch.stack([plain(Image.new("RGB", (80, 80), (10, 20, 30)), index) for index in range(20)])
+    assert torch.allclose(flat, flat[:1, :, :1, :1].expand_as(flat), atol=1e-5)  # crops and flips keep one colour
+    erasing = augmented(config(64, AUTO_AUGMENT="none", COLOR_JITTER=0, REPROB=0.25))
+    noisy = [erasing(Image.new("RGB", (80, 80)), index).std(dim=(1, 2)).max() > 0.01 for index in range(200)]
+    assert 25 <= sum(noisy) <= 80  # a quarter of 200, within five standard deviations
+
+
+def test_an_augmentation_that_timm_does_not_know_is_refused():
+    with pytest.raises(UsageError, match="AUG.AUTO_AUGMENT"):
+        augmented(config(AUTO_AUGMENT="bogus"))

@@ -1,0 +1,113 @@
+"""One door to every kind of data: what is missing is named, and the flag that would help is in the message."""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from swin_quant.data.sources import open_pictures
+from swin_quant.errors import SwinQuantError, UsageError
+
+SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
+
+
+def folder(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(root / name)
+    return root
+
+
+def archive(root: Path, split: str, labels: list[int]) -> Path:
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8)).save(buffer, "PNG")
+    with zipfile.ZipFile(root / f"{split}.zip", "w") as file:
+        for index in range(len(labels)):
+            file.writestr(f"{index}.png", buffer.getvalue())
+    (root / f"{split}_map.txt").write_text("".join(f"{i}.png\t{label}\n" for i, label in enumerate(labels)))
+    return root
+
+
+def refusal(kind: type[SwinQuantError], *arguments, **options) -> str:
+    with pytest.raises(SwinQuantError) as caught:
+        open_pictures(*arguments, **options)
+    assert type(caught.value) is kind and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_each_kind_of_source_opens(tmp_path):
+    folder(tmp_path, "train/a/1.png", "train/b/1.png")
+    archive(tmp_path, "val", [0, 1, 1])
+    assert open_pictures(str(tmp_path), "train", num_classes=2).names == ["a/1.png", "b/1.png"]
+    assert open_pictures(str(tmp_path), "val", zip_mode=True, num_classes=2).labels == [0, 1, 1]
+    assert len(open_pictures("digits", "val", num_classes=10)) > 300
+
+
+def test_a_path_that_is_no_folder_is_named(tmp_path):
+    assert "--data-path" in refusal(UsageError, "", "val")
+    missing = tmp_path / "nowhere"
+    assert f"{missing}: no such folder; set --data-path" in refusal(SwinQuantError, str(missing), "val")
+    archive(tmp_path, "val", [0])
+    assert "val.zip: is not a folder" in refusal(SwinQuantError, str(tmp_path / "val.zip"), "val", zip_mode=True)
+    assert "cannot be read" in refusal(SwinQuantError, "x" * 5000, "val")
+
+
+def test_a_missing_split_says_which_there_are(tmp_path):
+    assert "neither folders nor archives" in refusal(SwinQuantError, str(tmp_path), "val")
+    archive(folder(tmp_path, "train/a/1.png", "validation/a/1.png"), "test", [0])
+    message = refusal(SwinQuantError, str(tmp_path), "val")
+    assert "has no folder val" in message and "train, validation, test.zip" in message
+    assert "has no val.zip with val_map.txt" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True)
+
+
+def test_the_other_layout_says_which_flag_is_wrong(tmp_path):
+    archive(folder(tmp_path, "train/a/1.png"), "val", [0])
+    assert "--zip is needed" in refusal(UsageError, str(tmp_path), "val")
+    assert "drop --zip" in refusal(UsageError, str(tmp_path), "train", zip_mode=True)
+
+
+def test_another_number_of_classes_names_the_key_and_both_counts(tmp_path):
+    folder(tmp_path, "val/a/1.png", "val/b/1.png")
+    message = refusal(SwinQuantError, str(tmp_path), "val", num_classes=1000)
+    assert str(tmp_path) in message and "2 classes, but MODEL.NUM_CLASSES is 1000" in message
+    assert "10 classes" in refusal(SwinQuantError, "digits", "val", num_classes=1000)
+    assert len(open_pictures(str(tmp_path), "val")) == 2
+
+
+def test_zip_labels_and_class_names_are_held_against_the_model(tmp_path):
+    archive(tmp_path, "val", [0, 1, 2])
+    assert "line 3: label 2" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True, num_classes=2)
+    assert open_pictures(str(tmp_path), "val", zip_mode=True, num_classes=1000).labels == [0, 1, 2]
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    message = refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True, num_classes=1000)
+    assert "3 classes, but MODEL.NUM_CLASSES is 1000" in message
+
+
+def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
+    folder(tmp_path, "1.png", "2.png")
+    assert open_pictures(str(tmp_path), "train").names == ["1.png", "2.png"]
+    assert "has no folder train" in refusal(SwinQuantError, str(tmp_path), "train", num_classes=10)
+    folder(tmp_path, "train/3.png")
+    assert open_pictures(str(tmp_path), "train").names == ["3.png"]
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10").is_dir(), reason="CIFAR-10 is not here")
+def test_cifar10_is_read_from_its_archive():
+    pictures = open_pictures(str(SHARED / "cifar10"), "val", zip_mode=True, cache_mode="no", num_classes=10)
+    assert len(pictures) == 5000 and np.bincount(pictures.labels).tolist() == [500] * 10
+    for index in range(0, 5000, 250):
+        assert pictures.read(index).size == (32, 32)
+        assert pictures.names[index].split("/")[0] == pictures.class_names[pictures.labels[index]]
+
+
+@pytest.mark.skipif(not (SHARED / "imagenet_sample").is_dir(), reason="the ImageNet sample is not here")
+def test_every_picture_of_the_imagenet_sample_becomes_a_tensor():
+    pictures = open_pictures(str(SHARED / "imagenet_sample"), "val", num_classes=128)
+    preprocess = Preprocess(224, True, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
+    means = [preprocess(pictures.read(index)).mean().item() for index in range(len(pictures))]
+    assert len(means) == 128 and np.isfinite(means).all() and np.std(means) > 0.3

@@ -1,0 +1,222 @@
+"""Zip and map: every defect of either has a line number or costs one picture, and nothing is ever extracted."""
+
+import io
+import pickle
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_quant.data.pictures import UnreadablePicture
+from swin_quant.data.zip import ZipPictures
+from swin_quant.errors import SwinQuantError, UsageError
+
+
+def png(grey: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8), grey).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def archive(
+    root: Path, members: dict[str, bytes], lines: str | bytes | None = None, method=zipfile.ZIP_DEFLATED
+) -> Path:
+    with zipfile.ZipFile(root / "val.zip", "w", method) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    if lines is None:
+        lines = "".join(f"{name}\t{label}\n" for label, name in enumerate(members))
+    (root / "val_map.txt").write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    return root
+
+
+def greys(pictures: ZipPictures) -> list[int]:
+    return [pictures.read(index).getpixel((0, 0))[0] for index in range(len(pictures))]
+
+
+@pytest.mark.parametrize("cache_mode", ["no", "part", "full"])
+def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_path, cache_mode):
+    members = {"a/1.png": png(10), "b/猫.PNG": png(20), "unlisted.png": png(30), "c.png": png(40)}
+    archive(tmp_path, members, "c.png\t7\nb/猫.PNG\t0\na/1.png\t7\n")
+    pictures = ZipPictures(tmp_path, "val", cache_mode=cache_mode)
+    assert pictures.names == ["c.png", "b/猫.PNG", "a/1.png"]
+    assert pictures.labels == [7, 0, 7]
+    assert greys(pictures) == [40, 20, 10]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["val.zip", "val_map.txt"]
+
+
+def test_map_of_windows_editors_is_read(tmp_path):
+    archive(tmp_path, {"a.png": png(1), "b.png": png(2)}, b"\xef\xbb\xbfa.png\t3\r\n\r\nb.png\t4")
+    pictures = ZipPictures(tmp_path, "val")
+    assert pictures.names == ["a.png", "b.png"] and pictures.labels == [3, 4]
+
+
+BAD_LINES = {
+    "no tab": ("a.png 0", "found 0 tabs"),
+    "three fields": ("a.png\t0\t1", "found 2 tabs"),
+    "word for a label": ("a.png\tcat", "'cat' is not an integer"),
+    "float label": ("a.png\t1.0", "not an integer"),
+    "python-only integer": ("a.png\t1_0", "not an integer"),
+    "no label": ("a.png\t", "not an integer"),
+    "endless label": ("a.png\t" + "9" * 5000, "not an integer"),
+    "negative label": ("a.png\t-1", "-1 is outside 0 to 9"),
+    "label out of range": ("a.png\t10", r"10 is outside 0 to 9 \(MODEL.NUM_CLASSES is 10\)"),
+    "member missing": ("b.png\t0", r"b.png is missing from .*val\.zip"),
+    "member listed twice": ("first.png\t1", "listed a second time"),
+    "absolute path": ("/etc/a.png\t0", "relative path"),
+    "parent folder": ("../a.png\t0", "relative path"),
+    "parent folder inside": ("x/../../a.png\t0", "relative path"),
+    "backslash": ("x\\a.png\t0", "relative path"),
+    "drive letter": ("C:/a.png\t0", "relative path"),
+    "control character": ("a\x1b.png\t0", "relative path"),
+    "no picture": ("a.exe\t0", "does not end in .jpg"),
+    "not UTF-8": (b"\xff\xfe.png\t0", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path, case):
+    line, reason = BAD_LINES[case]
+    line = line if isinstance(line, bytes) else line.encode()
+    names = ["first.png", "a.png", "/etc/a.png", "../a.png", "x/../../a.png", "x\\a.png", "C:/a.png", "a.exe"]
+    archive(tmp_path, {name: png(0) for name in names}, b"first.png\t0\n\n" + line + b"\n")
+    with pytest.raises(SwinQuantError, match=rf"val_map\.txt, line 3: .*{reason}") as caught:
+        ZipPictures(tmp_path, "val", num_classes=10)
+    assert str(caught.value).isprintable()
+
+
+def test_without_a_class_count_any_label_but_a_negative_one_is_taken(tmp_path):
+    archive(tmp_path, {"a.png": png(0)}, "a.png\t21840\n")
+    assert ZipPictures(tmp_path, "val").labels == [21840]
+    archive(tmp_path, {"a.png": png(0)}, "a.png\t-1\n")
+    with pytest.raises(SwinQuantError, match="line 1: label -1 is negative"):
+        ZipPictures(tmp_path, "val")
+
+
+@pytest.mark.parametrize("lines", ["", "\n \n"])
+def test_an_empty_map_is_an_error(tmp_path, lines):
+    archive(tmp_path, {"a.png": png(0)}, lines)
+    with pytest.raises(SwinQuantError, match=r"val_map\.txt: lists no pictures"):
+        ZipPictures(tmp_path, "val")
+
+
+def test_two_members_of_one_name_are_ambiguous_only_when_listed(tmp_path):
+    archive(tmp_path, {"a.png": png(0), "b.png": png(0)})
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "val.zip", "a") as file:
+        file.writestr("a.png", png(1))
+    with pytest.raises(SwinQuantError, match="line 1: a.png is 2 times in"):
+        ZipPictures(tmp_path, "val")
+    (tmp_path / "val_map.txt").write_text("b.png\t0\n")
+    assert len(ZipPictures(tmp_path, "val")) == 1
+
+
+@pytest.mark.parametrize("lost", ["val.zip", "val_map.txt"])
+def test_a_missing_half_is_named(tmp_path, lost):
+    archive(tmp_path, {"a.png": png(0)})
+    (tmp_path / lost).unlink()
+    with pytest.raises(SwinQuantError, match=rf"{lost}: .*--zip"):
+        ZipPictures(tmp_path, "val")
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: b"<html>404</html>", lambda data: data[:-10]])
+def test_a_damaged_archive_is_an_error(tmp_path, damage):
+    archive(tmp_path, {"a.png": png(0)})
+    path = tmp_path / "val.zip"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(SwinQuantError, match=r"val\.zip: not a readable zip archive"):
+        ZipPictures(tmp_path, "val")
+
+
+def patch_headers(path: Path, local: int, central: int, value: bytes) -> None:
+    """Overwrite one field of the only member in its local header and in the central directory."""
+    data = bytearray(path.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        start = data.index(signature) + offset
+        data[start : start + len(value)] = value
+    path.write_bytes(data)
+
+
+def unreadable(root: Path, reason: str) -> None:
+    for cache_mode in ("no", "full"):  # preloading must not end the run either
+        with pytest.raises(UnreadablePicture, match=f"a.png: {reason}"):
+            ZipPictures(root, "val", cache_mode=cache_mode).read(0)
+
+
+def test_an_encrypted_member_is_unreadable(tmp_path):
+    archive(tmp_path, {"a.png": png(0)})
+    patch_headers(tmp_path / "val.zip", 6, 8, b"\x01")
+    unreadable(tmp_path, "encrypted")
+
+
+def test_a_member_that_declares_too_much_is_unreadable(tmp_path):
+    archive(tmp_path, {"a.png": png(0)})
+    patch_headers(tmp_path / "val.zip", 22, 24, (65 << 20).to_bytes(4, "little"))
+    unreadable(tmp_path, "larger than 64 MiB")
+
+
+def test_a_member_that_unpacks_to_more_than_it_declares_costs_no_memory(tmp_path):
+    archive(tmp_path, {"a.png": bytes(100 << 20)})
+    patch_headers(tmp_path / "val.zip", 22, 24, (10).to_bytes(4, "little"))
+    pictures = ZipPictures(tmp_path, "val", cache_mode="no")
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnreadablePicture, match=r"a\.png: "):
+            pictures.read(0)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_unusual_compression_and_corruption_are_unreadable(tmp_path):
+    archive(tmp_path, {"a.png": png(0)}, method=zipfile.ZIP_BZIP2)
+    unreadable(tmp_path, "compressed by another method")
+    archive(tmp_path, {"a.png": png(0)}, method=zipfile.ZIP_STORED)
+    path = tmp_path / "val.zip"
+    path.write_bytes(path.read_bytes().replace(b"IHDR", b"IHDX"))
+    unreadable(tmp_path, "Bad CRC")
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.parametrize(
+    ("cache_mode", "held"), [("no", lambda i: False), ("part", lambda i: i % 2 == 1), ("full", lambda i: True)]
+)
+def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, count, cache_mode, held):
+    archive(tmp_path, {f"{i}.png": png(i) for i in range(count)})
+    tracked = []
+    opened = ZipPictures(tmp_path, "val", None, cache_mode, 1, 2, lambda share: tracked.append(list(share)) or share)
+    pictures = pickle.loads(pickle.dumps(opened))  # the copy has no open file: only its cache is left
+    (tmp_path / "val.zip").unlink()
+    for index in range(count):
+        if held(index):
+            assert pictures.read(index).getpixel((0, 0))[0] == index
+        else:
+            with pytest.raises(SwinQuantError, match=r"val\.zip: no such file"):
+                pictures.read(index)
+    assert tracked == [[index for index in range(count) if held(index)]]
+
+
+def test_an_unknown_cache_mode_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="--cache-mode some: choose one of no, part, full"):
+        ZipPictures(archive(tmp_path, {"a.png": png(0)}), "val", cache_mode="some")
+
+
+def test_class_names_come_from_classes_txt_if_there_is_one(tmp_path):
+    archive(tmp_path, {"a.png": png(0), "b.png": png(0)})
+    assert ZipPictures(tmp_path, "val").class_names == ["0", "1"]
+    assert ZipPictures(tmp_path, "val", num_classes=3).class_names == ["0", "1", "2"]
+    (tmp_path / "classes.txt").write_text("cat\r\ndog\r\n")
+    assert ZipPictures(tmp_path, "val").class_names == ["cat", "dog"]
+    (tmp_path / "classes.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(SwinQuantError, match=r"classes\.txt: cannot be read"):
+        ZipPictures(tmp_path, "val")
+
+
+def test_labels_and_bytes_are_independent_of_the_cache(tmp_path):
+    data = {f"{i}.png": png(i) for i in np.random.default_rng(0).permutation(20).tolist()}
+    archive(tmp_path, data)
+    for cache_mode in ("no", "part", "full"):
+        pictures = ZipPictures(tmp_path, "val", cache_mode=cache_mode, rank=1, world=3)
+        assert [pictures.open(index) for index in range(len(pictures))] == list(data.values())

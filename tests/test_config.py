@@ -1,0 +1,438 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.config import (
+    architecture,
+    check_geometry,
+    configs_dir,
+    default_config,
+    find_config,
+    from_dict,
+    load_config,
+    to_dict,
+)
+from swin_quant.errors import UsageError
+
+FILES = sorted(file for folder in ("swin", "swinv2") for file in (configs_dir() / folder).glob("[!_]*.yaml"))
+SIZES = {
+    "tiny": (96, [2, 2, 6, 2], [3, 6, 12, 24]),
+    "small": (96, [2, 2, 18, 2], [3, 6, 12, 24]),
+    "base": (128, [2, 2, 18, 2], [4, 8, 16, 32]),
+    "large": (192, [2, 2, 18, 2], [6, 12, 24, 48]),
+}
+# FasterTransformer spec, section 1.2: (picture, WINDOW_SIZE) -> stage resolutions and windows in use.
+STAGES = {
+    (224, 7): ([56, 28, 14, 7], [7, 7, 7, 7]),
+    (384, 12): ([96, 48, 24, 12], [12, 12, 12, 12]),
+    (256, 8): ([64, 32, 16, 8], [8, 8, 8, 8]),
+    (256, 16): ([64, 32, 16, 8], [16, 16, 16, 8]),
+    (384, 24): ([96, 48, 24, 12], [24, 24, 24, 12]),
+    (192, 12): ([48, 24, 12, 6], [12, 12, 12, 6]),
+}
+SCHEDULES = {
+    "-": (300, 20, 0.05, 5e-4, 5e-7, 5e-6),
+    "swin 22k": (90, 5, 0.05, 1.25e-4, 1.25e-7, 1.25e-6),
+    "swinv2 22k": (90, 5, 0.1, 1.25e-4, 1.25e-7, 1.25e-6),
+    "finetune": (30, 5, 1e-8, 2e-5, 2e-8, 2e-7),
+}
+# Section 7.1, the columns IMG, WINDOW, DROP_PATH, schedule and CROP of every file.
+TABLE = {
+    "swin_base_patch4_window12_384_22kto1k_finetune": (384, 12, 0.2, "finetune", False),
+    "swin_base_patch4_window12_384_finetune": (384, 12, 0.5, "finetune", False),
+    "swin_base_patch4_window7_224": (224, 7, 0.5, "-", True),
+    "swin_base_patch4_window7_224_22k": (224, 7, 0.2, "swin 22k", True),
+    "swin_base_patch4_window7_224_22kto1k_finetune": (224, 7, 0.2, "finetune", True),
+    "swin_large_patch4_window12_384_22kto1k_finetune": (384, 12, 0.2, "finetune", False),
+    "swin_large_patch4_window7_224_22k": (224, 7, 0.2, "swin 22k", True),
+    "swin_large_patch4_window7_224_22kto1k_finetune": (224, 7, 0.2, "finetune", True),
+    "swin_small_patch4_window7_224": (224, 7, 0.3, "-", True),
+    "swin_small_patch4_window7_224_22k": (224, 7, 0.2, "swin 22k", True),
+    "swin_small_patch4_window7_224_22kto1k_finetune": (224, 7, 0.2, "finetune", True),
+    "swin_tiny_c24_patch4_window8_256": (256, 8, 0.2, "-", True),
+    "swin_tiny_patch4_window7_224": (224, 7, 0.2, "-", True),
+    "swin_tiny_patch4_window7_224_22k": (224, 7, 0.1, "swin 22k", True),
+    "swin_tiny_patch4_window7_224_22kto1k_finetune": (224, 7, 0.1, "finetune", True),
+    "swinv2_base_patch4_window12_192_22k": (192, 12, 0.2, "swinv2 22k", True),
+    "swinv2_base_patch4_window12to16_192to256_22kto1k_ft": (256, 16, 0.2, "finetune", True),
+    "swinv2_base_patch4_window12to24_192to384_22kto1k_ft": (384, 24, 0.2, "finetune", False),
+    "swinv2_base_patch4_window16_256": (256, 16, 0.5, "-", True),
+    "swinv2_base_patch4_window8_256": (256, 8, 0.5, "-", True),
+    "swinv2_large_patch4_window12_192_22k": (192, 12, 0.2, "swinv2 22k", True),
+    "swinv2_large_patch4_window12to16_192to256_22kto1k_ft": (256, 16, 0.2, "finetune", True),
+    "swinv2_large_patch4_window12to24_192to384_22kto1k_ft": (384, 24, 0.2, "finetune", False),
+    "swinv2_small_patch4_window16_256": (256, 16, 0.3, "-", True),
+    "swinv2_small_patch4_window8_256": (256, 8, 0.3, "-", True),
+    "swinv2_tiny_patch4_window16_256": (256, 16, 0.2, "-", True),
+    "swinv2_tiny_patch4_window8_256": (256, 8, 0.2, "-", True),
+}
+
+
+def write(folder, text, name="user.yaml"):
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def test_every_file_of_the_table_is_shipped_and_no_other():
+    assert {file.stem: file.parent.name for file in FILES} == {name: name.split("_")[0] for name in TABLE}
+    assert len(FILES) == 27
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_shipped_file_says_what_the_table_says(file):
+    cfg = load_config(file)
+    picture, window, drop_path, schedule, crop = TABLE[file.stem]
+    embed, depths, heads = SIZES[file.stem.split("_")[1]]
+    swin = architecture(cfg)
+    assert cfg.MODEL.NAME == file.stem
+    assert cfg.MODEL.TYPE == file.parent.name
+    assert (cfg.DATA.IMG_SIZE, swin.WINDOW_SIZE, cfg.TEST.CROP) == (picture, window, crop)
+    assert cfg.MODEL.DROP_PATH_RATE == drop_path
+    assert (swin.EMBED_DIM, swin.DEPTHS) == (embed, depths)
+    assert swin.NUM_HEADS == ([4, 8, 16, 32] if "_c24_" in file.stem else heads)
+    assert (swin.PATCH_SIZE, swin.IN_CHANS, swin.MLP_RATIO) == (4, 3, 4.0)
+    assert (swin.QKV_BIAS, swin.APE, swin.PATCH_NORM) == (True, False, True)
+    train = cfg.TRAIN
+    rates = (train.WEIGHT_DECAY, train.BASE_LR, train.WARMUP_LR, train.MIN_LR)
+    assert (train.EPOCHS, train.WARMUP_EPOCHS, *rates) == SCHEDULES[schedule]
+    assert all(type(rate) is float for rate in rates)
+    pretraining = schedule.endswith("22k")
+    assert (cfg.DATA.DATASET, cfg.MODEL.NUM_CLASSES) == (("imagenet22K", 21841) if pretraining else ("imagenet", 1000))
+    if cfg.MODEL.TYPE == "swinv2":
+        assert swin.PRETRAINED_WINDOW_SIZES == ([12, 12, 12, 6] if "12to" in file.stem else [0, 0, 0, 0])
+        assert "QK_SCALE" not in swin
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_shipped_geometry_is_that_of_the_specification(file):
+    cfg = load_config(file)
+    resolutions, windows = STAGES[cfg.DATA.IMG_SIZE, architecture(cfg).WINDOW_SIZE]
+    assert [cfg.DATA.IMG_SIZE // 4 // 2**stage for stage in range(4)] == resolutions
+    assert [min(architecture(cfg).WINDOW_SIZE, resolution) for resolution in resolutions] == windows
+    assert all(resolution % window == 0 for resolution, window in zip(resolutions, windows, strict=True))
+
+
+@pytest.mark.parametrize("family", ["swin", "swinv2"])
+def test_demo_is_a_micro_model_for_digits(family):
+    cfg = load_config(find_config(f"{family}_digits"))
+    swin = architecture(cfg)
+    assert (cfg.MODEL.TYPE, cfg.MODEL.NAME) == (family, f"{family}_micro_digits")
+    assert (cfg.DATA.IMG_SIZE, swin.PATCH_SIZE, swin.WINDOW_SIZE, swin.EMBED_DIM) == (32, 2, 4, 32)
+    assert (swin.DEPTHS, swin.NUM_HEADS, cfg.MODEL.NUM_CLASSES) == ([2, 2, 2, 2], [1, 2, 4, 8], 10)
+    assert (cfg.MODEL.DROP_PATH_RATE, cfg.TEST.CROP) == (0.05, False)
+
+
+def test_defaults_of_an_almost_empty_file(tmp_path):
+    cfg = load_config(write(tmp_path, "MODEL: {}"))
+    assert to_dict(cfg) == to_dict(default_config())
+    assert cfg.TRAIN.OPTIMIZER.BETAS == (0.9, 0.999)
+    assert cfg.is_frozen() and cfg.MODEL.SWIN.is_frozen()
+
+
+def test_defaults_are_not_shared_between_trees():
+    default_config().MODEL.SWIN.DEPTHS.append(7)
+    assert default_config().MODEL.SWIN.DEPTHS == [2, 2, 6, 2]
+
+
+def test_later_layers_win(tmp_path):
+    (tmp_path / "deep").mkdir()
+    write(tmp_path, "DATA: {BATCH_SIZE: 1, NUM_WORKERS: 1, IMG_SIZE: 448}\nSEED: 1\nTAG: root", "root.yaml")
+    write(tmp_path / "deep", "BASE: ['', ../root.yaml]\nDATA: {BATCH_SIZE: 2, NUM_WORKERS: 2}\nSEED: 2", "base.yaml")
+    user = write(tmp_path, "BASE: [deep/base.yaml]\nDATA: {BATCH_SIZE: 3}\nSEED: 3")
+    cfg = load_config(user, ["DATA.BATCH_SIZE", "4", "SEED", "4"], {"SEED": 5})
+    assert (cfg.SEED, cfg.DATA.BATCH_SIZE, cfg.DATA.NUM_WORKERS, cfg.DATA.IMG_SIZE) == (5, 4, 2, 448)
+    assert cfg.TAG == "root"
+    assert cfg.BASE == [""]
+
+
+def test_base_may_be_one_name_and_the_later_of_two_wins(tmp_path):
+    write(tmp_path, "SEED: 1\nTAG: a", "a.yaml")
+    write(tmp_path, "SEED: 2", "b.yaml")
+    assert load_config(write(tmp_path, "BASE: a.yaml")).SEED == 1
+    cfg = load_config(write(tmp_path, "BASE: [a.yaml, b.yaml]"))
+    assert (cfg.SEED, cfg.TAG) == (2, "a")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("TRAIN.OPTIMIZER.EPS", "1e-8", 1e-8),
+        ("TRAIN.CLIP_GRAD", "1", 1.0),
+        ("MODEL.SWIN.DEPTHS", "[1, 1, 1, 1]", [1, 1, 1, 1]),
+        ("TRAIN.OPTIMIZER.BETAS", "[0.8, 0.9]", (0.8, 0.9)),
+        ("TRAIN.OPTIMIZER.BETAS", "(0.8, 9e-1)", (0.8, 0.9)),
+        ("TRAIN.LR_SCHEDULER.MULTISTEPS", "[]", []),
+        ("TRAIN.LR_SCHEDULER.MULTISTEPS", "[10, 20]", [10, 20]),
+        ("DATA.ZIP_MODE", "True", True),
+        ("MODEL.SWIN.QK_SCALE", "None", None),
+        ("MODEL.SWIN.QK_SCALE", "0.5", 0.5),
+        ("AUG.AUTO_AUGMENT", "none", None),
+        ("AUG.AUTO_AUGMENT", "rand-m5", "rand-m5"),
+        ("AUG.CUTMIX_MINMAX", "[0.2, 0.8]", (0.2, 0.8)),
+        ("DATA.DATA_PATH", "__import__('os')", "__import__('os')"),
+    ],
+)
+def test_values_take_the_type_of_their_key_in_files_and_opts(tmp_path, key, text, value):
+    for cfg in (load_config(write(tmp_path, f"{key}: {text}")), load_config(write(tmp_path, "{}"), [key, text])):
+        for part in key.split("."):
+            cfg = cfg[part]
+        assert cfg == value and type(cfg) is type(value)
+
+
+def test_opts_keep_text_that_looks_like_a_number(tmp_path):
+    assert load_config(write(tmp_path, "{}"), ["TAG", "007"]).TAG == "007"
+
+
+@pytest.mark.parametrize(
+    ("key", "bad", "asked"),
+    [
+        ("DATA.IMG_SIZE", [224], "a whole number"),
+        ("DATA.IMG_SIZE", 224.0, "a whole number"),
+        ("DATA.IMG_SIZE", True, "a whole number"),
+        ("DATA.IMG_SIZE", None, "a whole number"),
+        ("DATA.IMG_SIZE", {"X": 1}, "a whole number"),
+        ("DATA.ZIP_MODE", "yes please", "true or false"),
+        ("DATA.ZIP_MODE", 1, "true or false"),
+        ("MODEL.NAME", 7, "text"),
+        ("MODEL.DROP_RATE", "lots", "a number"),
+        ("MODEL.DROP_RATE", False, "a number"),
+        ("TRAIN.BASE_LR", float("nan"), "a number"),
+        ("TRAIN.BASE_LR", "1e999", "a number"),
+        ("TRAIN.BASE_LR", "__import__('os').getcwd()", "a number"),
+        ("MODEL.SWIN.DEPTHS", 2, "a list"),
+        ("MODEL.SWIN.DEPTHS", [2, 2, 6.5, 2], "a list, each entry a whole number"),
+        ("MODEL.SWIN.DEPTHS", [2, 2, True, 2], "a list, each entry a whole number"),
+        ("MODEL.SWIN.DEPTHS", [2, [2], 6, 2], "a list, each entry a whole number"),
+        ("TRAIN.OPTIMIZER.BETAS", [0.9], "a pair, each a number"),
+        ("MODEL.SWIN.QK_SCALE", "large", "a number or None"),
+        ("AUG.CUTMIX_MINMAX", 0.5, "a pair, each a number or None"),
+    ],
+)
+def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, asked):
+    nested = bad
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    user = write(tmp_path, json.dumps(nested))
+    for act, source in (
+        (lambda: load_config(user), str(user)),
+        (lambda: from_dict(nested, "run.json"), "run.json"),
+        (lambda: load_config(write(tmp_path, "{}"), overrides={key: bad}), "command line"),
+    ):
+        with pytest.raises(UsageError) as error:
+            act()
+        message = str(error.value)
+        assert message.startswith(f"{source}: ") and "\n" not in message
+        if not isinstance(bad, dict):
+            assert f"{key} must be {asked}" in message
+
+
+def test_wrong_type_in_opts_names_the_flag(tmp_path):
+    with pytest.raises(UsageError, match=r"^--opts: MODEL\.SWIN\.DEPTHS must be a list.*'\[2, 2'"):
+        load_config(write(tmp_path, "{}"), ["MODEL.SWIN.DEPTHS", "[2, 2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("MODEL: {SWIN: {WINDOWSIZE: 7}}", "unknown key MODEL.SWIN.WINDOWSIZE; did you mean MODEL.SWIN.WINDOW_SIZE?"),
+        ("MODLE: {NAME: x}", "unknown key MODLE; did you mean MODEL?"),
+        ("IMG_SIZE: 224", "unknown key IMG_SIZE; did you mean DATA.IMG_SIZE?"),
+        ("data: {IMG_SIZE: 224}", "unknown key data; did you mean DATA?"),
+        ("MODEL: {SWINV2: {QK_SCALE: 1.0}}", "unknown key MODEL.SWINV2.QK_SCALE"),
+        ("TRAIN: {MOE: {SAVE_MASTER: true}}", "unknown key TRAIN.MOE"),
+        ("xyzzy: 1", "unknown key xyzzy"),
+        ("1: 2", "unknown key 1"),
+        ("MODEL: swin", "MODEL is a section of keys, not 'swin'"),
+        ("MODEL:", "MODEL is a section of keys, not None"),
+        ("BASE: {a: b}", "BASE must be a list of file names"),
+        ("BASE: [1]", "BASE must be a list of file names"),
+        ("BASE: [gone.yaml]", "BASE names gone.yaml, but there is no such file"),
+        ("- MODEL", "must hold KEY: value lines"),
+        ("", "must hold KEY: value lines"),
+        ("MODEL:\n  NAME: [unclosed\n", "not valid YAML at line"),
+        ("MODEL: !!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("SEED: 2001-99-99", "not valid YAML"),
+        ("[" * 5000, "not valid YAML"),
+        ("a\0b", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, named):
+    user = write(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        load_config(user)
+    assert str(error.value).startswith(f"{user}: {named}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_bad_key_in_a_base_file_names_that_file(tmp_path):
+    base = write(tmp_path, "TAGG: x", "base.yaml")
+    with pytest.raises(UsageError, match="unknown key TAGG; did you mean TAG") as error:
+        load_config(write(tmp_path, "BASE: [base.yaml]"))
+    assert str(error.value).startswith(f"{base}: ")
+
+
+def test_a_circle_of_bases_names_its_files(tmp_path):
+    write(tmp_path, "BASE: [b.yaml]", "a.yaml")
+    write(tmp_path, "BASE: [a.yaml]", "b.yaml")
+    with pytest.raises(UsageError, match=r"BASE goes in a circle: \S+a\.yaml -> \S+b\.yaml -> \S+a\.yaml$"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_bases_that_multiply_are_refused(tmp_path):
+    for level in range(20):
+        write(tmp_path, f"BASE: [{level + 1}.yaml, {level + 1}.yaml]", f"{level}.yaml")
+    write(tmp_path, "{}", "20.yaml")
+    with pytest.raises(UsageError, match=r"0\.yaml: BASE pulls in more than 32 files"):
+        load_config(tmp_path / "0.yaml")
+
+
+def test_files_that_are_no_configuration(tmp_path):
+    ran = tmp_path / "ran"
+    python = write(tmp_path, f"open({str(ran)!r}, 'w')\ncfg = {{}}", "cfg.py")
+    with pytest.raises(UsageError, match=r"cfg\.py: a configuration is a \.yaml"):
+        load_config(python)
+    assert not ran.exists()
+    with pytest.raises(UsageError, match=r"gone\.yaml: no such configuration file"):
+        load_config(tmp_path / "gone.yaml")
+    with pytest.raises(UsageError, match=r"\.yaml: no such configuration file"):
+        (tmp_path / "folder.yaml").mkdir()
+        load_config(tmp_path / "folder.yaml")
+    with pytest.raises(UsageError, match=r"user\.yaml: larger than 1048576 bytes"):
+        load_config(write(tmp_path, "#" * (1 << 20) + "\n"))
+    with pytest.raises(UsageError, match=r"latin\.yaml: not valid YAML"):
+        (tmp_path / "latin.yaml").write_bytes(b"TAG: caf\xe9")
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
+    user = write(tmp_path, "{}")
+    with pytest.raises(UsageError, match="--opts takes pairs KEY VALUE, but got 3 words: SEED 1 TAG"):
+        load_config(user, ["SEED", "1", "TAG"])
+    with pytest.raises(UsageError, match="^--opts: unknown key DATA.IMGSIZE; did you mean DATA.IMG_SIZE"):
+        load_config(user, ["DATA.IMGSIZE", "7"])
+    with pytest.raises(UsageError, match="^--opts: MODEL is a section"):
+        load_config(user, ["MODEL", "{}"])
+    with pytest.raises(UsageError, match="^--opts: BASE works only in a YAML file"):
+        load_config(user, ["BASE", "other.yaml"])
+    with pytest.raises(UsageError, match="^command line: unknown key SED; did you mean SEED"):
+        load_config(user, overrides={"SED": 1})
+
+
+@pytest.mark.parametrize(
+    ("opts", "named"),
+    [
+        ("DATA.IMG_SIZE 225", "DATA.IMG_SIZE 225 is not a multiple of MODEL.SWIN.PATCH_SIZE 4"),
+        ("DATA.IMG_SIZE 256", "MODEL.SWIN.WINDOW_SIZE 7 does not divide stage 0, 64 x 64 (DATA.IMG_SIZE 256"),
+        ("DATA.IMG_SIZE 28", "patches of an odd resolution cannot be merged: stage 0, 7 x 7 (DATA.IMG_SIZE 28"),
+        ("MODEL.SWIN.NUM_HEADS [3,6,13,24]", "MODEL.SWIN.NUM_HEADS 13 does not divide the 384 channels of stage 2"),
+        ("MODEL.SWIN.DEPTHS [2,2]", "each of MODEL.SWIN.DEPTHS [2, 2], MODEL.SWIN.NUM_HEADS [3, 6, 12, 24]"),
+        ("MODEL.SWIN.DEPTHS []", "MODEL.SWIN.DEPTHS is [], but must be positive"),
+        ("MODEL.SWIN.DEPTHS [2,2,0,2]", "MODEL.SWIN.DEPTHS is [2, 2, 0, 2], but must be positive"),
+        ("MODEL.SWIN.PATCH_SIZE 0", "MODEL.SWIN.PATCH_SIZE is 0, but must be positive"),
+        ("MODEL.SWIN.WINDOW_SIZE -7", "MODEL.SWIN.WINDOW_SIZE is -7, but must be positive"),
+        ("MODEL.SWIN.MLP_RATIO 0", "MODEL.SWIN.MLP_RATIO is 0.0, but must be positive"),
+        ("MODEL.NUM_CLASSES 0", "MODEL.NUM_CLASSES is 0, but must be positive"),
+        ("DATA.BATCH_SIZE 0", "DATA.BATCH_SIZE is 0, but must be positive"),
+        ("MODEL.DROP_PATH_RATE 1", "MODEL.DROP_PATH_RATE is 1.0, but must be at least 0 and below 1"),
+        ("MODEL.DROP_RATE -0.1", "MODEL.DROP_RATE is -0.1, but must be at least 0 and below 1"),
+        ("MODEL.TYPE swin_mlp", "MODEL.TYPE is 'swin_mlp', but must be one of swin, swinv2"),
+        ("DATA.INTERPOLATION cubic", "DATA.INTERPOLATION is 'cubic', but must be one of bicubic"),
+        ("DATA.CACHE_MODE some", "DATA.CACHE_MODE is 'some', but must be one of no, full, part"),
+        ("MODEL.NAME ../x", "MODEL.NAME '../x' cannot name a file"),
+        ("MODEL.NAME ..", "MODEL.NAME '..' cannot name a file"),
+        ("MODEL.NAME a\\b", "MODEL.NAME 'a\\\\b' cannot name a file"),
+        ("MODEL.TYPE swinv2 MODEL.SWINV2.PRETRAINED_WINDOW_SIZES [12]", "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES [12]"),
+        ("MODEL.TYPE swinv2 MODEL.SWINV2.PRETRAINED_WINDOW_SIZES [1,0,0,0]", "must be 0 (none) or at least 2"),
+        ("MODEL.TYPE swinv2 MODEL.SWINV2.WINDOW_SIZE 1", "a window of 1 has no relative coordinates: stage 0"),
+    ],
+)
+def test_impossible_models_name_keys_values_and_file(tmp_path, opts, named):
+    user = write(tmp_path, "{}")
+    with pytest.raises(UsageError) as error:
+        load_config(user, opts.split(" "))
+    assert str(error.value).startswith(f"{user}: ")
+    assert named in str(error.value)
+
+
+def test_an_empty_name_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="MODEL.NAME '' cannot name a file"):
+        load_config(write(tmp_path, "MODEL: {NAME: ''}"))
+
+
+def buildable(family, picture, patch, window, embed, heads):
+    """Cut the picture up by hand: a grid of patches, windows over it, pairs of patches, heads over channels."""
+    if len(range(0, picture, patch)) * patch != picture:
+        return False
+    grid = list(range(picture // patch))
+    for stage, count in enumerate(heads):
+        step = window if window < len(grid) else len(grid)
+        if len(grid[::step]) * step != len(grid) or (family == "swinv2" and step == 1):
+            return False
+        if sum(embed * 2**stage // count for _ in range(count)) != embed * 2**stage:
+            return False
+        if stage < len(heads) - 1 and len(grid[0::2]) != len(grid[1::2]):
+            return False
+        grid = grid[::2]
+    return True
+
+
+@given(
+    family=st.sampled_from(["swin", "swinv2"]),
+    picture=st.integers(1, 40).map(lambda n: n * 8) | st.integers(1, 300),
+    patch=st.sampled_from([1, 2, 4, 5]),
+    window=st.integers(1, 16),
+    embed=st.sampled_from([8, 12, 32, 96]),
+    heads=st.lists(st.sampled_from([1, 2, 3, 4, 5, 8]), min_size=1, max_size=4),
+)
+def test_geometry_against_cutting_a_picture_by_hand(family, picture, patch, window, embed, heads):
+    cfg = default_config()
+    cfg.MODEL.TYPE = family
+    cfg.DATA.IMG_SIZE = picture
+    swin = architecture(cfg)
+    swin.PATCH_SIZE, swin.WINDOW_SIZE, swin.EMBED_DIM = patch, window, embed
+    swin.NUM_HEADS, swin.DEPTHS = heads, [1] * len(heads)
+    if family == "swinv2":
+        swin.PRETRAINED_WINDOW_SIZES = [0] * len(heads)
+    if buildable(family, picture, patch, window, embed, heads):
+        check_geometry(cfg, "any.yaml")
+    else:
+        with pytest.raises(UsageError, match=r"^any\.yaml: "):
+            check_geometry(cfg, "any.yaml")
+
+
+@pytest.mark.parametrize("name", ["swin_base_patch4_window12_384_finetune", "swinv2_digits"])
+def test_a_tree_survives_json(name):
+    cfg = load_config(find_config(name))
+    again = from_dict(json.loads(json.dumps(to_dict(cfg))), "run.json")
+    assert again == cfg and again.is_frozen()
+    assert type(again.TRAIN.OPTIMIZER.BETAS) is tuple
+
+
+def test_an_impossible_tree_names_its_source():
+    with pytest.raises(UsageError, match=r"^run\.json: DATA\.IMG_SIZE 225"):
+        from_dict({"DATA": {"IMG_SIZE": 225}}, "run.json")
+    with pytest.raises(UsageError, match=r"^run\.json: BASE works only in a YAML file"):
+        from_dict({"BASE": ["other.yaml"]}, "run.json")
+
+
+def test_find_config_prefers_a_file_then_a_shipped_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "swin_tiny_patch4_window7_224"
+    assert find_config(name) == configs_dir() / "swin" / f"{name}.yaml"
+    write(tmp_path, "{}", "mine.yaml")
+    assert find_config("mine.yaml").read_text() == "{}"
+    (tmp_path / name).mkdir()
+    assert find_config(name).parent.name == "swin"
+
+
+def test_find_config_suggests_what_is_close(tmp_path):
+    with pytest.raises(UsageError, match="no such file or shipped configuration: .*window7_22.yaml; there is") as error:
+        find_config(tmp_path / "swin_tiny_patch4_window7_22.yaml")
+    assert "swin_tiny_patch4_window7_224," in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(UsageError, match="and 24 more"):
+        find_config("resnet?")
+    with pytest.raises(UsageError, match="no such file or shipped configuration: _base"):
+        find_config("_base")

@@ -1,0 +1,72 @@
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import swin_quant
+from swin_quant.config import configs_dir
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it there
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PIN = re.compile(r'(?P<name>[\w.-]+)==[\w.]+(?P<marker> ; python_version (<|>=) "3\.11")?')
+
+
+def normal(requirement):
+    """The name of a requirement as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def pins():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not PIN.fullmatch(line)] == []
+    return lines
+
+
+def test_installed_version_is_the_package_s():
+    try:
+        installed = importlib.metadata.version("swin-quant")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("swin-quant runs from a checkout that is not installed")
+    assert installed == swin_quant.__version__
+
+
+def test_every_requirement_is_pinned():
+    project = PROJECT["project"]
+    extras = [requirement for extra in project["optional-dependencies"].values() for requirement in extra]
+    wanted = project["dependencies"] + extras + PROJECT["build-system"]["requires"]
+    assert {normal(requirement) for requirement in wanted} - {normal(line) for line in pins()} == set()
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["3.10", "3.11"])
+def test_no_package_is_pinned_twice_for_one_python(old):
+    other = ">=" if old else "<"
+    names = [normal(line) for line in pins() if f"python_version {other} " not in line]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_make_installs_the_pinned_torch_first():
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t$(PIP)")]
+    pinned = [line for line in pins() if normal(line) == "torch"]
+    assert "$(TORCH)" in installs[0]
+    assert f"TORCH := {pinned[0]}" in (ROOT / "Makefile").read_text()
+
+
+def test_wheel_holds_the_configurations_where_they_are_looked_for(tmp_path, monkeypatch):
+    mapping = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert mapping == {"configs": "swin_quant/configs"}
+    assert configs_dir() == ROOT / "configs"
+    installed = tmp_path / mapping["configs"]
+    installed.mkdir(parents=True)
+    monkeypatch.setattr("swin_quant.config.__file__", str(tmp_path / "swin_quant" / "config.py"))
+    assert configs_dir() == installed
+
+
+def test_command_is_declared():
+    assert PROJECT["project"]["scripts"] == {"swin-quant": "swin_quant.cli:main"}

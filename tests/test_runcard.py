@@ -1,0 +1,220 @@
+"""A run card says the same after it was written and read, and a foreign or broken one is refused by its key."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import platform
+from datetime import datetime, timedelta, timezone
+
+import numpy
+import pytest
+import torch
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.runcard import SCHEMA, Result, RunCard, card_path, verify_checkpoint, versions
+
+DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
+CALIBRATION = {
+    "method": "percentile",
+    "percentile": 99.99,
+    "exact": False,
+    "batches": 10,
+    "batch_size": 8,
+    "seed": 0,
+    "split": "train",
+    "augment": False,
+    "pictures": 80,
+    "pictures_sha256": "1" * 64,
+    "files": ["a/é.png", "b.png"],
+    "unreadable": [],
+    "dead_nodes": [],
+}
+RESULT = Result("fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", sqnr_db=35.6)
+
+
+def card(**changes) -> RunCard:
+    base = {
+        "name": "swin_micro",
+        "config": {"MODEL": {"TYPE": "swin", "SWIN": {"DEPTHS": [2, 2]}}},
+        "preprocess": {"size": 32},
+        "source": {"file": "swin_micro.pth", "sha256": "a" * 64, "format": "pth, microsoft names"},
+        "checkpoint": {"file": "swin_micro_calib.pth", "sha256": "b" * 64},
+        "policy": {"name": "ft-mode1", "rules": []},
+        "calibration": CALIBRATION,
+    }
+    return RunCard(**{**base, **changes})
+
+
+def written(path) -> dict:
+    card().with_result(RESULT).write(path)
+    return json.loads(path.read_text())
+
+
+def refused(path, content, *words) -> None:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(SwinQuantError) as caught:
+        RunCard.read(path)
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message and len(message) < 700
+    for word in words:
+        assert word in message, message
+
+
+def test_a_card_comes_back_as_it_was(tmp_path):
+    made = card().with_result(RESULT)
+    made.write(tmp_path / "x.json")
+    assert RunCard.read(tmp_path / "x.json") == made
+    assert made.measured() == [RESULT]
+    assert json.loads((tmp_path / "x.json").read_text())["schema"] == SCHEMA == "swin-quant/run-card/1"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_card_of_a_float_run_has_less_in_it(tmp_path):
+    made = RunCard("x", {}, {})
+    made.write(tmp_path / "x.json")
+    assert RunCard.read(tmp_path / "x.json") == made
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(made.created)
+    assert timedelta(seconds=-1) < age < timedelta(minutes=1)
+
+
+def test_a_newer_result_of_the_same_thing_takes_the_place_of_the_older():
+    def same(**changes):
+        return dataclasses.replace(RESULT, **changes)
+
+    others = [
+        same(engine="onnxruntime"),
+        same(precision="float32"),
+        same(policy="ft-mode2"),
+        same(policy=None),
+        same(dataset={**DATASET, "sha256": "f" * 64}),
+    ]
+    made = card()
+    for result in [RESULT, *others]:
+        made = made.with_result(result)
+    newer = same(acc1=12.0, note="again")
+    assert made.with_result(newer).measured() == [newer, *others]
+    assert made.measured() == [RESULT, *others], "a card is not changed"
+    assert made.with_result(RESULT).measured() == [RESULT, *others]
+
+
+def test_a_figure_that_is_infinite_is_recorded_as_none(tmp_path):
+    exact = dataclasses.replace(RESULT, sqnr_db=float("inf"), loss=float("nan"))
+    made = card().with_result(exact)
+    made.write(tmp_path / "x.json")
+    (read,) = RunCard.read(tmp_path / "x.json").measured()
+    assert (read.sqnr_db, read.loss, read.acc1) == (None, None, 70.5)
+    assert RunCard.read(tmp_path / "x.json") == made
+
+
+WRONG = {
+    "schema": ("swin-quant/run-card/2", "run-card/2"),
+    "name": ("../escape", "name"),
+    "config": ([], "config"),
+    "policy": ("ft-mode1", "policy"),
+    "source.sha256": ("xyz", "source.sha256"),
+    "source.file": ("/etc/passwd", "source.file"),
+    "checkpoint.file": ("a\\b", "checkpoint.file"),
+    "checkpoint.sha256": (None, "checkpoint.sha256"),
+    "calibration.batches": ("10", "calibration.batches"),
+    "calibration.percentile": (True, "calibration.percentile"),
+    "calibration.files": (["a", 3], "calibration.files[1]"),
+    "calibration.surplus": (1, "calibration.surplus"),
+    "versions.torch": (2, "versions.torch"),
+    "results": ({}, "results"),
+    "results.0.acc1": ("70", "results[0].acc1"),
+    "results.0.acc5": (None, "results[0].acc5"),
+    "results.0.dataset.pictures": (1.5, "results[0].dataset.pictures"),
+    "results.0.typo": (1, "results[0].typo"),
+    "results.0.note": ("x" * 10, None),
+    "created": ("yesterday", "created"),
+    "surplus": (1, "surplus"),
+}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_value_is_refused_by_its_key(tmp_path, key):
+    content = written(tmp_path / "x.json")
+    value, word = WRONG[key]
+    *parents, last = key.split(".")
+    place = content
+    for parent in parents:
+        place = place[int(parent) if parent.isdigit() else parent]
+    place[last] = value
+    if word is None:  # the control: a change that is allowed
+        (tmp_path / "x.json").write_text(json.dumps(content))
+        assert RunCard.read(tmp_path / "x.json").results[0]["note"] == value
+    else:
+        refused(tmp_path / "x.json", content, word)
+
+
+def test_every_key_is_needed(tmp_path):
+    content = written(tmp_path / "x.json")
+    for key in content:
+        less = {name: value for name, value in content.items() if name != key}
+        refused(tmp_path / "x.json", less, key)
+    for key in content["results"][0]:
+        less = copy.deepcopy(content)
+        del less["results"][0][key]
+        refused(tmp_path / "x.json", less, f"results[0].{key}")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", "{}", '"x"', "<html>", '{"schema": 1}', '{"schema": "' + "s" * 100_000 + '"}']
+)
+def test_what_is_no_card_is_refused(tmp_path, content):
+    refused(tmp_path / "x.json", content)
+
+
+@pytest.mark.parametrize("depth", [400, 900, 100_000])
+def test_a_deeply_nested_card_ends_in_a_sentence_or_a_card(tmp_path, depth):
+    text = json.dumps({**written(tmp_path / "x.json"), "config": {"a": "here"}})
+    (tmp_path / "x.json").write_text(text.replace('"here"', "[" * depth + "]" * depth))
+    try:
+        RunCard.read(tmp_path / "x.json")
+    except SwinQuantError as error:
+        assert str(tmp_path / "x.json") in str(error)
+
+
+def test_infinity_by_the_back_door(tmp_path):
+    text = json.dumps(written(tmp_path / "x.json"))
+    refused(tmp_path / "x.json", text.replace("70.5", "1e999"), "results[0].acc1")
+    refused(tmp_path / "x.json", text.replace("70.5", "NaN"), "NaN")
+
+
+def test_a_card_that_could_not_be_read_is_not_made():
+    with pytest.raises(SwinQuantError, match="calibration"):
+        card(calibration={"method": "max"})
+    with pytest.raises(SwinQuantError, match="name"):
+        card(name="a/b")
+
+
+def test_the_card_lies_beside_its_checkpoint(tmp_path):
+    assert card_path(tmp_path / "swin_calib.pth") == tmp_path / "swin_calib.json"
+    assert card_path("v1.5_calib.onnx").name == "v1.5_calib.json"
+    with pytest.raises(SwinQuantError, match="run card"):
+        card_path("x.json")
+
+
+def test_a_checkpoint_that_was_replaced_is_noticed(tmp_path):
+    path = tmp_path / "x_calib.pth"
+    path.write_bytes(b"weights")
+    right = hashlib.sha256(b"weights").hexdigest()
+    made = card(checkpoint={"file": path.name, "sha256": right})
+    verify_checkpoint(made, path)
+    path.write_bytes(b"Weights")
+    with pytest.raises(SwinQuantError, match=f"{path}: .*{right[:12]}"):
+        verify_checkpoint(made, path)
+    with pytest.raises(SwinQuantError, match="no such|cannot be read"):
+        verify_checkpoint(made, tmp_path / "gone.pth")
+    with pytest.raises(SwinQuantError, match="records no checkpoint"):
+        verify_checkpoint(card(checkpoint=None), path)
+
+
+def test_versions_name_what_the_figures_depend_on():
+    found = versions()
+    assert found["python"] == platform.python_version()
+    assert found["numpy"] == numpy.__version__
+    assert found["torch"] == str(torch.__version__)
+    assert found["swin_quant"] and found["timm"] and found["cpu"]
+    assert (found["gpu"] is None) == (not torch.cuda.is_available())
