@@ -1,11 +1,24 @@
 """The engines that torch itself provides: the float model, its half-precision form, and the fake-quantized one."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from swin_quant.errors import UsageError
 from swin_quant.evaluate import Engine
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import (
+    Policy,
+    Setting,
+    apply_settings,
+    dequantize,
+    enabled_nodes,
+    quantize,
+    settings_for,
+)
 from swin_quant.quant.quantizer import Role
 
 FAKE_QUANT = "torch fake-quant"
@@ -24,36 +37,67 @@ def half_type(name: str, device: torch.device) -> str | None:
     return name
 
 
-def torch_engines(model: nn.Module, device: torch.device, half: str | None) -> dict[str, Engine]:
-    """Engines by precision, float32 first; the quantized one is there if the model's policy enables a node.
+@dataclass(frozen=True)
+class TorchEngine:
+    """Images [B, 3, H, W] to logits [B, classes] by torch, at one precision and, if quantized, under one policy."""
 
-    Half precision is autocast: matmuls in half, residual stream, LayerNorm and softmax in float32.
+    name: str
+    precision: str
+    policy: str | None
+    run: Engine
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.run(images)
+
+    @property
+    def label(self) -> str:
+        """Unique among the engines of a model."""
+        return f"{self.precision} {self.policy}" if self.policy else self.precision
+
+
+def torch_engines(
+    model: nn.Module, device: torch.device, half: str | None, policies: Sequence[Policy] = ()
+) -> dict[str, TorchEngine]:
+    """Engines by label: float32 first, then `half` unless None, then one for each policy that enables a node.
+
+    Half precision is autocast: matmuls in half, residual stream, LayerNorm and softmax in float32. Raises
+    SwinQuantError with the names of enabled nodes that have no range, before any picture is read.
     """
+    engines = [TorchEngine(EAGER, "float32", None, partial(_run_float, model))]
+    if half:
+        engines.append(TorchEngine(EAGER, half, None, partial(_run_half, model, device, HALF_TYPES[half])))
+    for policy in policies:
+        settings = settings_for(model, policy)
+        with _quantizing(model, settings):
+            if enabled_nodes(model):
+                run = partial(_run_quantized, model, settings)
+                engines.append(TorchEngine(FAKE_QUANT, precision_of(model), policy.name, run))
+    return {engine.label: engine for engine in engines}
 
-    def float32(images: Tensor) -> Tensor:
-        dequantize(model)
+
+def _run_float(model: nn.Module, images: Tensor) -> Tensor:
+    return model(images)
+
+
+def _run_half(model: nn.Module, device: torch.device, dtype: torch.dtype, images: Tensor) -> Tensor:
+    with torch.autocast(device.type, dtype):
         return model(images)
 
-    def half_precision(images: Tensor) -> Tensor:
-        dequantize(model)
-        with torch.autocast(device.type, HALF_TYPES[half or ""]):
-            return model(images)
 
-    def quantized(images: Tensor) -> Tensor:
-        quantize(model)
-        try:
-            return model(images)
-        finally:
-            dequantize(model)
+def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Tensor) -> Tensor:
+    with _quantizing(model, settings):
+        return model(images)
 
-    engines: dict[str, Engine] = {"float32": float32}
-    if half:
-        engines[half] = half_precision
-    if enabled_nodes(model):
-        quantize(model)  # an uncalibrated node is refused before any picture is read
+
+@contextmanager
+def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[None]:
+    """Enabled nodes quantize inside; every node is off afterwards."""
+    apply_settings(model, settings)
+    quantize(model)
+    try:
+        yield
+    finally:
         dequantize(model)
-        engines[precision_of(model)] = quantized
-    return engines
 
 
 def precision_of(model: nn.Module) -> str:

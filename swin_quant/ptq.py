@@ -1,4 +1,4 @@
-"""Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and run card out."""
+"""Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and card out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
-from swin_quant.data.sources import open_pictures
+from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.distributed import World, gather
 from swin_quant.errors import UsageError, listed
 from swin_quant.files import ensure_writable_dir, sha256_of
@@ -25,7 +25,7 @@ from swin_quant.progress import log, track
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.ranges import RANGE_METHODS
-from swin_quant.runcard import CalibrationRecord, RunCard, SourceRecord
+from swin_quant.runcard import CalibrationRecord, RunCard
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,7 @@ def portable_config(cfg: CfgNode) -> dict[str, Any]:
     return data
 
 
-def source_record(checkpoint: str) -> SourceRecord:
-    """Name and hash of a file, for a card that was made without calibrating it."""
-    return {"file": Path(checkpoint).name, "sha256": sha256_of(checkpoint), "format": "unknown"}
+def has_split(cfg: CfgNode, split: str) -> bool:
+    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
+    root = Path(cfg.DATA.DATA_PATH)
+    return cfg.DATA.DATA_PATH == DIGITS or (root / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists()

@@ -1,42 +1,49 @@
 """Scoring a model: float32 first, then half precision and the quantized model, on the same pictures."""
 
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 from yacs.config import CfgNode
 
+from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
 from swin_quant.distributed import World, gather
-from swin_quant.engines import EAGER, FAKE_QUANT, HALF_TYPES, half_type, torch_engines
-from swin_quant.errors import listed
-from swin_quant.evaluate import Engine, Score, evaluate
+from swin_quant.engines import TorchEngine, half_type, torch_engines
+from swin_quant.errors import UsageError, listed
+from swin_quant.evaluate import Score, evaluate
+from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
-from swin_quant.runcard import Result, RunCard
+from swin_quant.ptq import portable_config
+from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.runcard import Result, RunCard, card_path, verify_checkpoint
 
 
 def score_model(
     model: Swin,
     cfg: CfgNode,
     card: RunCard,
+    policies: Sequence[Policy] = (),
     world: World = World(),  # noqa: B008
     split: str = "val",
     half: str = "auto",
     max_unreadable: float = 0.01,
 ) -> RunCard:
-    """The card with a result for each precision of `model`, measured on `split` of the config's data path.
+    """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
 
-    Preprocessing is the card's. Every rank scores its share; all return the same card.
+    Preprocessing is the card's; the model's nodes must be calibrated for the policies. Every rank scores its share; all return the same card.
     """
     pictures = open_labelled(cfg, split, world)
     preprocess = Preprocess.from_dict(card.preprocess)
     if preprocess != Preprocess.from_config(cfg):
         log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
-    engines = torch_engines(model, world.device, half_type(half, world.device))
+    engines = torch_engines(model, world.device, half_type(half, world.device), policies)
     scores, unreadable = _score(engines, pictures, preprocess, cfg, world, max_unreadable)
     dataset = {
         "name": Path(cfg.DATA.DATA_PATH).name,
@@ -44,16 +51,14 @@ def score_model(
         "pictures": len(pictures),
         "sha256": digest(pictures.names),
     }
-    floats = {"float32", *HALF_TYPES}
-    for precision, score in scores.items():
-        quantized = precision not in floats
-        measured = {key: value for key, value in asdict(score).items()}
-        if precision == "float32":  # it is the baseline of the comparisons, not one of them
+    for label, score in scores.items():
+        measured = asdict(score)
+        if label == "float32":  # it is the baseline of the comparisons, not one of them
             measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
         result = Result(
-            engine=FAKE_QUANT if quantized else EAGER,
-            precision=precision,
-            policy=(card.policy or {}).get("name") if quantized else None,
+            engine=engines[label].name,
+            precision=engines[label].precision,
+            policy=engines[label].policy,
             dataset=dataset,
             batch_size=cfg.DATA.BATCH_SIZE,
             device=world.device.type,
@@ -63,6 +68,53 @@ def score_model(
         )
         card = card.with_result(result)
     return card
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be scored: a loaded model, its policies, its card, and the card's file if it has one already."""
+
+    model: Swin
+    policies: list[Policy]
+    card: RunCard
+    card_file: Path | None
+
+
+def load_for_scoring(
+    cfg: CfgNode,
+    checkpoint: str,
+    policies: Sequence[Policy] = (),
+    world: World = World(),  # noqa: B008
+    replace_head: bool = False,
+) -> Subject:
+    """Load `checkpoint` and settle under which policies it is scored: those given, else its run card's.
+
+    A float checkpoint is scored in float only, and refused if a policy asks for more; a calibrated one without run
+    card needs a policy. A run card beside the checkpoint must be that checkpoint's.
+    """
+    card_file = card_path(checkpoint)
+    card = RunCard.read(card_file) if card_file.exists() else None
+    if card:
+        verify_checkpoint(card, checkpoint)
+    policies = list(policies)
+    if not policies and card and card.policy:
+        policies = [policy_from_dict(card.policy, str(card_file))]
+    torch.manual_seed(cfg.SEED)
+    model = build_model(cfg)
+    quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
+    if quantized:
+        apply_policy(model, quantized[0])
+        source = load_calibrated(model, checkpoint)
+    else:
+        source = load_float(model, checkpoint, replace_head=replace_head)
+        if not policies and source.calibrated:
+            raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose --int8-mode 1, 2 or a --policy")
+    model.to(world.device)
+    if card is None:
+        card_file = None
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
+        card = replace(card, policy=policies[0].to_dict() if policies else None)
+    return Subject(model, policies, card, card_file)
 
 
 def open_labelled(cfg: CfgNode, split: str, world: World) -> Pictures:
@@ -80,7 +132,7 @@ def open_labelled(cfg: CfgNode, split: str, world: World) -> Pictures:
 
 
 def _score(
-    engines: dict[str, Engine],
+    engines: Mapping[str, TorchEngine],
     pictures: Pictures,
     preprocess: Preprocess,
     cfg: CfgNode,

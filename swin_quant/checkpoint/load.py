@@ -58,7 +58,7 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Tensor], Source]:
         state, convention = to_microsoft(state)
     except SwinQuantError as error:
         raise SwinQuantError(f"{path}: {error}") from error
-    return state, replace(source, format=f"{source.format}, {convention} names")
+    return state, replace(source, format=f"{source.format}, {convention} names", calibrated=is_calibrated(state))
 
 
 @dataclass

@@ -38,11 +38,13 @@ _WRAPPERS = ("model", "state_dict")
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights came from: the file, the SHA-256 of its bytes, its container and its convention of names."""
+    """Where weights came from: the file, the SHA-256 of its bytes, its container, its convention of names, and
+    whether it holds ranges."""
 
     path: Path
     sha256: str
     format: str
+    calibrated: bool = False
 
     def record(self) -> dict[str, str]:
         """The `source` section of a run card: the bare file name, since a card travels between machines."""

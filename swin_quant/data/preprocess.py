@@ -81,8 +81,9 @@ class Preprocess:
         if not isinstance(values, Mapping) or sorted(values, key=str) != sorted(expected):
             found = listed(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
             raise SwinQuantError(f"preprocess: expected exactly the keys {', '.join(expected)}; found {found}")
+        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         try:
-            return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+            return cls(**arguments)
         except ValueError as error:
             raise SwinQuantError(f"preprocess: {error}") from error
 
@@ -105,7 +106,7 @@ class Augment:
 
     preprocess: Preprocess
     auto_augment: str | None
-    color_jitter: float | None
+    color_jitter: float
     erase_probability: float
     erase_mode: str
     erase_count: int
@@ -127,7 +128,7 @@ def augmented(cfg: Any, seed: int = 0) -> Augment:
     transform = Augment(
         preprocess=Preprocess.from_config(cfg),
         auto_augment=None if aug.AUTO_AUGMENT in ("", "none") else aug.AUTO_AUGMENT,
-        color_jitter=aug.COLOR_JITTER or None,
+        color_jitter=aug.COLOR_JITTER,
         erase_probability=aug.REPROB,
         erase_mode=aug.REMODE,
         erase_count=aug.RECOUNT,

@@ -1,13 +1,14 @@
 """Policies: which nodes are quantized, with how many bits and at which granularity, as data.
 
 A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `bits`,
-`granularity` and `narrow_range` for those it enables; later rules override earlier ones. A selector is a glob over
-the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`). This generalises
-FasterTransformer's int8-mode, a fixed list of patterns to switch off (spec, section 1.5).
+`granularity` and `narrow_range` for those it enables and for its `nodes`; later rules override earlier ones. A
+selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`;
+`role:activation` is every other). This generalises FasterTransformer's int8-mode, a fixed list of patterns to switch
+off (spec, section 1.5).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,14 +19,17 @@ from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 GRANULARITIES = ("per-tensor", "per-channel")
+ROLES = {role.value: frozenset({role}) for role in Role}
+ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One step of a policy. Fields left at None keep what earlier rules said."""
+    """One step of a policy. Fields left at None keep what earlier rules said; `nodes` stay as enabled as they were."""
 
     enable: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     bits: int | None = None
     granularity: str | None = None
     narrow_range: bool | None = None
@@ -72,11 +76,11 @@ def policy_from_dict(data: Any, source: str) -> Policy:
 
 
 def _rule(data: Any, where: str) -> Rule:
-    mapping = _mapping(data, {"enable", "disable", "bits", "granularity", "narrow_range"}, where)
-    enable, disable = (_selectors(mapping.get(key, []), f"{where}: `{key}`") for key in ("enable", "disable"))
-    rule = Rule(enable, disable, mapping.get("bits"), mapping.get("granularity"), mapping.get("narrow_range"))
-    if not enable and not disable:
-        raise UsageError(f"{where} names no node: give it `enable` or `disable`")
+    mapping = _mapping(data, {field.name for field in fields(Rule)}, where)
+    selectors = [_selectors(mapping.get(key, []), f"{where}: `{key}`") for key in ("enable", "disable", "nodes")]
+    rule = Rule(*selectors, mapping.get("bits"), mapping.get("granularity"), mapping.get("narrow_range"))
+    if not any(selectors):
+        raise UsageError(f"{where} names no node: give it `enable`, `disable` or `nodes`")
     if rule.bits is not None and (type(rule.bits) is not int or not 2 <= rule.bits <= 8):
         raise UsageError(f"{where}: `bits` must be a whole number from 2 to 8, not {rule.bits!r}")
     if rule.granularity not in (None, *GRANULARITIES):
@@ -92,8 +96,8 @@ def _selectors(value: Any, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where} must be a selector or a list of selectors")
     for selector in selectors:
         role = selector.removeprefix("role:")
-        if role != selector and role not in (known.value for known in Role):
-            raise UsageError(f"{where}: there is no role {role!r}, only {', '.join(known.value for known in Role)}")
+        if role != selector and role not in ROLES:
+            raise UsageError(f"{where}: there is no role {role!r}, only {', '.join(ROLES)}")
     return tuple(selectors)
 
 
@@ -113,15 +117,16 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
     settings = {name: Setting() for name in roles}
     for i, rule in enumerate(policy.rules, 1):
         where = f"policy {policy.name}: rule {i}"
-        on, off = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable))
+        on, off, named = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable, rule.nodes))
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
         given = {"bits": rule.bits, "granularity": rule.granularity, "narrow_range": rule.narrow_range}
         given = {key: value for key, value in given.items() if value is not None}
         if rule.granularity == "per-channel":
-            if others := [name for name in on if roles[name] is not Role.GEMM_WEIGHT]:
+            if others := [name for name in on | named if roles[name] is not Role.GEMM_WEIGHT]:
                 raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")
-        settings |= {name: replace(settings[name], enabled=True, **given) for name in on}
+        settings |= {name: replace(settings[name], **given) for name in on | named}
+        settings |= {name: replace(settings[name], enabled=True) for name in on}
         settings |= {name: replace(settings[name], enabled=False) for name in off}
     return settings
 
@@ -131,7 +136,7 @@ def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) ->
     found: set[str] = set()
     for selector in selectors:
         if selector.startswith("role:"):
-            names = {name for name, role in roles.items() if role.value == selector.removeprefix("role:")}
+            names = {name for name, role in roles.items() if role in ROLES[selector.removeprefix("role:")]}
         else:
             names = {name for name in roles if fnmatchcase(name, selector)}
         if not names:
@@ -140,22 +145,29 @@ def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) ->
     return {name: None for name in roles if name in found}
 
 
-def apply_policy(model: nn.Module, policy: Policy) -> dict[str, Setting]:
-    """Set every node of `model` as `policy` decides, all states off. Per-channel weight ranges follow the weights.
+def settings_for(model: nn.Module, policy: Policy) -> dict[str, Setting]:
+    """What `policy` decides for every node of `model`; nothing changes."""
+    return decide(policy, {name: node.role for name, node in named_nodes(model).items()})
+
+
+def apply_policy(model: nn.Module, policy: Policy) -> None:
+    """Set every node of `model` as `policy` decides, all states off."""
+    apply_settings(model, settings_for(model, policy))
+
+
+def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
+    """Set every node as `settings` say, all states off. Per-channel weight ranges follow the weights.
 
     A calibrated file carries one range a weight; rows' ranges are their maxima, so they need no calibration.
     """
-    nodes = named_nodes(model)
-    settings = decide(policy, {name: node.role for name, node in nodes.items()})
-    for name, setting in settings.items():
-        node = nodes[name]
+    for name, node in named_nodes(model).items():
+        setting = settings[name]
         node.state = State.OFF
         node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
         node.per_channel = setting.granularity == "per-channel"
     for layer in model.modules():
         if isinstance(layer, QuantLinear):
             layer.match_weight_range()
-    return settings
 
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:

@@ -21,7 +21,7 @@ from swin_quant.data.zip import ZipPictures
 from swin_quant.errors import SwinQuantError, UsageError
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
-AUGMENT = Augment(PREPROCESS, "rand-m9-mstd0.5-inc1", None, 0.25, "pixel", 1, seed=3)
+AUGMENT = Augment(PREPROCESS, "rand-m9-mstd0.5-inc1", 0.4, 0.25, "pixel", 1, seed=3)
 BATCHES = [[5, 3, 8], [0], [1, 2, 4, 6], [7]]
 
 
@@ -78,6 +78,7 @@ def test_an_augmented_picture_is_the_same_in_any_batch_and_order(archive):
     together = next(load_batches(pictures, AUGMENT, [[4, 2, 6]])).images
     apart = [batch.images[0] for batch in load_batches(pictures, AUGMENT, [[6], [2], [4]])]
     assert torch.equal(together, torch.stack(apart[::-1]))
+    assert torch.equal(together, torch.stack([AUGMENT(pictures.read(index), index) for index in (4, 2, 6)]))
 
 
 def test_workers_read_an_archive_that_the_parent_has_open(archive):

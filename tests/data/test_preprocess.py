@@ -140,8 +140,8 @@ def test_training_crops_are_timms_with_the_settings_of_the_configuration():
     flat = torch.stack([plain(Image.new("RGB", (80, 80), (10, 20, 30)), index) for index in range(20)])
     assert torch.allclose(flat, flat[:1, :, :1, :1].expand_as(flat), atol=1e-5)  # crops and flips keep one colour
     erasing = augmented(config(64, AUTO_AUGMENT="none", COLOR_JITTER=0, REPROB=0.25))
-    noisy = [erasing(Image.new("RGB", (80, 80)), index).std(dim=(1, 2)).max() > 0.01 for index in range(200)]
-    assert 25 <= sum(noisy) <= 80  # a quarter of 200, within five standard deviations
+    noisy = [erasing(Image.new("RGB", (80, 80)), index)[0].unique().numel() > 20 for index in range(200)]
+    assert 25 <= sum(noisy) <= 80  # a quarter of 200, within five standard deviations; each pixel its own noise
 
 
 def test_an_augmentation_that_timm_does_not_know_is_refused():

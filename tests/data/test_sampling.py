@@ -41,6 +41,8 @@ def test_a_sample_of_nothing_names_the_flags(count):
 def test_a_sample_larger_than_the_data_names_the_flags_and_what_there_is():
     with pytest.raises(UsageError, match="--num-calib-batch times --calib-batchsz asks for 80 .* holds 50"):
         sample(50, 80, 0)
+    with pytest.raises(UsageError):
+        sample(50, 51, 0)
 
 
 @given(st.lists(st.integers()), st.integers(1, 20))

@@ -1,0 +1,51 @@
+"""swin-quant calibrate."""
+
+import argparse
+
+from swin_quant.cli import options
+from swin_quant.cli.output import output_dir, print_table
+from swin_quant.distributed import World
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.progress import log
+from swin_quant.ptq import calibrate_checkpoint, has_split
+from swin_quant.quant.policies import load_policy
+from swin_quant.scoring import score_model
+
+HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
+EXAMPLES = """examples:
+  swin-quant calibrate --cfg swin_tiny_patch4_window7_224 --resume swin_tiny_patch4_window7_224.pth \\
+      --data-path imagenet --int8-mode 1
+  torchrun --nproc_per_node 4 calibrate.py --cfg my.yaml --resume my.pth --data-path data --zip --calibrator mse
+  swin-quant calibrate --cfg my.yaml --resume my.pth --data-path pictures --calib-split val --no-eval"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_data(parser)
+    options.add_calibration(parser, batches=10)
+    options.add_policy(parser)
+    options.add_run(parser)
+    parser.add_argument("--no-eval", action="store_true", help="do not score the result on the val split")
+    parser.add_argument("--random-weights", action="store_true", help="without --resume: time on untrained weights")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    if not args.resume and not args.random_weights:
+        raise UsageError("no checkpoint: give --resume FILE (or --random-weights to time an untrained model)")
+    cfg = options.config_of(args)
+    policies = options.policies_of(args) or [load_policy("ft-mode1")]
+    plan = options.plan_of(args, cfg.SEED)
+    directory = args.calib_output_path or output_dir(cfg)
+    done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
+    if args.no_eval:
+        return
+    if not has_split(cfg, "val"):
+        log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
+        return
+    try:
+        card = score_model(done.model, cfg, done.card, policies, world, "val", args.half, args.max_unreadable)
+    except SwinQuantError as error:
+        raise SwinQuantError(f"the checkpoint is calibrated and saved, but scoring it failed: {error}") from error
+    if world.is_main:
+        card.write(done.checkpoint.with_suffix(".json"))
+        print_table([card])

@@ -1,0 +1,129 @@
+"""main.py: the flags of FasterTransformer's Swin toolkit, with their meaning (spec, section 2.1).
+
+Flags that were decorative there either work here or are refused with a sentence; none is ignored.
+"""
+
+import argparse
+import logging
+
+from swin_quant.cli import calibrate, evaluate, options
+from swin_quant.cli.output import output_dir
+from swin_quant.config import to_dict
+from swin_quant.data.loader import load_batches
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.distributed import World
+from swin_quant.engines import half_type, torch_engines
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.progress import log
+from swin_quant.scoring import load_for_scoring, open_labelled
+from swin_quant.throughput import throughput
+
+HELP = "FasterTransformer's front door: --calib, --eval and --throughput, alone or together."
+EXAMPLES = """examples:
+  python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 main.py --calib \\
+      --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --resume swin_tiny_patch4_window7_224.pth \\
+      --data-path imagenet --num-calib-batch 10 --calib-batchsz 8 --int8-mode 1 --calib-output-path out
+  python main.py --eval --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --int8-mode 1 \\
+      --resume out/swin_tiny_patch4_window7_224_calib.pth --data-path imagenet --batch-size 64"""
+
+NO_TRAINING = "this version calibrates and evaluates; it does not train"
+# Flag -> (argparse options, why it is refused).
+REFUSED = {
+    "--train": ({"action": "store_true"}, f"{NO_TRAINING} yet"),
+    "--num-epochs": ({"type": int}, NO_TRAINING),
+    "--qat-lr": ({"type": float}, NO_TRAINING),
+    "--distill": ({"action": "store_true"}, NO_TRAINING),
+    "--teacher": ({}, NO_TRAINING),
+    "--distillation_loss_scale": ({"type": float}, NO_TRAINING),
+    "--accumulation-steps": ({"type": int}, NO_TRAINING),
+    "--use-checkpoint": ({"action": "store_true"}, f"gradient checkpointing is for training: {NO_TRAINING}"),
+    "--engine": ({}, "this version scores checkpoints; it does not run TensorRT engines yet"),
+    "--fused_window_process": (
+        {"action": "store_true"},
+        "the model has no fused window kernel; FasterTransformer's ignored the flag",
+    ),
+    "--fuse-qkv": (
+        {"action": "store_true"},
+        "Swin has one joint qkv linear, so there is nothing to fuse; FasterTransformer's option did nothing",
+    ),
+    "--quant-mode": ({}, "FasterTransformer never used it for Swin; choose --int8-mode 1, 2 or a --policy"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    parser.add_argument("--pretrained", metavar="FILE", help="float weights to start from, if there is no --resume")
+    options.add_data(parser)
+    options.add_calibration(parser, batches=4)
+    options.add_policy(parser)
+    options.add_run(parser)
+    parser.add_argument("--calib", action="store_true", help="calibrate, save <NAME>_calib.pth, score it on val")
+    parser.add_argument("--eval", action="store_true", help="score --resume on val")
+    parser.add_argument("--throughput", action="store_true", help="images/s on the first val batch, then stop")
+    parser.add_argument("--disable_amp", action="store_true", help="no half-precision baseline (= --half none)")
+    parser.add_argument(
+        "--amp-opt-level", choices=("O0", "O1", "O2"), help="O0 no half-precision baseline, O1 autocast"
+    )
+    for flag, (kind, _) in REFUSED.items():
+        parser.add_argument(flag, default=None, help=argparse.SUPPRESS, **kind)
+    parser.set_defaults(split="val", no_eval=False, random_weights=False)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    _refuse(args)
+    if args.pretrained and args.resume:
+        raise UsageError("--pretrained and --resume both name the weights: give one of them")
+    args.resume = args.resume or args.pretrained
+    if args.disable_amp or args.amp_opt_level == "O0":
+        args.half = "none"
+    if not (args.calib or args.eval or args.throughput):
+        raise UsageError("nothing to do: give --calib, --eval or --throughput")
+    _open_log(args, world)
+    if args.throughput:
+        _throughput(args, world)
+        return
+    if args.calib:
+        calibrate.run(args, world)  # scores the result too
+    elif args.eval:
+        evaluate.run(args, world)
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    for flag, (_, reason) in REFUSED.items():
+        if getattr(args, flag.strip("-").replace("-", "_")):
+            raise UsageError(f"{flag}: {reason}")
+    if args.amp_opt_level == "O2":
+        raise UsageError("--amp-opt-level O2: nearly all in half precision is for training; evaluation has O0 and O1")
+
+
+def _open_log(args: argparse.Namespace, world: World) -> None:
+    """FasterTransformer's output folder: the config as it was used, and the log of each rank."""
+    import yaml
+
+    cfg = options.config_of(args)
+    directory = ensure_writable_dir(output_dir(cfg))
+    try:
+        handler = logging.FileHandler(directory / f"log_rank{world.rank}.txt", encoding="utf-8")
+    except OSError as error:
+        raise SwinQuantError(f"{directory}: cannot write a log there: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    if world.is_main:
+        atomic_write_bytes(directory / "config.yaml", yaml.safe_dump(to_dict(cfg)).encode())
+
+
+def _throughput(args: argparse.Namespace, world: World) -> None:
+    if not args.resume:
+        raise UsageError("no checkpoint: give --resume FILE")
+    cfg = options.config_of(args)
+    subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
+    pictures = open_labelled(cfg, args.split, world)
+    first = [list(range(min(cfg.DATA.BATCH_SIZE, len(pictures))))]
+    images = next(load_batches(pictures, Preprocess.from_dict(subject.card.preprocess), first)).images
+    images = images.to(world.device)
+    half = half_type(args.half, world.device)
+    for label, engine in torch_engines(subject.model, world.device, half, subject.policies).items():
+        rate = throughput(engine, images)
+        if world.is_main:
+            print(f"batch_size {len(images)} {engine.name} {label} throughput {rate:.1f} images/s")

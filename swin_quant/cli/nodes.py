@@ -1,0 +1,76 @@
+"""swin-quant nodes."""
+
+import argparse
+import csv
+import io
+import json
+import sys
+
+import torch
+
+from swin_quant.checkpoint import load_calibrated
+from swin_quant.cli import options
+from swin_quant.distributed import World
+from swin_quant.models import build_model
+from swin_quant.quant.listing import FIELDS, Row, list_nodes
+from swin_quant.quant.policy import apply_policy
+
+HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
+EXAMPLES = """examples:
+  swin-quant nodes --cfg swin_tiny_patch4_window7_224 --int8-mode 2
+  swin-quant nodes --cfg my.yaml --resume out/my_calib.pth --policy qdq --format csv > nodes.csv"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_policy(parser)
+    parser.add_argument("--format", default="table", choices=("table", "csv", "json"), help="default table")
+    parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)
+    parser.set_defaults(data_path=None)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    cfg = options.config_of(args)
+    policies = options.policies_of(args)
+    with torch.device("cpu" if args.resume else "meta"):  # shapes and names need no weights
+        model = build_model(cfg)
+    if policies:
+        apply_policy(model, policies[0])
+    if args.resume:
+        load_calibrated(model, args.resume)
+    if policies:
+        apply_policy(model, policies[0])
+    rows = list_nodes(model, (1, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    if world.is_main:
+        PRINTERS[args.format](rows)
+
+
+def _print_csv(rows: list[Row]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(FIELDS)
+    writer.writerows(row.cells() for row in rows)
+    sys.stdout.write(text.getvalue())
+
+
+def _print_json(rows: list[Row]) -> None:
+    print(json.dumps([dict(zip(FIELDS, row.cells(), strict=True)) for row in rows], indent=1))
+
+
+def _print_table(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    enabled = sum(row.enabled for row in rows)
+    table = Table(box=None, pad_edge=False, caption=f"{enabled} of {len(rows)} nodes are on", caption_justify="left")
+    for field in FIELDS:
+        table.add_column(field, no_wrap=field != "node", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row.cells()), style=None if row.enabled else "dim")
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = 140  # a file or a pipe has room for whole names
+    screen.print(table)
+
+
+PRINTERS = {"table": _print_table, "csv": _print_csv, "json": _print_json}

@@ -1,0 +1,141 @@
+"""Options that several commands share, with FasterTransformer's names where it has one (spec, section 2.1)."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.config import find_config, load_config
+from swin_quant.errors import UsageError
+from swin_quant.ptq import Plan
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.policies import INT8_MODES, load_policy
+from swin_quant.quant.policy import Policy, Rule
+from swin_quant.quant.ranges import DEFAULT_PERCENTILE, RANGE_METHODS
+
+# Options that only set a key of the config. An option that was not given leaves the key alone.
+CONFIG_KEYS = {
+    "data_path": "DATA.DATA_PATH",
+    "zip": "DATA.ZIP_MODE",
+    "cache_mode": "DATA.CACHE_MODE",
+    "batch_size": "DATA.BATCH_SIZE",
+    "workers": "DATA.NUM_WORKERS",
+    "seed": "SEED",
+    "resume": "MODEL.RESUME",
+    "pretrained": "MODEL.PRETRAINED",
+    "output": "OUTPUT",
+    "tag": "TAG",
+}
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
+    group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
+    group.add_argument("--resume", metavar="FILE", help="checkpoint: Microsoft, timm, safetensors, calibrated")
+    group.add_argument("--replace-head", action="store_true", help="leave out a head of another number of classes")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one"
+    )
+    group.add_argument("--seed", type=int, help="of the sample of pictures and of new weights (default: SEED, 0)")
+    group.add_argument("--output", metavar="DIR", help="results go to DIR/<NAME>/<TAG> (default: output)")
+    group.add_argument("--tag", help="default: default")
+    group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pictures")
+    group.add_argument("--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; or: digits")
+    group.add_argument("--zip", action="store_true", default=None, help="DIR holds train.zip and train_map.txt, ...")
+    group.add_argument("--cache-mode", choices=("no", "full", "part"), help="zip: keep no, all, or this rank's bytes")
+    group.add_argument("--batch-size", type=int, metavar="N", help="of evaluation, a rank (default: DATA.BATCH_SIZE)")
+    group.add_argument("--workers", type=int, metavar="N", help="processes that load pictures, at most")
+    group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
+                       help="end the run when more than this share of the pictures cannot be read (default 0.01)")  # fmt: skip
+    group.add_argument("--half", default="auto", choices=("auto", "none", "float16", "bfloat16"),
+                       help="half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)")  # fmt: skip
+
+
+def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
+    group = parser.add_argument_group("calibration")
+    group.add_argument("--num-calib-batch", type=int, default=batches, metavar="N", help=f"batches (default {batches})")
+    group.add_argument("--calib-batchsz", type=int, default=8, metavar="N", help="pictures a batch (default 8)")
+    group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
+    group.add_argument("--calib-split", default="train", metavar="SPLIT", help="pictures to sample (default train)")
+    group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
+    group.add_argument("--calibrator", default="percentile", choices=tuple(RANGE_METHODS), help="default percentile")
+    group.add_argument("--percentile", type=float, default=DEFAULT_PERCENTILE, metavar="P",
+                       help=f"of the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
+    group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("policy: which nodes are quantized, and how")
+    group.add_argument("--int8-mode", type=int, choices=tuple(INT8_MODES), help="FasterTransformer's modes")
+    group.add_argument("--policy", nargs="+", metavar="NAME|FILE", help="built-in policies or YAML files")
+    group.add_argument("--wprec", type=int, metavar="BITS", help="bits of weights, 2 to 8 (default: the policy's, 8)")
+    group.add_argument(
+        "--aprec", type=int, metavar="BITS", help="bits of activations, 2 to 8 (default: the policy's, 8)"
+    )
+    group.add_argument("--quant-per-tensor", action="store_true", help="one range a weight, whatever the policy says")
+    group.add_argument("--narrow-range", action="store_true", help="weights to -127..127 instead of -128..127")
+    group.add_argument("--quant-disable", action="store_true", help="quantize nothing (the policy `float`)")
+    group.add_argument(
+        "--quant-disable-keyword", nargs="+", metavar="TEXT", help="switch off nodes with TEXT in their name"
+    )
+
+
+def config_of(args: argparse.Namespace) -> CfgNode:
+    """The config that the options describe: file, then --opts, then options of their own."""
+    given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items()}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    return load_config(find_config(args.cfg), args.opts or (), overrides)
+
+
+def plan_of(args: argparse.Namespace, seed: int) -> Plan:
+    """The calibration that the options describe."""
+    method = Method(args.calibrator, args.percentile, args.exact_histogram)
+    return Plan(
+        args.num_calib_batch,
+        args.calib_batchsz,
+        args.calib_split,
+        seed,
+        args.calib_augment,
+        method,
+        args.max_unreadable,
+    )
+
+
+def policies_of(args: argparse.Namespace) -> list[Policy]:
+    """The policies that the options name, in order; empty if they name none."""
+    if args.int8_mode and args.policy:
+        raise UsageError("--int8-mode and --policy both choose the nodes: give one of them")
+    names = [INT8_MODES[args.int8_mode]] if args.int8_mode else list(args.policy or ())
+    if args.quant_disable:
+        names = ["float"]
+    rules = _extra_rules(args)
+    policies = [load_policy(name) for name in names]
+    if rules and not policies:
+        raise UsageError("options that change a policy need --int8-mode or --policy")
+    return [policy.and_then(*rules) if rules and policy.name != "float" else policy for policy in policies]
+
+
+def _extra_rules(args: argparse.Namespace) -> list[Rule]:
+    rules = []
+    for flag, bits in (("--wprec", args.wprec), ("--aprec", args.aprec)):
+        if bits is not None and not 2 <= bits <= 8:
+            raise UsageError(f"{flag} {bits}: must be from 2 to 8")
+    if args.wprec or args.quant_per_tensor or args.narrow_range:
+        granularity = "per-tensor" if args.quant_per_tensor else None
+        weights = ("role:gemm_weight",)
+        rules.append(Rule((), (), weights, args.wprec, granularity, args.narrow_range or None))
+    if args.aprec:
+        rules.append(Rule(nodes=("role:activation",), bits=args.aprec))
+    if args.quant_disable_keyword:
+        rules.append(Rule(disable=tuple(f"*{keyword}*" for keyword in args.quant_disable_keyword)))
+    return rules

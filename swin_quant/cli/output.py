@@ -1,0 +1,20 @@
+"""Where a command leaves its results, and how it shows them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from swin_quant.runcard import RunCard
+
+
+def output_dir(cfg: CfgNode) -> Path:
+    """FasterTransformer's place: <output>/<NAME>/<TAG>."""
+    return Path(cfg.OUTPUT or "output") / cfg.MODEL.NAME / cfg.TAG
+
+
+def print_table(cards: Sequence[RunCard]) -> None:
+    """The accuracy-delta table on standard output."""
+    from swin_quant.report.render import print_terminal
+
+    print_terminal(cards)

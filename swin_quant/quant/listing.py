@@ -1,0 +1,68 @@
+"""Every node of a model as a row: what the policy decided, its range, and the shape of the tensor that it sees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.quantizer import named_nodes
+
+FIELDS = ("node", "role", "state", "bits", "granularity", "amax", "shape")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One node. `amax` is the largest of its ranges, None if it has none; `shape` of the tensor for one picture."""
+
+    name: str
+    role: str
+    enabled: bool
+    bits: int
+    per_channel: bool
+    amax: float | None
+    shape: tuple[int, ...]
+
+    def cells(self) -> tuple[str | int, ...]:
+        """Values in the order of FIELDS, fit for a table."""
+        return (
+            self.name,
+            self.role,
+            "on" if self.enabled else "off",
+            self.bits,
+            "per-channel" if self.per_channel else "per-tensor",
+            "-" if self.amax is None else f"{self.amax:.6g}",
+            "x".join(map(str, self.shape)),
+        )
+
+
+def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[Row]:
+    """Rows in module order, from one forward of zeros of `input_shape`; works on meta tensors."""
+    nodes = named_nodes(model)
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def record(name: str):
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            shapes[name] = tuple(inputs[0].shape)
+
+        return hook
+
+    hooks = [node.register_forward_pre_hook(record(name)) for name, node in nodes.items()]
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(*input_shape, device=next(model.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [
+        Row(
+            name,
+            node.role.value,
+            node.enabled,
+            node.bits,
+            node.per_channel,
+            None if node.amax is None else node.amax.max().item(),
+            shapes[name],
+        )
+        for name, node in nodes.items()
+    ]
