@@ -1,0 +1,20 @@
+"""The configuration: keys, defaults and merge order are FasterTransformer's (spec, section 7).
+
+Defaults, then the files named by BASE, then the file itself, then `--opts`, then single command-line flags.
+"""
+
+from swin_quant.config.defaults import architecture, default_config
+from swin_quant.config.files import configs_dir, find_config
+from swin_quant.config.geometry import check_geometry
+from swin_quant.config.load import from_dict, load_config, to_dict
+
+__all__ = [
+    "architecture",
+    "check_geometry",
+    "configs_dir",
+    "default_config",
+    "find_config",
+    "from_dict",
+    "load_config",
+    "to_dict",
+]

@@ -1,0 +1,109 @@
+"""The tree of keys and defaults of FasterTransformer (spec, section 7.2)."""
+
+from typing import Any
+
+from yacs.config import CfgNode
+
+_SWIN = {
+    "PATCH_SIZE": 4,
+    "IN_CHANS": 3,
+    "EMBED_DIM": 96,
+    "DEPTHS": [2, 2, 6, 2],
+    "NUM_HEADS": [3, 6, 12, 24],
+    "WINDOW_SIZE": 7,
+    "MLP_RATIO": 4.0,
+    "QKV_BIAS": True,
+    "APE": False,
+    "PATCH_NORM": True,
+}
+DEFAULTS: dict[str, Any] = {
+    "BASE": [""],
+    "DATA": {
+        "BATCH_SIZE": 128,
+        "DATA_PATH": "",
+        "DATASET": "imagenet",
+        "IMG_SIZE": 224,
+        "INTERPOLATION": "bicubic",
+        "ZIP_MODE": False,
+        "CACHE_MODE": "part",
+        "PIN_MEMORY": True,
+        "NUM_WORKERS": 8,
+        "MASK_PATCH_SIZE": 32,
+        "MASK_RATIO": 0.6,
+    },
+    "MODEL": {
+        "TYPE": "swin",
+        "NAME": "swin_tiny_patch4_window7_224",
+        "PRETRAINED": "",
+        "RESUME": "",
+        "NUM_CLASSES": 1000,
+        "DROP_RATE": 0.0,
+        "DROP_PATH_RATE": 0.1,
+        "LABEL_SMOOTHING": 0.1,
+        "SWIN": {**_SWIN, "QK_SCALE": None},
+        "SWINV2": {**_SWIN, "PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]},
+    },
+    "TRAIN": {
+        "START_EPOCH": 0,
+        "EPOCHS": 300,
+        "WARMUP_EPOCHS": 20,
+        "WEIGHT_DECAY": 0.05,
+        "BASE_LR": 5e-4,
+        "WARMUP_LR": 5e-7,
+        "MIN_LR": 5e-6,
+        "CLIP_GRAD": 5.0,
+        "AUTO_RESUME": True,
+        "ACCUMULATION_STEPS": 1,
+        "USE_CHECKPOINT": False,
+        "LAYER_DECAY": 1.0,
+        "LR_SCHEDULER": {
+            "NAME": "cosine",
+            "DECAY_EPOCHS": 30,
+            "DECAY_RATE": 0.1,
+            "WARMUP_PREFIX": True,
+            "GAMMA": 0.1,
+            "MULTISTEPS": [],
+        },
+        "OPTIMIZER": {"NAME": "adamw", "EPS": 1e-8, "BETAS": (0.9, 0.999), "MOMENTUM": 0.9},
+    },
+    "AUG": {
+        "COLOR_JITTER": 0.4,
+        "AUTO_AUGMENT": "rand-m9-mstd0.5-inc1",
+        "REPROB": 0.25,
+        "REMODE": "pixel",
+        "RECOUNT": 1,
+        "MIXUP": 0.8,
+        "CUTMIX": 1.0,
+        "CUTMIX_MINMAX": None,
+        "MIXUP_PROB": 1.0,
+        "MIXUP_SWITCH_PROB": 0.5,
+        "MIXUP_MODE": "batch",
+    },
+    "TEST": {"CROP": True, "SEQUENTIAL": False, "SHUFFLE": False},
+    "AMP_ENABLE": True,
+    "AMP_OPT_LEVEL": "",
+    "ENABLE_AMP": False,
+    "OUTPUT": "",
+    "TAG": "default",
+    "SAVE_FREQ": 1,
+    "PRINT_FREQ": 10,
+    "SEED": 0,
+    "LOCAL_RANK": 0,
+    "EVAL_MODE": False,
+    "THROUGHPUT_MODE": False,
+    "FUSED_WINDOW_PROCESS": False,
+    "FUSED_LAYERNORM": False,
+}
+
+
+def default_config() -> CfgNode:
+    """The tree of FasterTransformer spec, section 7.2, as a fresh, unfrozen node.
+
+    SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
+    """
+    return CfgNode(DEFAULTS)
+
+
+def architecture(cfg: CfgNode) -> CfgNode:
+    """The node of the model in use: MODEL.SWIN or MODEL.SWINV2."""
+    return cfg.MODEL[cfg.MODEL.TYPE.upper()]

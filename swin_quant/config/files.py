@@ -1,0 +1,80 @@
+"""Finding and reading configuration files: shipped ones by name, inheritance through BASE."""
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swin_quant.config.values import show
+from swin_quant.errors import UsageError, listed
+
+_SHIPPED = ("swin", "swinv2", "demo")
+_MAX_BYTES = 1 << 20
+_MAX_FILES = 32
+
+
+def configs_dir() -> Path:
+    """The folder of the shipped configurations: inside an installed wheel, beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def find_config(name_or_path: str | Path) -> Path:
+    """An existing file, or else the shipped configuration of that name (its file name without `.yaml`)."""
+    if os.path.isfile(name_or_path):
+        return Path(name_or_path)
+    files = [file for folder in _SHIPPED for file in sorted((configs_dir() / folder).glob("[!_]*.yaml"))]
+    shipped = {file.stem: file for file in files}
+    if str(name_or_path) in shipped:
+        return shipped[str(name_or_path)]
+    name = Path(name_or_path).name.removesuffix(".yaml")
+    close = difflib.get_close_matches(name, shipped, n=3) or list(shipped)
+    raise UsageError(f"no such file or shipped configuration: {name_or_path}; there is {listed(close)}")
+
+
+def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
+    """Yield (file, content) in merge order: the files of BASE, recursively, then the file itself."""
+    tree = _read(path)
+    resolved = path.resolve()
+    if resolved in above:
+        raise UsageError(f"BASE goes in a circle: {' -> '.join(map(str, (*above, resolved)))}")
+    read.append(path)
+    if len(read) > _MAX_FILES:
+        raise UsageError(f"{read[0]}: BASE pulls in more than {_MAX_FILES} files, the last is {path}")
+    base = tree.pop("BASE", None) or []
+    names = [base] if isinstance(base, str) else base
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{path}: BASE must be a list of file names, not {show.repr(base)}")
+    for name in filter(None, names):
+        if not os.path.isfile(path.parent / name):
+            raise UsageError(f"{path}: BASE names {name}, but there is no such file in {path.parent}")
+        yield from layers(path.parent / name, (*above, resolved), read)
+    yield path, tree
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    """One YAML file as a mapping; its content is data and is never evaluated."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"{path}: a configuration is a .yaml or .yml file")
+    try:
+        if not os.path.isfile(path):
+            raise UsageError(f"{path}: no such configuration file")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes, this is no configuration file")
+        tree = yaml.safe_load(content)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise UsageError(f"{path}: not valid YAML{where}: {what}") from error
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: must hold KEY: value lines, not {show.repr(tree)}")
+    return tree

@@ -1,0 +1,70 @@
+"""Configurations that no Swin can be built from are refused, by key, value and file."""
+
+import re
+
+from yacs.config import CfgNode
+
+from swin_quant.config.defaults import architecture
+from swin_quant.config.values import leaves, show
+from swin_quant.errors import UsageError
+
+_CHOICES = {
+    "MODEL.TYPE": ("swin", "swinv2"),
+    "DATA.INTERPOLATION": ("bicubic", "bilinear", "lanczos", "nearest"),
+    "DATA.CACHE_MODE": ("no", "full", "part"),
+}
+_RATES = ("MODEL.DROP_RATE", "MODEL.DROP_PATH_RATE", "MODEL.LABEL_SMOOTHING")
+_POSITIVE = ("DATA.IMG_SIZE", "DATA.BATCH_SIZE", "MODEL.NUM_CLASSES")
+_POSITIVE_IN_MODEL = ("PATCH_SIZE", "IN_CHANS", "EMBED_DIM", "DEPTHS", "NUM_HEADS", "WINDOW_SIZE", "MLP_RATIO")
+_PER_STAGE = ("DEPTHS", "NUM_HEADS", "PRETRAINED_WINDOW_SIZES")
+
+
+def check_geometry(cfg: CfgNode, source: str) -> None:
+    """Refuse values that no Swin can be built from; `source` is the file that the UsageError names.
+
+    Stage i works at R_i = IMG_SIZE / PATCH_SIZE / 2^i and in windows of min(WINDOW_SIZE, R_i) (FasterTransformer spec,
+    section 1.2): R_i must be a multiple of its window, and even where patches are merged.
+    """
+    _check_values(cfg, source)
+    node, swin = f"MODEL.{cfg.MODEL.TYPE.upper()}", architecture(cfg)
+    size, patch = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE
+    _need(size % patch == 0, source, f"DATA.IMG_SIZE {size} is not a multiple of {node}.PATCH_SIZE {patch}")
+    resolution, channels = size // patch, swin.EMBED_DIM
+    for stage, heads in enumerate(swin.NUM_HEADS):
+        here = f"stage {stage}, {resolution} x {resolution} (DATA.IMG_SIZE {size}, {node}.PATCH_SIZE {patch})"
+        window = min(swin.WINDOW_SIZE, resolution)
+        _need(resolution % window == 0, source, f"{node}.WINDOW_SIZE {swin.WINDOW_SIZE} does not divide {here}")
+        alone = cfg.MODEL.TYPE == "swinv2" and window == 1 and swin.PRETRAINED_WINDOW_SIZES[stage] == 0
+        _need(not alone, source, f"a window of 1 has no relative coordinates: {here}; choose a larger DATA.IMG_SIZE")
+        problem = f"{node}.NUM_HEADS {heads} does not divide the {channels} channels of stage {stage}"
+        _need(channels % heads == 0, source, f"{problem} ({node}.EMBED_DIM {swin.EMBED_DIM} x 2^{stage})")
+        last = stage == len(swin.NUM_HEADS) - 1
+        _need(last or resolution % 2 == 0, source, f"patches of an odd resolution cannot be merged: {here}")
+        resolution, channels = resolution // 2, channels * 2
+
+
+def _check_values(cfg: CfgNode, source: str) -> None:
+    """What each key, and the lists of one entry a stage, must hold on their own."""
+    values = dict(leaves(cfg))
+    for key, choices in _CHOICES.items():
+        _need(values[key] in choices, source, f"{key} is {values[key]!r}, but must be one of {', '.join(choices)}")
+    for key in _RATES:
+        _need(0 <= values[key] < 1, source, f"{key} is {values[key]}, but must be at least 0 and below 1")
+    name = cfg.MODEL.NAME
+    usable = re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", name) and name not in (".", "..")
+    _need(bool(usable), source, f"MODEL.NAME {show.repr(name)} cannot name a file: no slashes, 1 to 200 characters")
+    node, swin = f"MODEL.{cfg.MODEL.TYPE.upper()}", architecture(cfg)
+    for key in (*_POSITIVE, *(f"{node}.{key}" for key in _POSITIVE_IN_MODEL)):
+        least = min(values[key], default=0) if isinstance(values[key], list) else values[key]
+        _need(least > 0, source, f"{key} is {values[key]}, but must be positive")
+    lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
+    shown = ", ".join(f"{key} {entries}" for key, entries in lists.items())
+    _need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {shown}")
+    pretrained = swin.get("PRETRAINED_WINDOW_SIZES", [])
+    problem = f"{node}.PRETRAINED_WINDOW_SIZES is {pretrained}, but each must be 0 (none) or at least 2"
+    _need(all(window == 0 or window > 1 for window in pretrained), source, problem)
+
+
+def _need(holds: bool, source: str, problem: str) -> None:
+    if not holds:
+        raise UsageError(f"{source}: {problem}")

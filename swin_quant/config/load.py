@@ -1,0 +1,47 @@
+"""From files, `--opts` and flags to one checked and frozen tree, and to plain data and back."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.config.defaults import default_config
+from swin_quant.config.files import layers
+from swin_quant.config.geometry import check_geometry
+from swin_quant.config.values import merge
+from swin_quant.errors import UsageError
+
+
+def load_config(path: str | Path, opts: Sequence[str] = (), overrides: Mapping[str, Any] | None = None) -> CfgNode:
+    """Defaults <- BASE files <- the file <- opts <- overrides, checked and frozen.
+
+    `opts` alternates keys and values as typed by the user, `overrides` maps dotted keys to values (leave out flags
+    that were not given). BASE is resolved here, so the returned tree stands by itself. Raises UsageError, which names
+    the key and the file, `--opts` or the command line.
+    """
+    cfg = default_config()
+    for file, tree in layers(Path(path), (), []):
+        merge(cfg, tree, str(file))
+    if len(opts) % 2:
+        raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
+    merge(cfg, dict(zip(opts[::2], opts[1::2], strict=True)), "--opts")
+    merge(cfg, overrides or {}, "command line")
+    check_geometry(cfg, str(path))
+    cfg.freeze()
+    return cfg
+
+
+def from_dict(mapping: Mapping[str, Any], source: str) -> CfgNode:
+    """A tree written by `to_dict`, over the defaults; checked and frozen like a file. `source` names it in errors."""
+    cfg = default_config()
+    merge(cfg, mapping, source)
+    check_geometry(cfg, source)
+    cfg.freeze()
+    return cfg
+
+
+def to_dict(cfg: CfgNode) -> dict[str, Any]:
+    """The tree as plain dicts, lists, numbers and strings, for JSON."""
+    plain = {key: to_dict(value) if isinstance(value, CfgNode) else value for key, value in cfg.items()}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
