@@ -37,7 +37,8 @@ def score_model(
 ) -> RunCard:
     """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
 
-    Preprocessing is the card's; the model's nodes must be calibrated for the policies. Every rank scores its share; all return the same card.
+    Preprocessing is the card's; the model's nodes must be calibrated for the policies. Every rank scores its
+    share; all return the same card.
     """
     pictures = open_labelled(cfg, split, world)
     preprocess = Preprocess.from_dict(card.preprocess)

@@ -20,7 +20,7 @@ from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.ranges import DEFAULT_PERCENTILE, Statistics, search_range
 
-VALUES_PER_PICTURE = 32768
+VALUES_PER_PICTURE = 16384
 LARGEST_HALF = 65504.0
 UNUSED_AMAX = 1.0  # the range of a node that saw only zeros: any positive one is right, and formats want a positive one
 
@@ -162,7 +162,7 @@ def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: tor
 def check_weights(model: nn.Module) -> None:
     """Raise SwinQuantError naming the first parameter that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+        if not torch.stack(torch.aminmax(parameter.detach())).isfinite().all():
             raise SwinQuantError(f"weight {name} holds NaN or infinity: the checkpoint is damaged")
 
 

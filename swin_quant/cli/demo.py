@@ -1,0 +1,27 @@
+"""swin-quant demo."""
+
+import argparse
+
+from swin_quant.cli.output import print_table
+from swin_quant.demo import EPOCHS, run_demo
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+
+HELP = "Train a micro Swin on handwritten digits, calibrate it in both INT8 modes, score it. Offline, under 90 s."
+EXAMPLES = """examples:
+  swin-quant demo
+  swin-quant demo --model swinv2_digits --output out/demo2"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", default="out/demo", metavar="DIR", help="default out/demo")
+    parser.add_argument("--model", default="swin_digits", choices=("swin_digits", "swinv2_digits"))
+    parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N", help=f"default {EPOCHS}")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    if args.epochs < 1:
+        raise UsageError(f"--epochs {args.epochs}: must be at least 1")
+    if world.size > 1:
+        raise UsageError("the demo runs in one process: start it without torchrun")
+    print_table([run_demo(args.output, args.model, args.epochs, world)])

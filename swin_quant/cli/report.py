@@ -1,0 +1,86 @@
+"""swin-quant report."""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from swin_quant.distributed import World
+from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.files import atomic_write_bytes, read_json
+from swin_quant.progress import log
+from swin_quant.report.render import FORMATS, SUFFIXES, print_terminal, print_text, render
+from swin_quant.runcard import SCHEMA, RunCard
+
+HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV or JSON."
+EXAMPLES = """examples:
+  swin-quant report out/swin_tiny_patch4_window7_224_calib.json
+  swin-quant report out/mode1 out/mode2 --output docs/results/table.md      (all run cards directly in a directory)
+  swin-quant report out/*/*_calib.json --format csv > table.csv"""
+_NO_RESULT = "holds no result: run `swin-quant evaluate`"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cards", nargs="+", metavar="RUN_CARD", help="run card, or directory of run cards")
+    parser.add_argument("--format", choices=tuple(FORMATS), help="default: by the suffix of --output, else terminal")
+    parser.add_argument("--output", metavar="FILE", help=f"write there ({', '.join(SUFFIXES)}) instead of printing")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    if not world.is_main:
+        return
+    form = args.format or _format_of(args.output)
+    cards = _read_cards(map(Path, args.cards))
+    if args.output is None:
+        print_terminal(list(cards.values())) if form == "terminal" else print_text(render(list(cards.values()), form))
+        return
+    output = Path(args.output)
+    if output.resolve() in cards or _is_card(output):
+        raise UsageError(f"--output {output}: is a run card, which the table would overwrite: choose another file")
+    atomic_write_bytes(output, render(list(cards.values()), form).encode())
+    log.info("table: %s", output)
+
+
+def _format_of(output: str | None) -> str:
+    if output is None:
+        return "terminal"
+    suffix = Path(output).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"--output {output}: give --format, or a name that ends in {', '.join(SUFFIXES)}")
+    return SUFFIXES[suffix]
+
+
+def _read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
+    """The cards with results, by file. A card named by itself must have some; one found in a directory is left out."""
+    cards: dict[Path, RunCard] = {}
+    empty: list[str] = []
+    for path in paths:
+        for file in _cards_in(path) if path.is_dir() else (path,):
+            card = RunCard.read(file)
+            if card.results:
+                cards[file.resolve()] = card
+            elif path.is_dir():
+                empty.append(str(file))
+            else:
+                raise SwinQuantError(f"{file}: {_NO_RESULT}")
+    if empty and not cards:
+        raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
+    if empty:
+        log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
+    return cards
+
+
+def _cards_in(directory: Path) -> Iterator[Path]:
+    found = [file for file in sorted(directory.glob("*.json")) if _is_card(file)]
+    if not found:
+        raise SwinQuantError(f"{directory}: no run card (*.json) in this directory")
+    yield from found
+
+
+def _is_card(file: Path) -> bool:
+    """Whether a file calls itself a run card, of whatever version."""
+    try:
+        content = read_json(file, "run card")
+    except SwinQuantError:
+        return False
+    schema = content.get("schema") if isinstance(content, dict) else None
+    return isinstance(schema, str) and schema.startswith(SCHEMA.rpartition("/")[0])

@@ -1,0 +1,1 @@
+"""Tables from recorded results: what was measured, never what was not."""

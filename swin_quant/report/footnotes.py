@@ -1,0 +1,163 @@
+"""What a reader must know to read the table rightly: each rule looks at a row and says a sentence, or nothing.
+
+Rows of which the same is said share a footnote.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swin_quant.engines import FAKE_QUANT
+from swin_quant.errors import listed
+from swin_quant.report.table import BLANK, COLUMN, Row, dataset_key, is_float, one_line
+from swin_quant.runcard import Result
+
+Rule: TypeAlias = Callable[[Row, Sequence[Row]], str | None]
+_UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
+_LONGEST_NOTE = 300
+_NAMES = (
+    ("name",),
+    ("name", "calibrator"),
+    ("name", "policy"),
+    ("name", "policy", "calibrator"),
+    ("name", "dataset", "policy", "precision", "calibrator", "engine"),
+)
+
+
+@dataclass(frozen=True)
+class Footnote:
+    """A sentence, and the indices of the rows that it is about."""
+
+    text: str
+    rows: tuple[int, ...]
+
+    def about(self, rows: Sequence[Row]) -> str:
+        """The sentence, after the shortest names that single its rows out; alone if it is about all of them."""
+        if len(self.rows) == len(rows):
+            return self.text
+        for keys in _NAMES:
+            labels = [" ".join(cell for key in keys if (cell := COLUMN[key].cell(row)) != BLANK) for row in rows]
+            named = {labels[index] for index in self.rows}
+            if sum(label in named for label in labels) == len(self.rows):
+                break
+        return f"{listed(dict.fromkeys(labels[index] for index in self.rows), 4)}: {self.text}"
+
+
+def footnotes(rows: Sequence[Row]) -> list[Footnote]:
+    """The footnotes of a table, in the order of RULES."""
+    found: dict[str, list[int]] = {}
+    for rule in RULES:
+        for index, row in enumerate(rows):
+            if text := rule(row, rows):
+                found.setdefault(one_line(text), []).append(index)
+    return [Footnote(text, tuple(dict.fromkeys(indices))) for text, indices in found.items()]
+
+
+def _simulated(row: Row, rows: Sequence[Row]) -> str | None:
+    if row.quantized and row.quantized.engine == FAKE_QUANT and row.quantized.ms_per_picture is not None:
+        return f"ms(I) of {FAKE_QUANT} is that of the simulation, not of an INT8 engine"
+    return None
+
+
+def _settings(row: Row, rows: Sequence[Row]) -> str | None:
+    timed = [result for result in row.measured if result.ms_per_picture is not None]
+    settings = dict.fromkeys(f"{result.device}, batch {result.batch_size}" for result in timed)
+    if len(settings) > 1:
+        each = (f"{result.precision} on {result.device}, batch {result.batch_size}" for result in timed)
+        return f"latencies are not comparable: {'; '.join(each)}"
+    return f"latency measured on {next(iter(settings))}" if settings else None
+
+
+def _no_baseline(row: Row, rows: Sequence[Row]) -> str | None:
+    return None if row.float32 else f"float32 was not scored on {row.place}, so there is no delta"
+
+
+def _other_pictures(row: Row, rows: Sequence[Row]) -> str | None:
+    counts = {result.precision: result.pictures for result in row.measured}
+    if len(set(counts.values())) < 2:
+        return None
+    each = ", ".join(f"{precision} {count}" for precision, count in counts.items())
+    return f"not scored on the same number of pictures ({each}): the delta is not of one set of pictures"
+
+
+def _stale(row: Row, rows: Sequence[Row]) -> str | None:
+    if not row.stale:
+        return None
+    return "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
+
+
+def _unreadable(row: Row, rows: Sequence[Row]) -> str | None:
+    worst = max(row.measured, key=lambda result: result.unreadable)
+    if not worst.unreadable:
+        return None
+    pictures = f"{worst.unreadable} unreadable picture{'s' if worst.unreadable > 1 else ''} of {row.place} left out"
+    return f"{pictures}: {_note(worst).removeprefix(_UNREADABLE)}" if _names_unreadable(worst) else pictures
+
+
+def _remark(row: Row, rows: Sequence[Row]) -> str | None:
+    remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
+    return "; ".join(remarks) or None
+
+
+def _dead_nodes(row: Row, rows: Sequence[Row]) -> str | None:
+    dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
+    if not dead:
+        return None
+    return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
+
+
+def _unlike_baselines(row: Row, rows: Sequence[Row]) -> str | None:
+    """The same checkpoint on the same pictures must have one float32 accuracy."""
+    if not row.float32 or not row.card.source:
+        return None
+    source = row.card.source["sha256"]
+    same = [
+        other.float32
+        for other in rows
+        if other.float32
+        and other.card.source
+        and other.card.source["sha256"] == source
+        and dataset_key(other.dataset) == dataset_key(row.dataset)
+    ]
+    figures = sorted({(result.acc1, result.acc5) for result in same})
+    if len(figures) < 2:
+        return None
+    each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
+    return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
+
+
+def _unlike_pictures(row: Row, rows: Sequence[Row]) -> str | None:
+    lists = {dataset_key(other.dataset) for other in rows if other.place == row.place}
+    return f"{row.place} is not the same list of pictures in all rows: do not compare them" if len(lists) > 1 else None
+
+
+def _not_shown(row: Row, rows: Sequence[Row]) -> str | None:
+    """Float results beside those of the row, such as a second half-precision type."""
+    here = [result for result in row.card.measured() if dataset_key(result.dataset) == dataset_key(row.dataset)]
+    shown = [result for other in rows if other.card is row.card for result in other.measured]
+    rest = [f"{r.precision} on {r.engine}: acc@1 {r.acc1:.3f}" for r in here if is_float(r) and r not in shown]
+    return f"also scored on {row.place}: {'; '.join(rest)}" if rest else None
+
+
+def _names_unreadable(result: Result) -> bool:
+    return result.unreadable > 0 and _note(result).startswith(_UNREADABLE)
+
+
+def _note(result: Result) -> str:
+    note = result.note or ""
+    return note if len(note) <= _LONGEST_NOTE else note[:_LONGEST_NOTE] + " ..."
+
+
+RULES: tuple[Rule, ...] = (
+    _simulated,
+    _settings,
+    _no_baseline,
+    _other_pictures,
+    _stale,
+    _unlike_baselines,
+    _unlike_pictures,
+    _unreadable,
+    _dead_nodes,
+    _not_shown,
+    _remark,
+)

@@ -1,0 +1,197 @@
+"""The accuracy-delta table: from run cards to rows, and the columns as data.
+
+The columns are those of FasterTransformer's guide (FasterTransformer spec, section 5.3) and what an honest reading of
+them needs. Three deltas printed in that guide contradict their own columns; here a delta is always computed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swin_quant.engines import EAGER, HALF_TYPES
+from swin_quant.runcard import DatasetRecord, Result, RunCard
+
+BLANK = "-"
+LEGEND = (
+    "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized; Δ = (I) - float32, from "
+    "unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, not distinguishable from no change"
+)
+Value: TypeAlias = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantized result on one data set, beside the float results of the same card on the same pictures.
+
+    `quantized` is None for a data set on which a card has float results only.
+    """
+
+    card: RunCard
+    dataset: DatasetRecord
+    float32: Result | None
+    half: Result | None
+    quantized: Result | None
+
+    @property
+    def measured(self) -> list[Result]:
+        """The results that the row shows: float32, half, quantized, without those that there are not."""
+        return [result for result in (self.float32, self.half, self.quantized) if result]
+
+    @property
+    def place(self) -> str:
+        """The data set as people write it: name/split."""
+        return one_line(f"{self.dataset['name']}/{self.dataset['split']}")
+
+    @property
+    def calibrator(self) -> str | None:
+        """The method that found the ranges, with its percentile where it has one."""
+        record = self.card.calibration
+        if record is None or self.quantized is None:
+            return None
+        percentile = record["percentile"] if record["method"] == "percentile" else None
+        return record["method"] if percentile is None else f"{record['method']} {percentile}"
+
+    def delta(self, field: str) -> float | None:
+        """Quantized minus float32, in points, of `acc1` or `acc5`."""
+        if self.float32 is None or self.quantized is None:
+            return None
+        return getattr(self.quantized, field) - getattr(self.float32, field)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the recorded comparison is not of these two results: its standard error is then not of our delta."""
+        delta, recorded = self.delta("acc1"), self.quantized.delta_acc1 if self.quantized else None
+        return delta is not None and recorded is not None and abs(delta - recorded) > 1e-6
+
+    @property
+    def delta_acc1_se(self) -> float | None:
+        """The paired standard error of the top-1 delta, in points."""
+        comparable = self.float32 and self.quantized and not self.stale
+        return self.quantized.delta_acc1_se if self.quantized and comparable else None
+
+    @property
+    def distinguishable(self) -> bool | None:
+        """Whether the top-1 delta is more than two standard errors from zero; None if that is not known."""
+        delta, error = self.delta("acc1"), self.delta_acc1_se
+        return None if delta is None or error is None else abs(delta) > 2 * error
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its key in CSV and JSON, its title elsewhere (none: CSV and JSON only), its value and how it looks.
+
+    `form` is what str.format makes of the value; only numbers have one. `show` replaces it where a cell is more
+    than its value.
+    """
+
+    key: str
+    title: str
+    of: Callable[[Row], Value]
+    form: str = ""
+    show: Callable[[Row], str] | None = None
+
+    def value(self, row: Row) -> Value:
+        """What was recorded, unrounded; None if it was not. Text is one printable line."""
+        value = self.of(row)
+        return one_line(value) if isinstance(value, str) else value
+
+    def cell(self, row: Row) -> str:
+        """The value as people read it."""
+        value = self.value(row)
+        if value is None or value == "":
+            return BLANK
+        if self.show:
+            return self.show(row)
+        return self.form.format(value) if self.form else str(value)
+
+
+def _of(result: str, field: str) -> Callable[[Row], Value]:
+    return lambda row: getattr(getattr(row, result), field, None)
+
+
+def _delta_with_error(row: Row) -> str:
+    delta, error = row.delta("acc1"), row.delta_acc1_se
+    text = f"{delta:+.3f}" if error is None else f"{delta:+.3f} ±{error:.3f}"
+    return f"{text} ~" if row.distinguishable is False else text
+
+
+def _resolution(row: Row) -> int | None:
+    size = row.card.preprocess.get("size")
+    return size if type(size) is int else None
+
+
+COLUMNS = (
+    Column("name", "name", lambda row: row.card.name),
+    Column("resolution", "resolution", _resolution, "{0}x{0}"),
+    Column("dataset", "dataset", lambda row: row.place),
+    Column("policy", "policy", _of("quantized", "policy")),
+    Column("precision", "type", _of("quantized", "precision")),
+    Column("calibrator", "calibrator", lambda row: row.calibrator),
+    Column("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
+    Column("acc1", "acc@1", _of("float32", "acc1"), "{:.3f}"),
+    Column("acc5", "acc@5", _of("float32", "acc5"), "{:.3f}"),
+    Column("half_precision", "half (H)", _of("half", "precision")),
+    Column("half_acc1", "acc@1(H)", _of("half", "acc1"), "{:.3f}"),
+    Column("quantized_acc1", "acc@1(I)", _of("quantized", "acc1"), "{:.3f}"),
+    Column("quantized_acc5", "acc@5(I)", _of("quantized", "acc5"), "{:.3f}"),
+    Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=_delta_with_error),
+    Column("delta_acc1_se", "", lambda row: row.delta_acc1_se),
+    Column("delta_acc5", "Δ acc@5", lambda row: row.delta("acc5"), "{:+.3f}"),
+    Column("agreement", "agree %", _of("quantized", "agreement"), "{:.2f}"),
+    Column("sqnr_db", "SQNR dB", _of("quantized", "sqnr_db"), "{:.1f}"),
+    Column("ms", "ms", _of("float32", "ms_per_picture"), "{:.3f}"),
+    Column("half_ms", "ms(H)", _of("half", "ms_per_picture"), "{:.3f}"),
+    Column("quantized_ms", "ms(I)", _of("quantized", "ms_per_picture"), "{:.3f}"),
+    Column("engine", "engine", _of("quantized", "engine")),
+    Column("device", "", lambda row: row.measured[-1].device),
+    Column("batch_size", "", lambda row: row.measured[-1].batch_size),
+)
+
+
+COLUMN = {column.key: column for column in COLUMNS}
+
+
+def rows_of(cards: Iterable[RunCard]) -> list[Row]:
+    """A row for each quantized result of each card and data set, by name, data set, policy and calibrator."""
+    rows = [row for card in cards for row in _rows_of_card(card)]
+    return sorted(rows, key=_order)
+
+
+def is_float(result: Result) -> bool:
+    """Whether a result is of float32 or half precision: a baseline, not a row."""
+    return result.precision == "float32" or result.precision in HALF_TYPES
+
+
+def one_line(text: str) -> str:
+    """Text of a card, fit to print: what is not printable (line ends, escape codes) is shown as its Python escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
+    """What tells one list of pictures from another."""
+    return dataset["name"], dataset["split"], str(dataset["sha256"]), str(dataset["pictures"])
+
+
+def _rows_of_card(card: RunCard) -> Iterable[Row]:
+    results: dict[tuple[str, ...], list[Result]] = {}
+    for result in card.measured():
+        results.setdefault(dataset_key(result.dataset), []).append(result)
+    for group in results.values():
+        rows: list[Result | None] = [result for result in group if not is_float(result)]
+        for quantized in rows or [None]:
+            engine = quantized.engine if quantized else EAGER
+            float32 = _nearest(group, {"float32"}, engine)
+            half = _nearest(group, set(HALF_TYPES), engine)
+            yield Row(card, group[0].dataset, float32, half, quantized)
+
+
+def _nearest(results: Sequence[Result], precisions: set[str], engine: str) -> Result | None:
+    """The first result of these precisions, of the same engine rather than torch's, of torch's rather than others."""
+    found = [result for result in results if result.precision in precisions]
+    return min(found, key=lambda result: (result.engine != engine, result.engine != EAGER), default=None)
+
+
+def _order(row: Row) -> tuple[str, ...]:
+    quantized = row.quantized
+    policy, precision = (quantized.policy or "", quantized.precision) if quantized else ("", "")
+    return (row.card.name, *dataset_key(row.dataset), policy, row.calibrator or "", precision)

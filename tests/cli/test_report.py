@@ -1,0 +1,129 @@
+"""swin-quant report: which cards it takes, where the table goes, and what it refuses."""
+
+import argparse
+import csv
+import dataclasses
+import json
+
+import pytest
+
+from swin_quant.cli import report
+from swin_quant.distributed import World
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.runcard import Result, RunCard
+
+DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
+FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
+INT8 = dataclasses.replace(FLOAT, engine="torch fake-quant", precision="int8", policy="ft-mode1", acc1=70.34)
+
+
+def swin_quant_report(*arguments) -> None:
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    report.run(parser.parse_args([str(argument) for argument in arguments]), World())
+
+
+def refused(*arguments, kind=SwinQuantError) -> str:
+    with pytest.raises(kind) as caught:
+        swin_quant_report(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(path, *results, name="swin_micro"):
+    card = RunCard(name, {}, {"size": 32})
+    for result in results:
+        card = card.with_result(result)
+    card.write(path)
+    return path
+
+
+def test_the_table_is_printed(tmp_path, capsys):
+    swin_quant_report(write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT, INT8, name="other"))
+    out = capsys.readouterr().out
+    assert "swin_micro" in out and "other" in out and out.count("-0.460") == 2
+
+
+@pytest.mark.parametrize(("form", "start"), [("markdown", "| name |"), ("csv", "name,"), ("json", "{")])
+def test_a_format_is_printed_or_written_by_the_suffix(tmp_path, capsys, form, start):
+    card = write(tmp_path / "card.json", FLOAT, INT8)
+    swin_quant_report(card, "--format", form)
+    printed = capsys.readouterr().out
+    file = tmp_path / {"markdown": "t.md", "csv": "t.CSV", "json": "t.json"}[form]
+    swin_quant_report(card, "--output", file)
+    assert printed.startswith(start) and file.read_bytes().decode() == printed
+    assert capsys.readouterr().out == ""
+
+
+def test_the_format_that_is_asked_for_beats_the_suffix(tmp_path):
+    card = write(tmp_path / "card.json", FLOAT, INT8)
+    swin_quant_report(card, "--output", tmp_path / "t.md", "--format", "csv")
+    with open(tmp_path / "t.md", newline="") as file:
+        assert next(csv.DictReader(file))["quantized_acc1"] == "70.34"
+
+
+def test_a_directory_gives_its_cards_and_nothing_else(tmp_path, capsys):
+    write(tmp_path / "a.json", FLOAT, INT8)
+    (tmp_path / "other.json").write_text('{"schema": "somebody/else"}')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "deeper").mkdir()
+    write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
+    swin_quant_report(tmp_path, "--format", "json")
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["swin_micro"]
+
+
+def test_a_card_given_twice_counts_once(tmp_path, capsys):
+    swin_quant_report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--format", "json")
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
+
+
+def test_a_card_without_results_is_refused_by_name_and_skipped_in_a_directory(tmp_path, capsys, caplog):
+    empty = write(tmp_path / "empty.json")
+    for arguments in ((empty,), (tmp_path,)):
+        message = refused(*arguments)
+        assert "empty.json" in message and "holds no result: run `swin-quant evaluate`" in message
+    assert "empty.json" in refused(write(tmp_path / "a.json", FLOAT, INT8), empty)
+    with caplog.at_level("WARNING", "swin_quant"):
+        swin_quant_report(tmp_path)
+    assert "70.340" in capsys.readouterr().out
+
+
+def test_bad_cards_are_refused_by_file_and_key(tmp_path):
+    good = json.loads(write(tmp_path / "a.json", FLOAT, INT8).read_text())
+    good["results"][0]["acc1"] = "high"
+    (tmp_path / "a.json").write_text(json.dumps(good))
+    for where in (tmp_path / "a.json", tmp_path):
+        message = refused(where)
+        assert "a.json" in message and "results[0].acc1" in message
+    (tmp_path / "a.json").write_text("not JSON")
+    assert "a.json" in refused(tmp_path / "a.json")
+    assert "no run card" in refused(tmp_path) and "missing.json" in refused(tmp_path / "missing.json")
+
+
+def test_a_card_of_another_version_is_not_silently_left_out_of_a_directory(tmp_path):
+    write(tmp_path / "a.json", FLOAT, INT8)
+    (tmp_path / "b.json").write_text('{"schema": "swin-quant/run-card/9"}')
+    assert "b.json" in refused(tmp_path)
+
+
+def test_a_table_never_replaces_a_run_card(tmp_path):
+    card, bystander = write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT)
+    before = card.read_bytes(), bystander.read_bytes()
+    for output in (card, bystander):
+        assert "would overwrite" in refused(card, "--output", output, kind=UsageError)
+    assert (card.read_bytes(), bystander.read_bytes()) == before
+
+
+def test_an_output_that_cannot_be_written_or_told(tmp_path):
+    card = write(tmp_path / "a.json", FLOAT, INT8)
+    assert "t.html" in refused(card, "--output", tmp_path / "t.html", kind=UsageError)
+    assert "does not exist" in refused(card, "--output", tmp_path / "nowhere" / "t.md")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]
+
+
+def test_only_the_first_rank_prints(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    report.run(parser.parse_args([str(write(tmp_path / "a.json", FLOAT))]), World(rank=1, size=2))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,131 @@
+"""Footnotes say what a reader would otherwise take wrongly, and of which rows."""
+
+import dataclasses
+
+from swin_quant.report.footnotes import footnotes
+from swin_quant.report.table import rows_of
+from swin_quant.runcard import Result, RunCard
+
+DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
+FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu")
+INT8 = dataclasses.replace(FLOAT, engine="onnxruntime", precision="int8", policy="qdq", acc1=79.0)
+CALIBRATION = {
+    "method": "max",
+    "percentile": None,
+    "exact": False,
+    "batches": 10,
+    "batch_size": 8,
+    "seed": 0,
+    "split": "train",
+    "augment": False,
+    "pictures": 80,
+    "pictures_sha256": "1" * 64,
+    "files": [],
+    "unreadable": [],
+    "dead_nodes": [],
+}
+
+
+def card(*results, name="swin_micro", dead=(), sha="a" * 64) -> RunCard:
+    source = {"file": "swin.pth", "sha256": sha, "format": "pth"}
+    card = RunCard(name, {}, {"size": 32}, source=source, calibration={**CALIBRATION, "dead_nodes": list(dead)})
+    for one in results:
+        card = card.with_result(one)
+    return card
+
+
+def said(*cards) -> list[str]:
+    rows = rows_of(cards)
+    return [note.about(rows) for note in footnotes(rows)]
+
+
+def with_(result, **changes) -> Result:
+    return dataclasses.replace(result, **changes)
+
+
+def test_nothing_is_said_of_a_plain_row():
+    assert said(card(FLOAT, INT8)) == []
+
+
+def test_the_latency_of_a_simulation_is_called_that():
+    simulated = with_(INT8, engine="torch fake-quant", ms_per_picture=45.0)
+    notes = said(card(FLOAT, simulated))
+    assert any("torch fake-quant" in note and "simulation, not of an INT8 engine" in note for note in notes)
+    assert not any("simulation" in note for note in said(card(FLOAT, with_(INT8, ms_per_picture=45.0))))
+    assert said(card(FLOAT, with_(simulated, ms_per_picture=None))) == []
+
+
+def test_latency_comes_with_its_setting_and_unlike_settings_are_called_so():
+    timed = with_(FLOAT, ms_per_picture=12.0)
+    assert said(card(timed, with_(INT8, ms_per_picture=5.0))) == ["latency measured on cpu, batch 32"]
+    (note,) = said(card(timed, with_(INT8, ms_per_picture=5.0, batch_size=1, device="cuda")))
+    assert note == "latencies are not comparable: float32 on cpu, batch 32; int8 on cuda, batch 1"
+
+
+def test_a_card_without_float32_says_so():
+    (note,) = said(card(INT8), card(FLOAT, INT8, name="other"))
+    assert note == "swin_micro: float32 was not scored on cifar10/val, so there is no delta"
+
+
+def test_results_on_unequal_numbers_of_pictures():
+    (note,) = said(card(FLOAT, with_(INT8, pictures=4990)))
+    assert "float32 5000, int8 4990" in note
+
+
+def test_a_standard_error_of_another_comparison_is_explained():
+    (note,) = said(card(FLOAT, with_(INT8, delta_acc1=-0.5, delta_acc1_se=0.1)))
+    assert "no standard error" in note
+    assert said(card(FLOAT, with_(INT8, delta_acc1=-1.0, delta_acc1_se=0.1))) == []
+
+
+def test_unreadable_pictures_are_counted_and_named():
+    two = {"unreadable": 2, "note": "unreadable: a.png, b.png"}
+    assert said(card(with_(FLOAT, **two), with_(INT8, **two))) == [
+        "2 unreadable pictures of cifar10/val left out: a.png, b.png"
+    ]
+    assert said(card(FLOAT, with_(INT8, unreadable=1))) == ["1 unreadable picture of cifar10/val left out"]
+
+
+def test_a_note_about_something_else_is_not_taken_for_names_of_pictures():
+    assert said(card(FLOAT, with_(INT8, unreadable=2, note="int8 kernels checked"))) == [
+        "2 unreadable pictures of cifar10/val left out",
+        "int8 kernels checked",
+    ]
+
+
+def test_any_other_note_of_a_result_is_kept_on_one_line_and_bounded():
+    (note,) = said(card(FLOAT, with_(INT8, note="line one\nline two " + "x" * 5000)))
+    assert note.startswith("line one\\nline two") and note.isprintable() and len(note) < 400
+
+
+def test_dead_nodes_are_named():
+    (note,) = said(card(FLOAT, INT8, dead=["a", "b", "c", "d"]))
+    assert note.startswith("4 dead nodes") and note.endswith("a, b, c and 1 more")
+
+
+def test_one_checkpoint_with_two_float32_accuracies_is_inconsistent():
+    other = card(with_(FLOAT, acc1=80.5), INT8, name="again")
+    (note,) = said(card(FLOAT, INT8), other)
+    assert note.startswith("inconsistent") and "80.000 / 98.000 and 80.500 / 98.000" in note
+    assert said(card(FLOAT, INT8), card(FLOAT, INT8, name="again")) == []
+    assert said(card(FLOAT, INT8), card(with_(FLOAT, acc1=80.5), INT8, name="another", sha="b" * 64)) == []
+
+
+def test_one_name_for_two_lists_of_pictures():
+    elsewhere = {**DATASET, "sha256": "2" * 64}
+    (note,) = said(card(FLOAT, INT8), card(with_(FLOAT, dataset=elsewhere), with_(INT8, dataset=elsewhere)))
+    assert "not the same list of pictures" in note
+
+
+def test_a_float_result_that_has_no_column_is_told():
+    (note,) = said(card(FLOAT, with_(FLOAT, precision="bfloat16"), with_(FLOAT, precision="float16", acc1=79.5), INT8))
+    assert note == "also scored on cifar10/val: float16 on torch: acc@1 79.500"
+
+
+def test_a_footnote_names_its_rows_as_briefly_as_it_can():
+    two = {"unreadable": 2, "note": None}
+    bad, good = with_(INT8, **two), with_(INT8, policy="ft-mode1")
+    (note,) = said(card(FLOAT, good, bad), card(FLOAT, INT8, name="other"))
+    assert note.startswith("swin_micro qdq: 2 unreadable")
+    (note,) = said(card(FLOAT, bad, with_(bad, policy="x")), card(FLOAT, INT8, name="other"))
+    assert note.startswith("swin_micro: 2 unreadable")

@@ -1,0 +1,157 @@
+"""Rows hold what was measured, deltas are arithmetic on it, and nothing else gets a number."""
+
+import pytest
+
+from swin_quant.report.table import COLUMN, COLUMNS, rows_of
+from swin_quant.runcard import Result, RunCard
+
+IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
+CIFAR = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
+CALIBRATION = {
+    "method": "percentile",
+    "percentile": 99.99,
+    "exact": False,
+    "batches": 10,
+    "batch_size": 8,
+    "seed": 0,
+    "split": "train",
+    "augment": False,
+    "pictures": 80,
+    "pictures_sha256": "1" * 64,
+    "files": [],
+    "unreadable": [],
+    "dead_nodes": [],
+}
+# FasterTransformer's guide: acc@1, acc@5, acc@1(I), acc@5(I), and the differences as people would work them out.
+GUIDE = {
+    "swin_tiny": (81.182, 95.522, 80.748, 95.328, "-0.434", "-0.194"),
+    "swin_small": (83.214, 96.242, 82.904, 96.196, "-0.310", "-0.046"),  # printed there: -0.288, -0.036
+    "swin_base": (83.424, 96.446, 83.116, 96.322, "-0.308", "-0.124"),  # printed there: -0.354, -0.144
+    "swinv2_small": (84.1, 97.0, 83.90, 97.5, "-0.200", "+0.500"),  # printed there: -0.30
+}
+
+
+def result(precision, acc1, acc5=95.0, dataset=IMAGENET, policy=None, engine=None, **more) -> Result:
+    engine = engine or ("torch fake-quant" if policy else "torch")
+    return Result(engine, precision, policy, dataset, dataset["pictures"], acc1, acc5, None, 32, "cpu", **more)
+
+
+def card(*results, name="swin_tiny", calibration=CALIBRATION, size=224) -> RunCard:
+    card = RunCard(name, {}, {"size": size}, calibration=calibration)
+    for one in results:
+        card = card.with_result(one)
+    return card
+
+
+def cells(*cards) -> list[dict[str, str]]:
+    return [{column.key: column.cell(row) for column in COLUMNS} for row in rows_of(cards)]
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_deltas_are_the_difference_of_the_columns_whatever_a_guide_prints(name):
+    acc1, acc5, int1, int5, delta1, delta5 = GUIDE[name]
+    (row,) = cells(card(result("float32", acc1, acc5), result("int8", int1, int5, policy="ft-mode1")))
+    assert (row["acc1"], row["acc5"]) == (f"{acc1:.3f}", f"{acc5:.3f}")
+    assert (row["quantized_acc1"], row["quantized_acc5"]) == (f"{int1:.3f}", f"{int5:.3f}")
+    assert (row["delta_acc1"], row["delta_acc5"]) == (delta1, delta5)
+
+
+def test_deltas_are_taken_before_rounding():
+    (row,) = cells(card(result("float32", 100 * 2 / 3), result("int8", 100 * 1 / 3, policy="p")))
+    assert row["delta_acc1"] == "-33.333"  # the rounded columns, 66.667 and 33.333, would give -33.334
+
+
+@pytest.mark.parametrize(
+    ("delta", "error", "shown"),
+    [
+        (-0.434, 0.052, "-0.434 ±0.052"),
+        (-0.1, 0.052, "-0.100 ±0.052 ~"),
+        (0.08, 0.1, "+0.080 ±0.100 ~"),
+        (0.5, 0.1, "+0.500 ±0.100"),
+        (-0.5, None, "-0.500"),
+    ],
+)
+def test_a_delta_within_two_standard_errors_is_marked(delta, error, shown):
+    quantized = result("int8", 80 + delta, policy="p", delta_acc1=delta, delta_acc1_se=error)
+    (row,) = cells(card(result("float32", 80), quantized))
+    assert row["delta_acc1"] == shown
+
+
+def test_the_standard_error_of_another_comparison_is_not_shown():
+    quantized = result("int8", 79.0, policy="p", delta_acc1=-0.5, delta_acc1_se=0.1)
+    (row,) = cells(card(result("float32", 80), quantized))
+    assert row["delta_acc1"] == "-1.000" and row["delta_acc1_se"] == "-"
+
+
+def test_one_row_for_each_card_data_set_and_quantized_result():
+    first = card(
+        result("float32", 80),
+        result("bfloat16", 79.9, ms_per_picture=8.0),
+        result("int8", 79.5, policy="ft-mode1"),
+        result("W4A8", 75.0, policy="ft-mode1"),
+        result("int8", 79.7, policy="ft-mode2", sqnr_db=35.58, agreement=99.1),
+        result("float32", 70, dataset=CIFAR),
+        result("int8", 69, dataset=CIFAR, policy="ft-mode1"),
+    )
+    second = card(result("float32", 81), result("int8", 80, policy="qdq"), name="swin_small", calibration=None)
+    rows = cells(first, second)
+    keys = ("name", "dataset", "policy", "precision", "calibrator", "acc1", "half_acc1", "quantized_acc1", "pictures")
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        ("swin_small", "imagenet/val", "qdq", "int8", "-", "81.000", "-", "80.000", "50000"),
+        ("swin_tiny", "cifar10/val", "ft-mode1", "int8", "percentile 99.99", "70.000", "-", "69.000", "5000"),
+        ("swin_tiny", "imagenet/val", "ft-mode1", "W4A8", "percentile 99.99", "80.000", "79.900", "75.000", "50000"),
+        ("swin_tiny", "imagenet/val", "ft-mode1", "int8", "percentile 99.99", "80.000", "79.900", "79.500", "50000"),
+        ("swin_tiny", "imagenet/val", "ft-mode2", "int8", "percentile 99.99", "80.000", "79.900", "79.700", "50000"),
+    ]
+    shown = [rows[4][key] for key in ("sqnr_db", "agreement", "half_precision", "half_ms")]
+    assert shown == ["35.6", "99.10", "bfloat16", "8.000"]
+    assert rows[0]["resolution"] == "224x224" and rows[0]["engine"] == "torch fake-quant"
+
+
+def test_what_was_not_measured_is_blank():
+    (row,) = cells(card(result("int8", 79.5, policy="p"), calibration=None, size="large"))
+    measured = {"name", "dataset", "policy", "precision", "pictures", "quantized_acc1", "quantized_acc5", "engine"}
+    measured |= {"device", "batch_size"}
+    assert {key for key, cell in row.items() if cell != "-"} == measured
+
+
+def test_a_float32_result_on_other_pictures_is_no_baseline():
+    rows = cells(card(result("float32", 70, dataset=CIFAR), result("int8", 79.5, policy="p")))
+    assert [(row["dataset"], row["acc1"], row["quantized_acc1"], row["delta_acc1"]) for row in rows] == [
+        ("cifar10/val", "70.000", "-", "-"),
+        ("imagenet/val", "-", "79.500", "-"),
+    ]
+
+
+def test_the_baseline_is_of_the_same_engine_where_there_is_one():
+    rows = rows_of(
+        [
+            card(
+                result("float32", 79.0, engine="onnxruntime"),
+                result("float32", 80.0),
+                result("int8", 78.0, policy="qdq", engine="onnxruntime"),
+                result("int8", 78.0, policy="qdq", engine="openvino"),
+            )
+        ]
+    )
+    assert {row.quantized.engine: COLUMN["acc1"].value(row) for row in rows} == {"onnxruntime": 79.0, "openvino": 80.0}
+
+
+def test_the_order_does_not_depend_on_the_order_of_the_cards():
+    methods = ("mse", "max", "entropy", "percentile")
+    cards = [
+        card(result("float32", 80), *(result("int8", 79, policy=p) for p in ("b", "a")), name=name,
+             calibration={**CALIBRATION, "method": method})
+        for name in ("y", "x")
+        for method in methods
+    ]  # fmt: skip
+    order = [(row["name"], row["policy"], row["calibrator"]) for row in cells(*cards)]
+    assert order == sorted(order) and order == [
+        (row["name"], row["policy"], row["calibrator"]) for row in cells(*reversed(cards))
+    ]
+
+
+def test_text_of_a_card_cannot_move_the_cursor_or_break_a_line():
+    policy = "a\x1b[2Jb\nc\u202ed\udc80"
+    (row,) = cells(card(result("int8", 79.5, policy=policy)))
+    assert row["policy"].isprintable() and row["policy"].startswith("a\\x1b[2Jb\\nc")
