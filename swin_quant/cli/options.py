@@ -1,7 +1,9 @@
 """Options that several commands share, with FasterTransformer's names where it has one (spec, section 2.1)."""
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from yacs.config import CfgNode
@@ -56,7 +58,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-size", type=int, metavar="N", help="of evaluation, a rank (default: DATA.BATCH_SIZE)")
     group.add_argument("--workers", type=int, metavar="N", help="processes that load pictures, at most")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
-                       help="end the run when more than this share of the pictures cannot be read (default 0.01)")  # fmt: skip
+                       help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip
     group.add_argument("--half", default="auto", choices=("auto", "none", "float16", "bfloat16"),
                        help="half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)")  # fmt: skip
 
@@ -94,7 +96,10 @@ def config_of(args: argparse.Namespace) -> CfgNode:
     """The config that the options describe: file, then --opts, then options of their own."""
     given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
-    return load_config(find_config(args.cfg), args.opts or (), overrides)
+    cfg = load_config(find_config(args.cfg), args.opts or (), overrides)
+    if not 0 <= cfg.SEED < 2**32:
+        raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
+    return cfg
 
 
 def plan_of(args: argparse.Namespace, seed: int) -> Plan:
@@ -112,7 +117,10 @@ def plan_of(args: argparse.Namespace, seed: int) -> Plan:
 
 
 def policies_of(args: argparse.Namespace) -> list[Policy]:
-    """The policies that the options name, in order; empty if they name none."""
+    """The policies that the options name, in order; empty if they name none.
+
+    One that other options change gets a name of its own, so that its results are not taken for those of the original.
+    """
     if args.int8_mode and args.policy:
         raise UsageError("--int8-mode and --policy both choose the nodes: give one of them")
     names = [INT8_MODES[args.int8_mode]] if args.int8_mode else list(args.policy or ())
@@ -122,7 +130,25 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
     policies = [load_policy(name) for name in names]
     if rules and not policies:
         raise UsageError("options that change a policy need --int8-mode or --policy")
-    return [policy.and_then(*rules) if rules and policy.name != "float" else policy for policy in policies]
+    if twice := [name for name, count in Counter(policy.name for policy in policies).items() if count > 1]:
+        raise UsageError(f"--policy names {twice[0]} twice: results are told apart by the name in the policy")
+    if not rules:
+        return policies
+    changes = " ".join(_changes(args))
+    return [policy if policy.name == "float" else _changed(policy, rules, changes) for policy in policies]
+
+
+def _changed(policy: Policy, rules: list[Rule], changes: str) -> Policy:
+    return replace(policy.and_then(*rules), name=f"{policy.name} {changes}")
+
+
+def _changes(args: argparse.Namespace) -> list[str]:
+    """What the options change in a policy, as words for its name."""
+    words = [f"W{args.wprec}"] if args.wprec else []
+    words += [f"A{args.aprec}"] if args.aprec else []
+    words += ["per-tensor"] if args.quant_per_tensor else []
+    words += ["narrow-range"] if args.narrow_range else []
+    return words + [f"-{keyword}" for keyword in args.quant_disable_keyword or ()]
 
 
 def _extra_rules(args: argparse.Namespace) -> list[Rule]:

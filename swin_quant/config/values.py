@@ -29,7 +29,7 @@ _NOUNS = {
     str: "text (in quotes if it reads as another)",
 }
 show = reprlib.Repr()  # of values in one-line messages
-show.maxstring = show.maxother = 80
+show.maxlevel, show.maxstring, show.maxother = 2, 80, 80
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from swin_quant.compat import import_timm
 from swin_quant.models.windows import attention_mask, window_partition, window_reverse
@@ -39,7 +40,11 @@ class Mlp(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Pictures to tokens by a strided convolution, never quantized. [B, in, S, S] -> [B, (S / patch)**2, C]."""
+    """Pictures to tokens by a strided convolution, never quantized. [B, in, S, S] -> [B, (S / patch)**2, C].
+
+    Patches do not overlap, so the convolution is one matrix product; convolution kernels, chosen by shape, give a
+    picture other last bits in another batch. The result opens the residual stream, in the type of the parameters.
+    """
 
     def __init__(self, patch: int, in_chans: int, dim: int, norm: bool) -> None:
         super().__init__()
@@ -47,7 +52,11 @@ class PatchEmbed(nn.Module):
         self.norm = LayerNorm(dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.proj(x).flatten(2).transpose(1, 2))
+        batch, channels, height, width = x.shape
+        patch = self.proj.kernel_size[0]
+        x = x.view(batch, channels, height // patch, patch, width // patch, patch)
+        x = x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
+        return self.norm(F.linear(x, self.proj.weight.flatten(1), self.proj.bias)).to(self.proj.weight.dtype)
 
 
 class PatchMerging(nn.Module):
@@ -69,7 +78,8 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.merge(x)
-        return self.reduction(self.norm(x)) if self.norm_first else self.norm(self.reduction(x))
+        x = self.reduction(self.norm(x)) if self.norm_first else self.norm(self.reduction(x))
+        return x.to(self.norm.weight.dtype)  # the residual stream stays float under autocast
 
 
 class WindowBlock(nn.Module):
@@ -110,16 +120,20 @@ class WindowBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks at one resolution, then patch merging unless it is the last stage."""
+    """Blocks at one resolution, then patch merging unless it is the last stage.
+
+    While training with `checkpointing`, a block keeps its input alone and is computed again in the backward pass.
+    """
 
     def __init__(self, blocks: Sequence[nn.Module], downsample: nn.Module | None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.downsample = downsample
+        self.checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and self.training else block(x)
         return x if self.downsample is None else self.downsample(x)
 
 

@@ -115,6 +115,8 @@ def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, Activatio
     }
     training = model.training
     model.eval()
+    for node in nodes.values():
+        node.state = State.OFF
     try:
         for name, observer in observers.items():
             nodes[name].state, nodes[name].observer = State.CALIBRATE, observer
@@ -131,9 +133,10 @@ def _observe(model: nn.Module, images: Tensor, observers: dict[str, ActivationOb
     for observer in observers.values():
         observer.pictures = len(images)
     try:
-        model(images)
+        if not model(images).isfinite().all():
+            raise NonFiniteError("the model's output")
     except NonFiniteError as error:
-        raise SwinQuantError(f"{first_non_finite(model, images)} (seen at: {error})") from error
+        raise SwinQuantError(f"{first_non_finite(model, images)} (noticed at: {error})") from error
 
 
 def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:

@@ -28,7 +28,7 @@ def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """
     scale = amax.float() / qmax
     alive = amax > TINY_AMAX
-    levels = x.float() / torch.where(alive, scale, torch.inf)
+    levels = x.contiguous().float() / torch.where(alive, scale, torch.inf)
     return levels.round_().clamp_(qmin, qmax).mul_(torch.where(alive, scale, 0.0)).to(x.dtype)
 
 
@@ -44,7 +44,7 @@ def _save_for_backward(ctx, inputs, output) -> None:
 
 def _straight_through(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     x, amax = ctx.saved_tensors
-    return gradient * (x.abs() <= amax).to(gradient.dtype), None, None, None
+    return gradient * (x.float().abs() <= amax).to(gradient.dtype), None, None, None
 
 
 fake_quant.register_autograd(_straight_through, setup_context=_save_for_backward)

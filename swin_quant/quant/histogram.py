@@ -52,4 +52,4 @@ class Histogram:
 
 def exponent_above(value: float) -> int:
     """The smallest exponent e, within bounds, with value < 2**e."""
-    return max(math.frexp(value)[1], _SMALLEST_EXPONENT)
+    return max(math.frexp(value)[1], _SMALLEST_EXPONENT) if value else _SMALLEST_EXPONENT

@@ -30,6 +30,6 @@ def load_policy(name_or_path: str) -> Policy:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read policy {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
     return policy_from_dict(data, str(path))

@@ -7,6 +7,7 @@ selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) 
 off (spec, section 1.5).
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -18,6 +19,9 @@ from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxstring, _repr.maxother = 2, 80, 80
+_show = _repr.repr  # of values in one-line messages
 GRANULARITIES = ("per-tensor", "per-channel")
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
@@ -55,7 +59,8 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a policy file; `policy_from_dict` reads it back."""
-        rules = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
+        given = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
+        rules = [{key: list(v) if isinstance(v, tuple) else v for key, v in rule.items()} for rule in given]
         return {"name": self.name, "description": self.description, "rules": rules}
 
     def and_then(self, *rules: Rule) -> "Policy":
@@ -82,11 +87,14 @@ def _rule(data: Any, where: str) -> Rule:
     if not any(selectors):
         raise UsageError(f"{where} names no node: give it `enable`, `disable` or `nodes`")
     if rule.bits is not None and (type(rule.bits) is not int or not 2 <= rule.bits <= 8):
-        raise UsageError(f"{where}: `bits` must be a whole number from 2 to 8, not {rule.bits!r}")
+        raise UsageError(f"{where}: `bits` must be a whole number from 2 to 8, not {_show(rule.bits)}")
     if rule.granularity not in (None, *GRANULARITIES):
-        raise UsageError(f"{where}: `granularity` must be one of {', '.join(GRANULARITIES)}, not {rule.granularity!r}")
-    if rule.narrow_range not in (None, True, False):
-        raise UsageError(f"{where}: `narrow_range` must be true or false, not {rule.narrow_range!r}")
+        names = " or ".join(GRANULARITIES)
+        raise UsageError(f"{where}: `granularity` must be {names}, not {_show(rule.granularity)}")
+    if rule.narrow_range is not None and type(rule.narrow_range) is not bool:
+        raise UsageError(f"{where}: `narrow_range` must be true or false, not {_show(rule.narrow_range)}")
+    if not rule.enable and not rule.nodes and (rule.bits, rule.granularity, rule.narrow_range) != (None, None, None):
+        raise UsageError(f"{where}: `bits`, `granularity` and `narrow_range` are for `enable` and `nodes`")
     return rule
 
 

@@ -4,8 +4,10 @@ Each method is a pure function of a node's `Statistics` and of the number of int
 that `--calibrator` takes. A new method is a new decorated function.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +59,8 @@ def _max(statistics: Statistics, levels: int, percentile: float) -> float:
 def _percentile(statistics: Statistics, levels: int, percentile: float) -> float:
     """The upper edge of the first bin up to which at least `percentile` percent of the values lie."""
     cumulative = np.cumsum(statistics.counts)
-    # Exact in integers up to the product: rounding of a cumulative share near 1 would move the bin.
-    wanted = percentile / 100.0 * cumulative[-1]
+    # Exact, since 99.9 / 100 * 1000 is more than 999 in floating point, and one count can be many bins away.
+    wanted = math.ceil(Fraction(str(percentile)) * int(cumulative[-1]) / 100)
     return statistics.edge(int(np.searchsorted(cumulative, wanted, side="left")) + 1)
 
 

@@ -1,0 +1,412 @@
+"""Calibration on tiny models: what it finds does not depend on batches, and what is wrong is named."""
+
+import platform
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import (
+    UNUSED_AMAX,
+    VALUES_PER_PICTURE,
+    Method,
+    calibrate,
+    check_weights,
+    observe,
+    set_ranges,
+)
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.policy import quantize
+from swin_quant.quant.quantizer import Role, State, named_nodes
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+METHODS = ("max", "percentile", "mse", "entropy")
+STRICT = torch.backends.mkl.is_available() and platform.machine().lower() in ("x86_64", "amd64")
+
+SMALL = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+SHORT = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
+# Windows of 49 tokens and few channels: sizes that no vector register or cache block divides.
+ODD = {"WINDOW_SIZE": 7, "EMBED_DIM": 24, "DEPTHS": [2, 1], "NUM_HEADS": [2, 4]}
+PATCHES = {"patch 2": {"IMG_SIZE": 28, "PATCH_SIZE": 2}, "patch 4": {"IMG_SIZE": 56, "PATCH_SIZE": 4}}
+
+
+def stages(kind, keys):
+    return keys | ({"PRETRAINED_WINDOW_SIZES": [0] * len(keys["DEPTHS"])} if kind == "swinv2" else {})
+
+
+def ranges(model):
+    return {name: node.amax.item() for name, node in named_nodes(model).items()}
+
+
+def observed_tensors(model, images):
+    """What every node gets, by hooks on the float model; independent of observers."""
+    seen, hooks = {}, []
+    for name, node in named_nodes(model).items():
+
+        def hook(module, inputs, name=name):
+            seen[name] = inputs[0].detach().clone()
+
+        node.state = State.CALIBRATE  # a node shows its product before the bias only when it is not off
+        hooks.append(node.register_forward_pre_hook(hook))
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    for node in named_nodes(model).values():
+        node.state = State.OFF
+    return seen
+
+
+@KINDS
+@pytest.mark.parametrize("patch", PATCHES)
+def test_batch_1_and_batch_32_count_the_same(kind, patch, tiny_model):
+    """To the bit: a picture's numbers must not depend on the pictures around it (MKL_CBWR in swin_quant)."""
+    model = tiny_model(kind, **stages(kind, ODD | PATCHES[patch]))
+    images = torch.randn(32, 3, model.geometry.image_size, model.geometry.image_size)
+    one, five, all_at_once = (observe(model, images.split(batch)) for batch in (1, 5, 32))
+    assert one.pictures == five.pictures == all_at_once.pictures == 32
+    for name, largest in all_at_once.largest.items():
+        if STRICT:
+            assert one.largest[name] == five.largest[name] == largest, name
+            counts = [found.statistics[name].counts.tolist() for found in (one, five, all_at_once)]
+            assert counts[0] == counts[1] == counts[2], name
+        else:
+            assert one.largest[name] == pytest.approx(largest, rel=1e-4)
+
+
+@KINDS
+def test_batch_1_and_batch_32_give_the_same_ranges(kind, tiny_model):
+    model = tiny_model(kind, **stages(kind, SMALL))
+    images = torch.randn(32, 3, 32, 32)
+    found = []
+    for batch in (1, 32):
+        calibration = observe(model, images.split(batch))
+        found.append({})
+        for method in METHODS:
+            set_ranges(model, calibration, Method(method))
+            found[-1] |= {(name, method): amax for name, amax in ranges(model).items()}
+    assert len(found[0]) == len(METHODS) * len(named_nodes(model))
+    assert found[0] == (found[1] if STRICT else pytest.approx(found[1], rel=1e-3))
+
+
+@KINDS
+def test_the_maximum_is_that_of_every_value_even_when_subsampled(kind, tiny_model):
+    model = tiny_model(kind, IMG_SIZE=64, WINDOW_SIZE=8)
+    images = torch.randn(2, 3, 64, 64)
+    seen = observed_tensors(model, images)
+    assert max(x[: len(x) // 2].numel() for x in seen.values()) > VALUES_PER_PICTURE
+    for method in (Method("max"), Method("percentile"), Method("percentile", exact=True)):
+        calibration = observe(model, [images], method)
+        for name, largest in calibration.largest.items():
+            assert largest == seen[name].abs().max().item(), name
+
+
+@KINDS
+def test_exact_mode_counts_every_value(kind, tiny_model):
+    model = tiny_model(kind, IMG_SIZE=64, WINDOW_SIZE=8)
+    images = torch.randn(2, 3, 64, 64)
+    seen = observed_tensors(model, images)
+    exact = observe(model, [images], Method(exact=True)).statistics
+    subset = observe(model, [images]).statistics
+    for name, statistics in exact.items():
+        assert statistics.counts.sum() == seen[name].numel()
+        assert subset[name].counts.sum() <= 2 * VALUES_PER_PICTURE
+        counts = torch.histc(seen[name].abs().double(), bins=4096, min=0, max=4096 * statistics.width)
+        assert statistics.counts.tolist() == counts.long().tolist(), name
+
+
+def test_a_subset_is_a_good_stand_in_for_everything(tiny_model):
+    model = tiny_model("swin", IMG_SIZE=64, WINDOW_SIZE=8)
+    images = torch.randn(4, 3, 64, 64)
+    both = [
+        (calibrate(model, [images], Method("percentile", 99.9, exact)), ranges(model))[1] for exact in (False, True)
+    ]
+    for name, amax in both[1].items():
+        assert both[0][name] == pytest.approx(amax, rel=0.08), name
+
+
+def test_several_methods_on_one_observation_are_those_of_separate_calibrations(tiny_model):
+    model = tiny_model("swinv2", **stages("swinv2", SMALL))
+    images = torch.randn(4, 3, 32, 32)
+    calibration = observe(model, [images])
+    for method in METHODS:
+        set_ranges(model, calibration, Method(method, 99.0))
+        together = ranges(model)
+        calibrate(model, [images], Method(method, 99.0))
+        assert together == ranges(model), method
+
+
+@KINDS
+def test_methods_differ_and_none_is_above_max(kind, tiny_model):
+    model = tiny_model(kind, **stages(kind, SMALL))
+    calibration = observe(model, [torch.randn(4, 3, 32, 32)])
+    found = {}
+    for method in METHODS:
+        set_ranges(model, calibration, Method(method))
+        found[method] = ranges(model)
+    for name, largest in found["max"].items():
+        assert all(0 < found[method][name] <= largest for method in METHODS)
+    activations = [name for name in found["max"] if not name.endswith("_weight_quantizer")]
+    for method in ("percentile", "mse", "entropy"):
+        assert sum(found[method][name] < found["max"][name] for name in activations) > len(activations) / 2
+
+
+@KINDS
+def test_every_node_gets_a_0_dim_float32_range_and_weights_their_maximum(kind, tiny_model):
+    model = tiny_model(kind, **stages(kind, SMALL))
+    calibration = observe(model, [torch.randn(2, 3, 32, 32)])
+    for method in METHODS:
+        set_ranges(model, calibration, Method(method, percentile=50.0))
+        for name, node in named_nodes(model).items():
+            assert node.amax.shape == () and node.amax.dtype == torch.float32 and 0 < node.amax < torch.inf
+            if node.role is Role.GEMM_WEIGHT:
+                assert node.amax == model.get_submodule(name.rpartition(".")[0]).weight.abs().max()
+
+
+def test_bits_of_a_node_decide_its_mse_range(tiny_model):
+    model = tiny_model("swin", **SMALL)
+    calibration = observe(model, [torch.randn(4, 3, 32, 32)])
+    set_ranges(model, calibration, Method("mse"))
+    wide = ranges(model)
+    for node in named_nodes(model).values():
+        node.bits = 4
+    set_ranges(model, calibration, Method("mse"))
+    name = "layers.0.blocks.0.attn.qkv._input_quantizer"
+    assert ranges(model)[name] < 0.9 * wide[name]
+
+
+@KINDS
+def test_ranges_are_those_of_the_float_model_even_if_it_was_quantizing(kind, tiny_model, use_policy):
+    model = tiny_model(kind, **stages(kind, SHORT))
+    images = torch.randn(4, 3, 32, 32)
+    calibrate(model, [images])
+    first = ranges(model)
+    use_policy(model, "ft-mode1")
+    for node in named_nodes(model).values():
+        node.bits = 2
+    quantize(model)
+    for node in named_nodes(model).values():
+        node.bits = 8
+    calibrate(model, [images])
+    assert ranges(model) == first
+
+
+def assert_calibration_left_no_trace(model):
+    for node in named_nodes(model).values():
+        assert node.state is State.OFF and node.observer is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_states_and_mode_are_restored(training, tiny_model):
+    model = tiny_model("swin", DROP_PATH_RATE=0.5, DROP_RATE=0.5, **SHORT).train(training)
+    images = torch.randn(2, 3, 32, 32)
+    calibrate(model, [images])
+    assert model.training == training and all(module.training == training for module in model.modules())
+    assert_calibration_left_no_trace(model)
+    first = ranges(model)
+    calibrate(model, [images])
+    assert ranges(model) == first  # so nothing was dropped, even in training mode
+
+
+def broken_loader(images):
+    yield images
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_states_and_mode_are_restored_after_any_failure(training, tiny_model):
+    model = tiny_model("swin", **SHORT).train(training)
+    images = torch.randn(2, 3, 32, 32)
+    with pytest.raises(OSError, match="the disk is gone"):
+        observe(model, broken_loader(images))
+    assert_calibration_left_no_trace(model)
+    model.patch_embed.proj.weight.data *= 1e38
+    model.patch_embed.norm.weight.data *= 3e38
+    with pytest.raises(SwinQuantError):
+        observe(model, [images])
+    assert_calibration_left_no_trace(model)
+    assert model.training == training and all(node.amax is None for node in named_nodes(model).values())
+
+
+@pytest.mark.parametrize("batches", [[], [torch.empty(0, 3, 32, 32)]], ids=["no batch", "empty batch"])
+def test_no_picture_is_an_error(batches, tiny_model):
+    model = tiny_model("swin", **SHORT)
+    with pytest.raises(SwinQuantError, match="no picture"):
+        calibrate(model, batches)
+    assert all(node.amax is None for node in named_nodes(model).values())
+
+
+def test_empty_batches_change_nothing(tiny_model):
+    model = tiny_model("swin", **SHORT)
+    images = torch.randn(2, 3, 32, 32)
+    calibrate(model, [images])
+    first = ranges(model)
+    calibrate(model, [torch.empty(0, 3, 32, 32), images, torch.empty(0, 3, 32, 32)])
+    assert ranges(model) == first
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["patch_embed.proj.bias", "layers.1.blocks.0.mlp.fc2.weight", "head.weight"])
+def test_a_weight_that_is_not_finite_is_named(name, value, tiny_model):
+    model = tiny_model("swin", **SHORT)
+    check_weights(model)
+    model.get_parameter(name).data.view(-1)[-1] = value
+    with pytest.raises(SwinQuantError, match=rf"weight {name} holds"):
+        observe(model, [torch.randn(1, 3, 32, 32)])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_pictures_that_are_not_finite_are_to_blame(value, tiny_model):
+    images = torch.randn(2, 3, 32, 32)
+    images[1, 0, 5, 5] = value
+    with pytest.raises(SwinQuantError, match="the input pictures"):
+        observe(tiny_model("swin", **SHORT), [images])
+
+
+def first_overflow(model, images):
+    """The first module to finish with a result that is not finite."""
+    finished, hooks = [], []
+    for name, module in model.named_modules():
+        if name:
+            hooks.append(module.register_forward_hook(lambda m, i, o, name=name: finished.append((name, o))))
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    return next(name for name, output in finished if not output.isfinite().all())
+
+
+OVERFLOWS = {  # parameters to scale, and where the first overflow is
+    "fc1": ({"layers.1.blocks.0.mlp.fc1.weight": 1e38}, "layers.1.blocks.0.mlp.fc1"),
+    "fc2 after a large fc1": (
+        {"layers.0.blocks.1.mlp.fc1.weight": 1e20, "layers.0.blocks.1.mlp.fc2.weight": 1e20},
+        "layers.0.blocks.1.mlp.fc2",
+    ),
+    "norm": ({"layers.0.downsample.norm.weight": 3e38}, "layers.0.downsample.norm"),
+    "head": ({"head.weight": 3e38}, "head"),
+    "final norm": ({"norm.weight": 3e38}, "norm"),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("case", OVERFLOWS)
+def test_an_overflow_names_the_first_module(kind, case, tiny_model):
+    scales, expected = OVERFLOWS[case]
+    model = tiny_model(kind, **stages(kind, SHORT))
+    for name, scale in scales.items():
+        parameter = model.get_parameter(name).data
+        parameter.copy_(parameter.sign() * (parameter.abs() * scale).clamp(max=3e38))
+    images = torch.randn(2, 3, 32, 32)
+    name = first_overflow(model, images)
+    assert name.startswith(expected)
+    with pytest.raises(SwinQuantError) as caught:
+        calibrate(model, [images])
+    message = str(caught.value)
+    assert f"module {name} is the first" in message and "\n" not in message
+    assert_calibration_left_no_trace(model)
+
+
+def test_an_overflow_inside_attention_names_its_node(tiny_model):
+    model = tiny_model("swin", **SHORT)
+    model.layers[0].blocks[1].attn.qkv.weight.data *= 1e25
+    with pytest.raises(
+        SwinQuantError, match=r"module layers\.0\.blocks\.1\.attn\.softmax_input_quantizer is the first"
+    ):
+        calibrate(model, [torch.randn(2, 3, 32, 32)])
+
+
+def test_a_later_batch_may_be_the_bad_one(tiny_model):
+    model = tiny_model("swin", **SHORT)
+    model.layers[1].blocks[0].mlp.fc1.weight.data *= 1e30
+    model.layers[1].blocks[0].mlp.fc2.weight.data *= 1e-30
+    good = torch.randn(2, 3, 32, 32)
+    assert calibrate(model, [good]).pictures == 2
+    model.patch_embed.norm = torch.nn.Identity()
+    with pytest.raises(SwinQuantError, match="is the first whose output holds NaN or infinity"):
+        calibrate(model, [good, 3e38 * good.sign()])
+
+
+def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
+    """A fresh V2 adds nothing in its branches: exactly their operands are zero."""
+    model = build_model(tiny_config("swinv2", **stages("swinv2", SMALL)))
+    images = torch.randn(2, 3, 32, 32)
+    zero = {name for name, x in observed_tensors(model, images).items() if not x.any()}
+    assert zero == {name for name in named_nodes(model) if "local_input" in name}
+    for method in METHODS:
+        calibration = calibrate(model, [images], Method(method))
+        assert set(calibration.dead) == zero and len(calibration.dead) == len(zero)
+        for name, amax in ranges(model).items():
+            assert (amax == UNUSED_AMAX == 1.0) if name in zero else amax > 0
+
+
+def test_a_dead_weight_is_listed_too(tiny_model):
+    model = tiny_model("swin", **SHORT)
+    model.layers[1].blocks[0].mlp.fc2.weight.data.zero_()
+    model.layers[1].blocks[0].mlp.fc2.bias.data.zero_()
+    dead = calibrate(model, [torch.randn(2, 3, 32, 32)]).dead
+    fc2 = "layers.1.blocks.0.mlp.fc2"
+    branch = "layers.1.blocks.0.add2_local_input_quantizer"
+    assert set(dead) == {f"{fc2}._weight_quantizer", f"{fc2}._aftergemm_quantizer", branch}
+
+
+def test_no_node_of_a_trained_like_model_is_dead(tiny_model):
+    for kind in ("swin", "swinv2"):
+        calibration = calibrate(tiny_model(kind), [torch.randn(2, 3, 32, 32)])
+        assert calibration.dead == [] and calibration.beyond_half == []
+
+
+def test_values_beyond_float16_are_reported(tiny_model):
+    model = tiny_model("swin", **SHORT)
+    model.layers[0].blocks[0].mlp.fc1.weight.data *= 1e6
+    model.layers[0].blocks[0].mlp.fc2.weight.data *= 1e-6
+    beyond = calibrate(model, [torch.randn(2, 3, 32, 32)]).beyond_half
+    fc1, fc2 = "layers.0.blocks.0.mlp.fc1._aftergemm_quantizer", "layers.0.blocks.0.mlp.fc2._input_quantizer"
+    assert set(beyond) == {fc1, fc2}
+
+
+def test_logits_do_not_change_while_observing(tiny_model):
+    model = tiny_model("swin")
+    images = torch.randn(4, 3, 32, 32)
+    logits = []
+    hook = model.register_forward_hook(lambda m, i, o: logits.append(o.clone()))
+    calibrate(model, [images])
+    hook.remove()
+    with torch.no_grad():
+        assert torch.allclose(logits[0], model(images), atol=1e-5)
+
+
+def test_observing_takes_no_gradients_and_leaves_trainable_weights(tiny_model):
+    model = tiny_model("swin", **SHORT)
+    calibrate(model, [torch.randn(2, 3, 32, 32)])
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert not any(node.amax.requires_grad or node.amax.is_inference() for node in named_nodes(model).values())
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+
+
+def test_quantized_logits_are_close_after_calibration(tiny_model, use_policy):
+    """The point of it all; with 8 bits a random model keeps its logits to a few percent."""
+    for kind in ("swin", "swinv2"):
+        model = tiny_model(kind)
+        images = torch.randn(16, 3, 32, 32)
+        calibrate(model, [images], Method("percentile"))
+        for policy in ("ft-mode1", "ft-mode2", "qdq"):
+            use_policy(model, policy)
+            with torch.no_grad():
+                exact = model(images)
+                quantize(model)
+                error = (model(images) - exact).norm() / exact.norm()
+            assert 1e-4 < error < 0.1, (kind, policy)
+
+
+def test_methods_are_data():
+    assert Method() == Method("percentile", 99.99, False) and replace(Method(), name="mse").name == "mse"
+
+
+def test_layers_of_a_model_are_all_seen(tiny_model):
+    model = tiny_model("swin")
+    calibration = observe(model, [torch.randn(1, 3, 32, 32)])
+    layers = sum(isinstance(module, QuantLinear) for module in model.modules())
+    assert len(calibration.largest) == len(calibration.statistics) == len(named_nodes(model)) - layers

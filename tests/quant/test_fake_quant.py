@@ -1,0 +1,172 @@
+"""The op against ONNX's definition written in numpy, against torch's own op, and as a citizen of torch's graphs."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
+
+AMAX = st.floats(2.0**-20, 2.0**20, width=32)
+VALUES = st.lists(st.floats(-(2.0**24), 2.0**24, width=32), min_size=1, max_size=50)
+
+
+def onnx(x, amax, bits, narrow):
+    """QuantizeLinear, DequantizeLinear of the ONNX standard: saturate(round half to even (x / scale)) * scale."""
+    highest = 2 ** (bits - 1) - 1
+    lowest = -highest if narrow else -highest - 1
+    scale = np.float32(amax) / np.float32(highest)
+    levels = np.clip(np.rint(np.float32(x) / scale), lowest, highest)
+    return levels.astype(np.float32) * scale
+
+
+def test_grids():
+    assert [grid(8), grid(8, True), grid(4), grid(2), grid(2, True)] == [
+        (-128, 127), (-127, 127), (-8, 7), (-2, 1), (-1, 1),
+    ]  # fmt: skip
+
+
+@given(VALUES, AMAX, st.integers(2, 8), st.booleans())
+def test_is_quantize_and_dequantize_of_onnx(values, amax, bits, narrow):
+    x = torch.tensor(values)
+    y = fake_quant(x, torch.tensor(amax), *grid(bits, narrow))
+    np.testing.assert_array_equal(y.numpy(), onnx(x.numpy(), amax, bits, narrow))
+
+
+@given(st.integers(1, 5), st.sampled_from([(), (4,), (2, 3)]), st.integers(2, 8), st.integers(0, 99))
+def test_one_range_a_channel_is_one_range_for_each_channel(channels, rest, bits, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = 3 * torch.randn(channels, *rest, generator=generator)
+    amax = torch.rand(channels, *[1] * len(rest), generator=generator) + 0.1
+    rows = [fake_quant(row, a.reshape(()), *grid(bits)) for row, a in zip(x, amax, strict=True)]
+    assert torch.equal(fake_quant(x, amax, *grid(bits)), torch.stack(rows))
+
+
+@given(st.sampled_from([0.5, 0.7, 1.0, 3.0, 11.7, 250.0]), st.integers(0, 20))
+def test_differs_from_torch_at_ties_only_and_by_one_step(amax, seed):
+    """torch multiplies by 1 / scale where ONNX divides, so that a value on the border may fall to the other side."""
+    x = amax * torch.randn(10_000, generator=torch.Generator().manual_seed(seed))
+    scale = torch.tensor(amax) / 127
+    x[:500] = (torch.arange(500) - 250 + 0.5) * scale
+    ours = fake_quant(x, torch.tensor(amax), -128, 127)
+    theirs = torch.fake_quantize_per_tensor_affine(x, scale.item(), 0, -128, 127)
+    steps = ((ours - theirs) / scale).round().abs()
+    at_tie = ((x.double() / scale.double()).frac().abs() - 0.5).abs() < 1e-4
+    assert steps.max() <= 1 and not steps[~at_tie].any()
+    assert torch.allclose(ours[steps == 0], theirs[steps == 0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_is_torchs_per_channel_op_away_from_ties(per_channel):
+    x, amax = torch.randn(6, 50), torch.rand(6, 1) + 0.5
+    theirs = torch.fake_quantize_per_channel_affine(
+        x, amax[:, 0] / 127, torch.zeros(6, dtype=torch.int32), 0, -128, 127
+    )
+    ours = fake_quant(x, amax if per_channel else amax[0, 0], -128, 127)
+    assert torch.allclose(ours if per_channel else ours[0], theirs if per_channel else theirs[0], atol=1e-6)
+
+
+def test_ties_go_to_the_even_level():
+    x = torch.tensor([0.5, 1.5, 2.5, 3.5, -0.5, -1.5, -2.5, 126.5, 125.5])
+    assert fake_quant(x, torch.tensor(127.0), -128, 127).tolist() == [0, 2, 2, 4, 0, -2, -2, 126, 126]
+
+
+@pytest.mark.parametrize(("narrow", "lowest"), [(False, -128.0), (True, -127.0)])
+def test_saturates(narrow, lowest):
+    x = torch.tensor([127.4, 128.0, 1e30, torch.inf, -127.4, -128.0, -129.0, -1e30, -torch.inf])
+    y = fake_quant(x, torch.tensor(127.0), *grid(8, narrow))
+    assert y.tolist() == [127, 127, 127, 127, -127, lowest, lowest, lowest, lowest]
+
+
+@pytest.mark.parametrize("amax", [0.0, 2.0**-149, 2.0**-30, TINY_AMAX])
+def test_a_range_of_nothing_gives_zeros(amax):
+    x = torch.tensor([0.0, 1e-9, 1.0, -1e30])
+    assert fake_quant(x, torch.tensor(amax), -128, 127).tolist() == [0, 0, 0, 0]
+    rows = fake_quant(torch.ones(2, 3), torch.tensor([[amax], [1.0]]), -128, 127)
+    assert rows.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_the_smallest_range_that_is_one():
+    amax = float(np.nextafter(np.float32(TINY_AMAX), np.float32(1)))
+    y = fake_quant(torch.tensor([1.0, amax, 0.0]), torch.tensor(amax), -128, 127)
+    assert y[0] == y[1] and y[1].item() == pytest.approx(amax, rel=1e-6) and y[2] == 0
+
+
+def test_nan_stays_nan():
+    y = fake_quant(torch.tensor([torch.nan, 1.0]), torch.tensor(1.0), -128, 127)
+    assert y[0].isnan() and y[1] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_computes_in_float32_and_answers_in_the_type_it_got(dtype):
+    x = torch.randn(1000).to(dtype)
+    y = fake_quant(x, torch.tensor(1.2345), -128, 127)
+    assert y.dtype == dtype
+    assert torch.equal(y, fake_quant(x.float(), torch.tensor(1.2345), -128, 127).to(dtype))
+
+
+def test_does_not_touch_its_input():
+    x = torch.randn(10)
+    before = x.clone()
+    fake_quant(x, torch.tensor(0.5), -128, 127)
+    assert torch.equal(x, before)
+
+
+@given(VALUES, AMAX, st.integers(2, 8))
+def test_gradient_is_one_inside_the_range_and_zero_outside(values, amax, bits):
+    x = torch.tensor(values, requires_grad=True)
+    weights = torch.arange(1.0, len(values) + 1)
+    (fake_quant(x, torch.tensor(amax), *grid(bits)) * weights).sum().backward()
+    assert x.grad.tolist() == [w if abs(v) <= amax else 0 for v, w in zip(x.tolist(), weights.tolist(), strict=True)]
+
+
+def test_gradient_at_the_border_and_by_channel():
+    x = torch.tensor([[1.0, 1.0001, -1.0, -1.01], [1.0, 2.0, 2.5, -2.0]], requires_grad=True)
+    fake_quant(x, torch.tensor([[1.0], [2.0]]), -128, 127).sum().backward()
+    assert x.grad.tolist() == [[1, 0, 1, 0], [1, 1, 0, 1]]
+
+
+@given(st.floats(0.125, 4, width=32), st.floats(-4, 4, width=16), st.sampled_from([torch.float16, torch.bfloat16]))
+@example(1.0050048828125, 1.0078125, torch.bfloat16)
+def test_gradient_in_half_precision_compares_with_the_exact_range(amax, value, dtype):
+    x = torch.tensor([value]).to(dtype).requires_grad_()
+    fake_quant(x, torch.tensor(amax), -128, 127).sum().backward()
+    assert x.grad.dtype == dtype and x.grad.item() == (abs(x.item()) <= amax)
+
+
+def test_the_range_has_no_gradient():
+    x, amax = torch.randn(5, requires_grad=True), torch.tensor(1.0, requires_grad=True)
+    fake_quant(x, amax, -128, 127).sum().backward()
+    assert amax.grad is None
+
+
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(4, 6),
+    "transposed": lambda: torch.randn(4, 6).t(),
+    "slice": lambda: torch.randn(4, 6)[:, ::2],
+    "q of qkv": lambda: torch.randn(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)[0],
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "expanded": lambda: torch.randn(4, 1).expand(4, 6),
+    "0-dim": lambda: torch.randn(()),
+    "empty": lambda: torch.randn(0, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_finds_no_fault_with_the_op(layout, dtype):
+    """Schema, autograd registration, the fake kernel's shape, type and strides, and tracing with dynamic shapes."""
+    x = LAYOUTS[layout]().to(dtype)
+    torch.library.opcheck(fake_quant, (x.detach().requires_grad_(), torch.tensor(1.0), -128, 127))
+
+
+def test_torch_finds_no_fault_with_ranges_by_channel():
+    torch.library.opcheck(fake_quant, (torch.randn(4, 6, requires_grad=True), torch.rand(4, 1) + 0.1, -127, 127))
+
+
+@given(st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=20), AMAX, st.integers(2, 8))
+def test_quantizing_twice_changes_nothing(values, amax, bits):
+    assume(amax > 0.01)
+    once = fake_quant(torch.tensor(values), torch.tensor(amax), *grid(bits))
+    assert torch.equal(fake_quant(once, torch.tensor(amax), *grid(bits)), once)

@@ -1,0 +1,82 @@
+"""A linear layer's three nodes are where the spec's section 1.4 puts them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import State
+
+NODES = ("_input_quantizer", "_weight_quantizer", "_aftergemm_quantizer")
+
+
+def rounded(x, amax):
+    return torch.clamp(torch.round(x / (amax / 127)), -128, 127) * (amax / 127)
+
+
+def layer(*on, bias=True):
+    made = QuantLinear(5, 3, bias=bias)
+    for name in NODES:
+        made.get_submodule(name).amax = 0.3
+        made.get_submodule(name).state = State.QUANTIZE if name in on else State.OFF
+    return made
+
+
+def close(one, other):
+    return torch.allclose(one, other, atol=1e-6)
+
+
+def test_is_a_plain_linear_with_nodes_off():
+    made, x = layer(), torch.randn(4, 5)
+    assert torch.equal(made(x), F.linear(x, made.weight, made.bias))
+
+
+@torch.no_grad()
+def test_each_node_is_in_its_place():
+    x = torch.randn(4, 5)
+    made = layer("_input_quantizer")
+    assert close(made(x), rounded(x, 0.3) @ made.weight.T + made.bias)
+    made = layer("_weight_quantizer")
+    assert close(made(x), x @ rounded(made.weight, 0.3).T + made.bias)
+    made = layer("_aftergemm_quantizer")
+    assert close(made(x), rounded(x @ made.weight.T, 0.3) + made.bias)
+    made = layer("_aftergemm_quantizer", bias=False)
+    assert close(made(x), rounded(x @ made.weight.T, 0.3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("on", [(), NODES])
+def test_a_bias_of_the_owner_replaces_its_own(on):
+    x, bias = torch.randn(4, 5), torch.randn(3)
+    made = layer(*on)
+    difference = made(x, bias) - made(x)
+    assert close(difference, (bias - made.bias).expand(4, 3))
+
+
+def test_product_is_observed_before_the_bias():
+    made, seen = layer(), []
+    made._aftergemm_quantizer.state, made._aftergemm_quantizer.observer = State.CALIBRATE, seen.append
+    x = torch.randn(4, 5)
+    result = made(x)
+    assert close(seen[0], x @ made.weight.T) and close(result, seen[0] + made.bias)
+
+
+def test_weights_range_follows_the_granularity():
+    made = layer()
+    node = made._weight_quantizer
+    made.weight.data = torch.tensor([[1.0, -2, 0, 0, 0], [0.0] * 5, [0, 0, 0, 0.25, -0.125]])
+    node.amax, node.per_channel = 9.0, True
+    made.match_weight_range()
+    assert node.amax.tolist() == [[2], [9], [0.25]]
+    made.match_weight_range()
+    assert node.amax.tolist() == [[2], [9], [0.25]]
+    node.per_channel = False
+    made.match_weight_range()
+    assert node.amax.shape == () and node.amax == 9
+
+
+def test_an_uncalibrated_weight_stays_without_range():
+    made = layer()
+    made._weight_quantizer.amax, made._weight_quantizer.per_channel = None, True
+    made.match_weight_range()
+    assert made._weight_quantizer.amax is None

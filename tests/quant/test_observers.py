@@ -1,0 +1,122 @@
+"""What a node's observer keeps: the exact maximum, and counts that do not depend on the batch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.quant.observers import ActivationObserver, NonFiniteError
+from swin_quant.quant.ranges import search_range
+
+
+def observer(limit=None, histogram=True):
+    return ActivationObserver("some.node", torch.device("cpu"), histogram, limit)
+
+
+def observed(x, batches, limit=None, per_picture=1):
+    """Show [pictures * per_picture, ...] in batches of the given numbers of pictures."""
+    made = observer(limit)
+    start = 0
+    for size in batches:
+        made.pictures = size
+        made(x[start : start + size * per_picture])
+        start += size * per_picture
+    assert start == len(x)
+    return made
+
+
+def equal(one, other):
+    one, other = one.statistics(), other.statistics()
+    return one.width == other.width and one.largest == other.largest and np.array_equal(one.counts, other.counts)
+
+
+SPLITS = [[1] * 6, [2, 4], [4, 2], [5, 1], [3, 3]]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("limit", [None, 1, 50, 333, 10_000])
+@pytest.mark.parametrize("windows", [1, 4])
+def test_any_split_of_the_pictures_counts_the_same(split, limit, windows):
+    x = torch.randn(6 * windows, 49, 24) * torch.rand(6 * windows, 1, 1) * 3
+    assert equal(observed(x, split, limit, windows), observed(x, [6], limit, windows))
+
+
+def test_exact_mode_counts_everything():
+    x = torch.randn(3, 64, 96)
+    statistics = observed(x, [3]).statistics()
+    largest = x.abs().max().item()
+    counts, _ = np.histogram(x.abs().numpy(), bins=4096, range=(0, 2.0 ** math.frexp(largest)[1]))
+    assert statistics.counts.tolist() == counts.tolist() and statistics.largest == largest
+
+
+@given(st.integers(0, 2 * 37 * 41 - 1), st.sampled_from([1.0, -1.0]))
+def test_the_maximum_is_exact_wherever_it_hides(place, sign):
+    x = torch.randn(2, 37, 41)
+    x.view(-1)[place] = sign * 77.7
+    made = observed(x, [2], limit=20)
+    assert made.statistics().largest == np.float32(77.7)
+    assert search_range("max", made.statistics()) == np.float32(77.7)
+
+
+@pytest.mark.parametrize("shape", [(3136, 96), (64, 3, 49, 49), (64, 3, 49, 32), (49, 3072), (784, 384), (16, 576, 96)])
+def test_a_subset_leaves_out_no_channel_and_no_token(shape):
+    """One value is shown per channel, or per token: each must be counted at least once."""
+    limit = 4096
+    for axis in range(len(shape)):
+        if shape[axis] > limit / 2:
+            continue
+        levels = torch.arange(shape[axis]).view([-1 if a == axis else 1 for a in range(len(shape))]) + 1.0
+        statistics = observed(levels.expand(shape)[None].contiguous(), [1], limit).statistics()
+        assert np.count_nonzero(statistics.counts) == shape[axis]
+        assert limit / 2 < statistics.counts.sum() <= limit
+
+
+def test_small_tensors_are_counted_whole():
+    assert observed(torch.randn(4, 100), [2, 2], limit=100).statistics().counts.sum() == 400
+
+
+@pytest.mark.parametrize("view", [lambda x: x.transpose(1, 2), lambda x: x[:, :, ::2], lambda x: x.double()])
+def test_views_and_types_are_seen_as_their_values(view):
+    x = torch.randn(4, 8, 6)
+    assert equal(observed(view(x), [4], 11), observed(view(x).contiguous().float(), [1] * 4, 11))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    x = (100 * torch.randn(4, 50)).to(dtype)
+    x[1, 3] = torch.finfo(dtype).min
+    assert equal(observed(x, [4]), observed(x.float(), [2, 2]))
+    assert observed(x, [4]).largest == torch.finfo(dtype).max
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("limit", [None, 5])
+def test_what_is_not_finite_is_refused_by_name(value, limit):
+    x = torch.randn(2, 100)
+    x[1, 98] = value
+    with pytest.raises(NonFiniteError, match="some.node"):
+        observed(x, [2], limit)
+
+
+def test_without_histogram_only_the_maximum_is_kept():
+    made = observer(histogram=False)
+    made(torch.tensor([[1.0, -5.0]]))
+    made(torch.tensor([[2.0, 0.0]]))
+    assert made.largest == 5.0 and made.histogram is None
+    with pytest.raises(ValueError):
+        made.statistics()
+
+
+def test_zeros_are_counted_in_the_first_bin():
+    statistics = observed(torch.zeros(2, 10), [1, 1]).statistics()
+    assert statistics.largest == 0 and statistics.counts[0] == 20 == statistics.counts.sum()
+
+
+def test_observing_leaves_the_tensor_alone_and_keeps_no_graph():
+    x = torch.randn(2, 10, requires_grad=True)
+    before = x.detach().clone()
+    made = observed(x, [2], 3)
+    assert torch.equal(x, before) and not made.histogram.counts.requires_grad

@@ -1,0 +1,88 @@
+"""Policies by name and from files that a user wrote, well or badly."""
+
+import pytest
+
+from swin_quant.errors import UsageError
+from swin_quant.quant.policies import INT8_MODES, builtin_policies, load_policy
+from swin_quant.quant.policy import enabled_nodes
+
+
+def test_the_built_in_policies():
+    assert builtin_policies() == ["float", "ft-mode1", "ft-mode2", "qdq"]
+    assert INT8_MODES == {1: "ft-mode1", 2: "ft-mode2"}
+
+
+MINE = """
+name: mine
+description: four bits for the weights of the last stage
+rules:
+  - enable: "layers.3.*_weight_quantizer"
+    bits: 4
+    granularity: per-channel
+  - disable: ["*.mlp.fc2.*", "*.attn.proj.*"]
+"""
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.yml"])
+def test_a_file_of_the_user(name, tmp_path, tiny_model, use_policy):
+    (tmp_path / name).write_text(MINE)
+    policy = load_policy(str(tmp_path / name))
+    assert policy.name == "mine" and policy.description.startswith("four bits")
+    nodes = enabled_nodes(use_policy(tiny_model("swin"), str(tmp_path / name)))
+    expected = {f"layers.3.blocks.{j}.{linear}._weight_quantizer" for j in (0, 1) for linear in ("attn.qkv", "mlp.fc1")}
+    assert set(nodes) == expected and all(node.bits == 4 and node.per_channel for node in nodes.values())
+
+
+def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ft-mode1").write_text(MINE)
+    assert load_policy("ft-mode1").name == "ft-mode1"
+
+
+@pytest.mark.parametrize("name", ["ft-mode3", "FT-MODE1", "", "policy.json", "../ft-mode1", "policies/qdq"])
+def test_an_unknown_name_lists_the_known(name):
+    with pytest.raises(UsageError, match="float, ft-mode1, ft-mode2, qdq"):
+        load_policy(name)
+
+
+BAD_FILES = {
+    "not YAML": "rules: [",
+    "tab": "name: x\nrules:\n\t- enable: '*'",
+    "two documents": "name: x\n---\nname: y",
+    "binary": b"\x80\x04\x95\xff\xfe\x00",
+    "NUL": b"name: x\x00",
+    "empty": "",
+    "a list": "- enable: '*'",
+    "a word": "ft-mode1",
+    "no rules": "name: x",
+    "code": "name: !!python/object/apply:os.getcwd []",
+    "unknown tag": "name: !policy x",
+    "impossible date": "name: 2024-99-99",
+    "deep nesting": "[" * 50_000,
+    "a number of many digits": "name: " + "9" * 5000,
+    "unhashable key": "? [a]\n: b",
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_is_a_usage_error_that_names_it(case, tmp_path):
+    path, content = tmp_path / "bad.yaml", BAD_FILES[case]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError) as caught:
+        load_policy(str(path))
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message and len(message) < len(str(path)) + 500
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("missing.yaml", "folder.yaml"):
+        with pytest.raises(UsageError, match=name):
+            load_policy(str(tmp_path / name))
+
+
+def test_a_file_that_is_too_big_is_not_read(tmp_path):
+    path = tmp_path / "big.yaml"
+    path.write_text(MINE + "#" * (1 << 20))
+    with pytest.raises(UsageError, match="big.yaml: larger than 1 MB"):
+        load_policy(str(path))

@@ -1,0 +1,333 @@
+"""Which nodes a policy switches on, and how; the built-in ones against FasterTransformer's own lists."""
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.config import find_config, load_config
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.policies import INT8_MODES, load_policy
+from swin_quant.quant.policy import (
+    Policy,
+    Rule,
+    apply_policy,
+    decide,
+    dequantize,
+    enabled_nodes,
+    policy_from_dict,
+    quantize,
+)
+from swin_quant.quant.quantizer import Role, State, named_nodes
+
+# FasterTransformer's disable lists, searched in dotted names; spec, section 1.5.
+ALWAYS_OFF = ("final_input", "layernorm_input", "softmax_input", "local_input", "residual_input")
+OFF = {1: ALWAYS_OFF, 2: (*ALWAYS_OFF, "[2n]._aftergemm")}
+
+FAMILIES = {  # config: (mode 1, mode 2, qdq): 3 gemms' worth of 12 blocks, or 24, and 3 mergings for the last
+    "swin_tiny_patch4_window7_224": (201, 186, 12 * 12 + 6),
+    "swin_small_patch4_window7_224": (393, 366, 24 * 12 + 6),
+    "swin_base_patch4_window7_224": (393, 366, 24 * 12 + 6),
+    "swin_large_patch4_window7_224_22k": (393, 366, 24 * 12 + 6),
+    "swinv2_tiny_patch4_window8_256": (225, 210, 12 * 12 + 6),
+    "swinv2_small_patch4_window8_256": (441, 414, 24 * 12 + 6),
+    "swinv2_base_patch4_window8_256": (441, 414, 24 * 12 + 6),
+    "swinv2_large_patch4_window12_192_22k": (441, 414, 24 * 12 + 6),
+}
+
+# Inputs of the four linears, their weights, and the operands of q x k and a x v; spec, section 1.4.
+LINEARS = r"(attn\.(qkv|proj)|mlp\.fc[12]|downsample\.reduction)\._(input|weight)_quantizer$"
+QDQ = {
+    "swin": rf"{LINEARS}|attn\.matmul_[qkva]_input_quantizer$",
+    "swinv2": rf"{LINEARS}|attn\.(mha_[qk]|matmul_[va])_input_quantizer$",
+}
+
+
+@pytest.fixture(scope="module")
+def meta_model():
+    made = {}
+
+    def make(name):
+        if name not in made:
+            with torch.device("meta"):
+                made[name] = build_model(load_config(find_config(name)))
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_int8_modes_are_fastertransformers(name, meta_model, use_policy):
+    model = meta_model(name)
+    for mode, policy in INT8_MODES.items():
+        use_policy(model, policy)
+        enabled = set(enabled_nodes(model))
+        assert enabled == {node for node in named_nodes(model) if not any(re.search(p, node) for p in OFF[mode])}
+        assert len(enabled) == FAMILIES[name][mode - 1]
+        settings = {(n.bits, n.per_channel, n.narrow_range) for n in enabled_nodes(model).values()}
+        assert settings == {(8, False, False)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_qdq_is_gemm_and_matmul_inputs_with_rows_of_weights(name, meta_model, use_policy):
+    model = use_policy(meta_model(name), "qdq")
+    enabled = enabled_nodes(model)
+    assert set(enabled) == {node for node in named_nodes(model) if re.search(QDQ[name.split("_")[0]], node)}
+    assert len(enabled) == FAMILIES[name][2]
+    for node_name, node in enabled.items():
+        assert node.per_channel == node_name.endswith("_weight_quantizer") and node.bits == 8
+
+
+def test_float_enables_nothing(meta_model, use_policy):
+    assert not enabled_nodes(use_policy(meta_model("swin_tiny_patch4_window7_224"), "float"))
+
+
+def test_policies_replace_each_other_entirely(tiny_model, use_policy):
+    model = tiny_model("swin")
+    alone = {}
+    for name in ("ft-mode1", "qdq", "float", "ft-mode2"):
+        fresh = use_policy(tiny_model("swin"), name)
+        alone[name] = [(n.enabled, n.bits, n.per_channel, n.narrow_range) for n in named_nodes(fresh).values()]
+    for name in ("ft-mode1", "qdq", "float", "ft-mode2", "ft-mode1"):
+        use_policy(model, name)
+        assert [
+            (n.enabled, n.bits, n.per_channel, n.narrow_range) for n in named_nodes(model).values()
+        ] == alone[name]  # fmt: skip
+
+
+ROLES = {
+    "a.fc1._input_quantizer": Role.GEMM_INPUT,
+    "a.fc1._weight_quantizer": Role.GEMM_WEIGHT,
+    "a.fc1._aftergemm_quantizer": Role.GEMM_OUTPUT,
+    "b.fc2._input_quantizer": Role.GEMM_INPUT,
+    "b.fc2._weight_quantizer": Role.GEMM_WEIGHT,
+}
+
+
+def decided(*rules):
+    return decide(policy_from_dict({"name": "test", "rules": list(rules)}, "test.yaml"), ROLES)
+
+
+def test_a_later_rule_wins():
+    settings = decided({"enable": "*"}, {"disable": "b.*"}, {"enable": "b.fc2._weight_quantizer", "bits": 4})
+    assert [s.enabled for s in settings.values()] == [True, True, True, False, True]
+    assert [s.bits for s in settings.values()] == [8, 8, 8, 8, 4]
+
+
+def test_later_rules_keep_what_they_do_not_mention():
+    settings = decided(
+        {"enable": "*", "bits": 4, "narrow_range": True},
+        {"enable": "role:gemm_weight", "granularity": "per-channel"},
+        {"enable": "a.*", "bits": 6},
+        {"enable": "a.fc1._input_quantizer", "narrow_range": False},
+    )
+    weight = settings["a.fc1._weight_quantizer"]
+    assert (weight.bits, weight.granularity, weight.narrow_range) == (6, "per-channel", True)
+    other = settings["b.fc2._input_quantizer"]
+    assert (other.bits, other.granularity, other.narrow_range) == (4, "per-tensor", True)
+    assert not settings["a.fc1._input_quantizer"].narrow_range
+
+
+def test_a_rule_may_set_nodes_without_switching_them():
+    settings = decided({"enable": "a.*"}, {"nodes": "role:activation", "bits": 4})
+    assert [s.enabled for s in settings.values()] == [True, True, True, False, False]
+    assert [s.bits for s in settings.values()] == [4, 8, 4, 4, 8]
+
+
+def test_selectors_are_globs_roles_and_lists_of_them():
+    settings = decided({"enable": ["role:gemm_output", "?.fc2.*"]})
+    assert [name for name, s in settings.items() if s.enabled] == [
+        "a.fc1._aftergemm_quantizer", "b.fc2._input_quantizer", "b.fc2._weight_quantizer",
+    ]  # fmt: skip
+    assert not any(s.enabled for s in decided({"disable": "*"}).values())
+
+
+BAD_RULES = [
+    ({"enable": "*.fc9.*"}, "'*.fc9.*'"),
+    ({"disable": "A.FC1*"}, "'A.FC1*'"),
+    ({"enable": ["*", "nothing"]}, "'nothing'"),
+    ({"enable": "role:softmax_input"}, "'role:softmax_input'"),
+    ({"enable": "role:gemm"}, "no role 'gemm'"),
+    ({"enable": "role:"}, "no role ''"),
+    ({"enable": "*", "disable": "a.fc1.*"}, "a.fc1._input_quantizer"),
+    ({"enable": "role:gemm_weight", "disable": "b.fc2._weight_quantizer"}, "b.fc2._weight_quantizer"),
+    ({"enable": "*", "bit": 8}, "'bit'"),
+    ({"enable": "*", "bits": 1}, "not 1"),
+    ({"enable": "*", "bits": 9}, "not 9"),
+    ({"enable": "*", "bits": True}, "not True"),
+    ({"enable": "*", "bits": 8.0}, "not 8.0"),
+    ({"enable": "*", "bits": "8"}, "not '8'"),
+    ({"enable": "*", "bits": [8]}, "not [8]"),
+    ({"enable": "*", "granularity": "per-row"}, "not 'per-row'"),
+    ({"enable": "*", "granularity": ["per-channel"]}, "granularity"),
+    ({"enable": "*", "granularity": "per-channel"}, "a.fc1._input_quantizer"),
+    ({"enable": "role:gemm_output", "granularity": "per-channel"}, "a.fc1._aftergemm_quantizer"),
+    ({"enable": "*", "narrow_range": "yes"}, "not 'yes'"),
+    ({"enable": "*", "narrow_range": 1}, "not 1"),
+    ({"enable": 3}, "`enable`"),
+    ({"enable": ["*", 3]}, "`enable`"),
+    ({"disable": None}, "`disable`"),
+    ({"enable": []}, "names no node"),
+    ({"bits": 4}, "names no node"),
+    ({}, "names no node"),
+    ("*", "mapping"),
+    (None, "mapping"),
+]
+
+
+@pytest.mark.parametrize(("rule", "words"), BAD_RULES, ids=[str(rule) for rule, _ in BAD_RULES])
+def test_a_bad_rule_is_a_usage_error_that_names_it(rule, words):
+    with pytest.raises(UsageError) as caught:
+        decided({"enable": "*"}, rule)
+    message = str(caught.value)
+    assert words in message and "rule 2" in message and "test" in message and "\n" not in message
+
+
+BAD_POLICIES = [
+    (None, "mapping"),
+    ([], "mapping"),
+    ("ft-mode1", "mapping"),
+    ({"name": "x"}, "`rules`"),
+    ({"name": "x", "rules": []}, "`rules`"),
+    ({"name": "x", "rules": {"enable": "*"}}, "`rules`"),
+    ({"rules": [{"enable": "*"}]}, "`name`"),
+    ({"name": "", "rules": [{"enable": "*"}]}, "`name`"),
+    ({"name": 3, "rules": [{"enable": "*"}]}, "`name`"),
+    ({"name": "x", "rules": [{"enable": "*"}], "rule": []}, "'rule'"),
+    ({"name": "x", "rules": [{"enable": "*"}], 3: []}, "'3'"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), BAD_POLICIES, ids=[str(data) for data, _ in BAD_POLICIES])
+def test_a_bad_policy_is_a_usage_error_that_names_the_key(data, words):
+    with pytest.raises(UsageError, match="^my.yaml") as caught:
+        policy_from_dict(data, "my.yaml")
+    assert words in str(caught.value)
+
+
+def test_messages_stay_short_whatever_the_value():
+    """YAML aliases make a value that is exponentially larger than its file."""
+    bomb = [0]
+    for _ in range(5):
+        bomb = [bomb] * 10
+    for key in ("bits", "granularity", "narrow_range"):
+        with pytest.raises(UsageError) as caught:
+            decided({"enable": "*", key: bomb})
+        assert len(str(caught.value)) < 1000
+
+
+SELECTORS = st.sampled_from(["*", "a.*", "*_weight_quantizer", "role:gemm_input", "role:gemm_weight"])
+RULES = st.builds(
+    Rule,
+    enable=st.lists(SELECTORS, min_size=1, max_size=3).map(tuple),
+    disable=st.lists(SELECTORS, max_size=2).map(tuple),
+    bits=st.none() | st.integers(2, 8),
+    granularity=st.none() | st.sampled_from(["per-tensor", "per-channel"]),
+    narrow_range=st.none() | st.booleans(),
+)
+
+
+@given(st.builds(Policy, st.text("abc-", min_size=1), st.lists(RULES, min_size=1).map(tuple), st.just("about it")))
+def test_policies_go_to_plain_data_and_back(policy):
+    assert policy_from_dict(policy.to_dict(), "there and back") == policy
+
+
+@pytest.mark.parametrize("name", ["ft-mode1", "ft-mode2", "qdq", "float"])
+def test_built_in_policies_go_to_plain_data_and_back(name):
+    policy = load_policy(name)
+    assert policy_from_dict(policy.to_dict(), name) == policy and policy.name == name and policy.description
+
+
+def test_rules_can_be_added_behind():
+    first = load_policy("ft-mode1")
+    longer = first.and_then(Rule(disable=("*.attn.qkv.*",)))
+    assert longer.rules[:-1] == first.rules and longer.rules[-1].disable == ("*.attn.qkv.*",)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tiny_model):
+    def make(kind="swin"):
+        stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+        model = tiny_model(kind, DEPTHS=[2, 1], NUM_HEADS=[1, 2], **stages)
+        calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_rows_of_weights_take_their_maxima_and_give_them_back(kind, calibrated, use_policy):
+    model = calibrated(kind)
+    silent = model.layers[0].blocks[0].mlp.fc1
+    silent.weight.data[3] = 0
+    before = {name: node.amax.clone() for name, node in named_nodes(model).items()}
+    use_policy(model, "qdq")
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantLinear)]
+    assert len(layers) == 3 * 4 + 1
+    for name, layer in layers:
+        amax, rows = layer._weight_quantizer.amax, layer.weight.abs().amax(1, keepdim=True)
+        assert amax.shape == (layer.out_features, 1) and amax.dtype == torch.float32
+        alive = rows > 0
+        assert torch.equal(amax[alive], rows[alive])
+        assert (amax[~alive] == before[f"{name}._weight_quantizer"]).all()
+    assert (silent._weight_quantizer.amax > 0).all()
+    use_policy(model, "ft-mode1")
+    assert all(torch.equal(node.amax, before[name]) for name, node in named_nodes(model).items())
+
+
+def test_quantize_switches_on_what_is_enabled_and_only_that(calibrated, use_policy):
+    model = use_policy(calibrated(), "ft-mode2")
+    assert {node.state for node in named_nodes(model).values()} == {State.OFF}
+    quantize(model)
+    enabled = set(enabled_nodes(model))
+    for name, node in named_nodes(model).items():
+        assert node.state is (State.QUANTIZE if name in enabled else State.OFF)
+    x = torch.randn(2, 3, 32, 32)
+    quantized = model(x)
+    dequantize(model)
+    assert {node.state for node in named_nodes(model).values()} == {State.OFF} and set(enabled_nodes(model)) == enabled
+    assert not torch.equal(model(x), quantized)
+
+
+def test_applying_a_policy_switches_nodes_off(calibrated, use_policy):
+    model = use_policy(calibrated(), "ft-mode1")
+    quantize(model)
+    use_policy(model, "qdq")
+    assert {node.state for node in named_nodes(model).values()} == {State.OFF}
+
+
+def test_quantizing_without_ranges_names_the_nodes_and_changes_nothing(calibrated, use_policy):
+    model = use_policy(calibrated(), "ft-mode1")
+    nodes = named_nodes(model)
+    missing = ["layers.0.blocks.0.attn.proj._input_quantizer", "layers.1.blocks.0.mlp.fc2._weight_quantizer"]
+    for name in missing:
+        nodes[name].amax = None
+    with pytest.raises(SwinQuantError) as caught:
+        quantize(model)
+    message = str(caught.value)
+    assert all(name in message for name in missing) and message.startswith("2 of ") and "\n" not in message
+    assert {node.state for node in nodes.values()} == {State.OFF}
+
+
+def test_a_node_that_is_not_enabled_needs_no_range(calibrated, use_policy):
+    model = use_policy(calibrated(), "ft-mode1")
+    for name, node in named_nodes(model).items():
+        if "softmax_input" in name:
+            node.amax = None
+    quantize(model)
+
+
+def test_bits_reach_the_arithmetic(calibrated):
+    model = calibrated()
+    layer = model.layers[0].blocks[0].mlp.fc1
+    rule = {"enable": "*.mlp.fc1._weight_quantizer", "bits": 3, "narrow_range": True}
+    apply_policy(model, policy_from_dict({"name": "three", "rules": [rule]}, "here"))
+    quantize(model)
+    levels = Counter((layer._weight_quantizer(layer.weight) / layer.weight.abs().max() * 3).round().flatten().tolist())
+    assert set(levels) == {-3, -2, -1, 0, 1, 2, 3}

@@ -1,0 +1,183 @@
+"""One node: its states, its range in and out of a state_dict, and as a part of a compiled or exported graph."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+
+
+def node(amax=None, state=State.QUANTIZE, **settings):
+    made = Quantizer(Role.GEMM_INPUT)
+    made.amax, made.state = amax, state
+    for name, value in settings.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_starts_off_disabled_and_without_a_range():
+    made = Quantizer(Role.RESIDUAL)
+    assert made.state is State.OFF and not made.enabled and made.amax is None
+    assert made.bits == 8 and not made.per_channel and not made.narrow_range
+    assert not list(made.parameters()) and not made.state_dict()
+
+
+def test_off_passes_the_very_tensor():
+    x = torch.randn(3)
+    assert node(1.0, State.OFF)(x) is x
+
+
+def test_calibrating_passes_the_tensor_and_shows_it():
+    seen, x = [], torch.randn(3)
+    assert node(1.0, State.CALIBRATE, observer=seen.append)(x) is x
+    assert seen[0] is x and len(seen) == 1
+    assert node(None, State.CALIBRATE)(x) is x
+
+
+def test_quantizing_rounds_to_the_grid_of_its_settings():
+    x = torch.tensor([0.3, 1.0, -5.0, 0.9])
+    assert node(1.0)(x).tolist() == pytest.approx([38 / 127, 1, -128 / 127, 114 / 127])
+    assert node(1.0, bits=2)(x).tolist() == [0, 1, -2, 1]
+    assert node(1.0, bits=2, narrow_range=True)(x).tolist() == [0, 1, -1, 1]
+
+
+def test_quantizing_without_a_range_raises_with_the_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(node()))
+    named_nodes(model)
+    with pytest.raises(SwinQuantError, match=r"node 1\.0 has no range"):
+        model(torch.randn(1, 2))
+
+
+def test_the_observer_is_not_kept_in_state_dicts_nor_the_state():
+    made = node(0.5, State.CALIBRATE, observer=[].append)
+    assert list(made.state_dict()) == ["_amax"]
+
+
+@pytest.mark.parametrize("given", [2.5, torch.tensor(2.5, dtype=torch.float64), torch.tensor(2.5).half()])
+def test_a_range_is_a_float32_copy(given):
+    made = node(given)
+    assert made.amax.dtype == torch.float32 and made.amax.shape == () and made.amax == 2.5
+    if isinstance(given, torch.Tensor):
+        given += 1
+        assert made.amax == 2.5
+
+
+CASTS = [
+    ("half", lambda m: m.half()),
+    ("bfloat16", lambda m: m.bfloat16()),
+    ("double", lambda m: m.double()),
+    ("to dtype", lambda m: m.to(torch.float16)),
+    ("to both", lambda m: m.to("cpu", torch.bfloat16)),
+    ("deepcopy", lambda m: copy.deepcopy(m)),
+    ("there and back", lambda m: m.half().float()),
+]
+
+
+@pytest.mark.parametrize(("name", "cast"), CASTS, ids=[name for name, _ in CASTS])
+@pytest.mark.parametrize("amax", [1 / 3, torch.tensor([[1 / 3], [1e-5]])], ids=["tensor", "channels"])
+def test_a_range_stays_float32_to_the_bit_whatever_the_model_is_cast_to(name, cast, amax):
+    made = node(amax)
+    exact = made.amax.clone()
+    cast_node = cast(nn.Sequential(nn.Linear(2, 2), made))[1]
+    assert cast_node.amax.dtype == torch.float32 and torch.equal(cast_node.amax, exact)
+    assert torch.equal(cast_node.state_dict()["_amax"], exact)
+
+
+def test_a_range_moves_with_the_model():
+    made = nn.Sequential(nn.Linear(2, 2), node(1.0), node()).to("meta")
+    assert made[1].amax.device.type == "meta" and made[2].amax is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_changes_neither_range_nor_arithmetic(dtype):
+    x, made = torch.randn(100), node(1 / 3)
+    expected = made(x)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(made(x), expected)
+        assert torch.equal(made(x.to(dtype)), made(x.to(dtype).float()).to(dtype))
+    assert made.amax.dtype == torch.float32
+
+
+def test_loading_creates_the_range():
+    state = {"0._amax": torch.tensor(0.25)}
+    model = nn.Sequential(node())
+    model.load_state_dict(state)
+    assert model[0].amax == 0.25 and model[0].amax.shape == ()
+    state["0._amax"] += 1
+    assert model[0].amax == 0.25
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (torch.tensor([0.25]), torch.tensor(0.25)),
+        (torch.tensor([[0.25]]), torch.tensor(0.25)),
+        (torch.tensor([[0.25], [0.5]]), torch.tensor([[0.25], [0.5]])),
+        (torch.tensor(0.25).half(), torch.tensor(0.25)),
+    ],
+)
+@pytest.mark.parametrize("before", [None, 7.0, torch.ones(3, 1)])
+def test_loading_replaces_whatever_range_was_there(saved, loaded, before):
+    model = nn.Sequential(node(before))
+    model.load_state_dict({"0._amax": saved})
+    assert torch.equal(model[0].amax, loaded) and model[0].amax.dtype == torch.float32
+
+
+def test_loading_a_state_without_the_range_of_a_node_that_has_one_is_refused():
+    with pytest.raises(RuntimeError, match="0._amax"):
+        nn.Sequential(node(1.0)).load_state_dict({})
+    nn.Sequential(node()).load_state_dict({})
+
+
+def test_state_dict_goes_round():
+    one, other = (nn.Sequential(node(amax), nn.Linear(2, 2), node()) for amax in (0.5, None))
+    other.load_state_dict(one.state_dict())
+    assert other[0].amax == 0.5 and other[2].amax is None
+    assert list(other.state_dict()) == ["0._amax", "1.weight", "1.bias"]
+
+
+def test_its_description_tells_what_it_does():
+    text = repr(node(0.123456, bits=4))
+    assert "gemm_input" in text and "quantize" in text and "4 bits" in text and "0.1235" in text
+    assert "none" in repr(Quantizer(Role.GEMM_INPUT))
+
+
+class Attention(nn.Module):
+    """A node on a strided view, as attention has them, whose result is viewed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.node = node(1.0)
+
+    def forward(self, x):
+        q = x.view(-1, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)[0]
+        return self.node(q).mT.reshape(-1, 6, 16) * 2 + self.node(x).sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiles_to_one_graph(backend):
+    torch._dynamo.reset()
+    model, x = Attention(), torch.randn(4, 6, 48, requires_grad=True)
+    try:
+        result = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)(x)
+    except torch._inductor.exc.InductorError as error:
+        if "InvalidCxxCompiler" in repr(error):
+            pytest.skip("no C++ compiler here")
+        raise
+    expected = model(x)
+    assert torch.allclose(result, expected, rtol=1e-6, atol=1e-6)
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert torch.allclose(gradient, torch.autograd.grad(expected.sum(), x)[0])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exports_with_dynamic_batch_as_one_op(strict):
+    made = node(0.7)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(made, (torch.randn(2, 3),), dynamic_shapes=({0: batch},), strict=strict)
+    assert sum("fake_quant" in str(n.target) for n in program.graph.nodes) == 1
+    x = torch.randn(9, 3)
+    assert torch.equal(program.module()(x), made(x))
