@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from swin_quant.errors import SwinQuantError
+from swin_quant.progress import track
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
@@ -81,9 +82,10 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
     statistics, since searching needs no forward.
     """
     device = next(model.parameters()).device
+    observed = track(calibration.largest.items(), f"searching ranges, {method.name}", len(calibration.largest))
     ranges = {
         name: largest if method.name == "max" else _search(model, calibration, name, method)
-        for name, largest in calibration.largest.items()
+        for name, largest in observed
     }
     ranges |= {name: layer.weight.detach().abs().max().item() for name, layer in _weight_nodes(model).items()}
     calibration.dead = [name for name, amax in ranges.items() if amax <= TINY_AMAX]
