@@ -23,6 +23,7 @@ from swin_quant.errors import SwinQuantError, UsageError
 
 T = TypeVar("T")
 _POLL_SECONDS = 1.0
+_JOIN_SECONDS = 50.0  # for all ranks to start; one that failed before it could join is not waited for
 _SILENCE_SECONDS = 40.0  # of a rank that never reported failure; all others end within a minute
 _FAILURE, _BEAT = "swin_quant/failure", "swin_quant/beat"
 
@@ -59,6 +60,19 @@ def gather(items: list[T]) -> list[T]:
     return [item for part in gathered for item in part]
 
 
+def rank_of_launcher() -> int:
+    """The RANK that a launcher gave this process, else 0."""
+    return _number("RANK", 0)
+
+
+def _number(name: str, default: int) -> int:
+    """An environment variable as launchers set them. UsageError where it is no whole number."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"environment variable {name} is {text!r}: unset it, or start with torchrun, which sets it")
+    return int(text)
+
+
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """`auto` takes this rank's GPU where there is one, else the CPU. UsageError for a device that is not there."""
     if name not in ("auto", "cpu", "cuda"):
@@ -80,15 +94,13 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
 
     An error of one rank ends the others within seconds with its reason; a rank that is killed, within a minute.
     """
-    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if "RANK" not in os.environ or _number("WORLD_SIZE", 1) < 2:
         yield World(device=choose_device(device))
         return
-    local_rank = int(os.environ.get("LOCAL_RANK", local_rank or 0))
-    chosen = choose_device(device, local_rank)
+    chosen = choose_device(device, _number("LOCAL_RANK", local_rank or 0))
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(hours=2))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // _number("WORLD_SIZE", 1)))
+    _join("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     world = World(dist.get_rank(), dist.get_world_size(), chosen)
     watchdog = _Watchdog(world)
     try:
@@ -96,7 +108,7 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
         watchdog.closing = True
         dist.barrier()
     except RuntimeError as error:
-        reason = watchdog.reason_of_others()
+        reason = watchdog.reason_of_others() or _broken_connection(error)
         watchdog.report(reason or error)
         if reason is None:
             raise
@@ -107,6 +119,30 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
     finally:
         watchdog.stop()
     dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    """Start the process group from the launcher's environment; patient only once everybody is there."""
+    patience = timedelta(hours=2)
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    except ValueError as error:
+        raise UsageError(
+            f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({address}) do not say where they meet: "
+            f"start with torchrun, which sets them ({error})"
+        ) from error
+    except RuntimeError as error:
+        problem = str(error).splitlines()[0]
+        raise SwinQuantError(f"not all ranks met at {address} in {_JOIN_SECONDS:.0f} s: {problem}") from error
+    store.set_timeout(patience)
+
+
+def _broken_connection(error: RuntimeError) -> str | None:
+    """What a collective's error says of the other ranks, if it is about them."""
+    broken = isinstance(error, dist.DistError) or "by peer" in str(error)
+    return "another rank is gone: it ended without a word, or was killed" if broken else None
 
 
 class _Watchdog(threading.Thread):

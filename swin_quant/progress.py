@@ -35,6 +35,7 @@ def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
     log.setLevel(level if rank == 0 else max(level, logging.WARNING))
     log.handlers = [_ConsoleHandler()]
     log.propagate = False
+    logging.raiseExceptions = False  # a log file on a full disk must not fill the screen with tracebacks
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, unit: int = 1) -> Iterator[T]:

@@ -119,6 +119,7 @@ def _calibrate(
         plan.split,
         zip_mode=cfg.DATA.ZIP_MODE,
         cache_mode="no",  # a sample is read once
+        num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None,  # folders may be flat, maps have labels
     )
     transform: Transform = augmented(cfg, plan.seed) if plan.augment else preprocess
     limit = UnreadableLimit(len(pictures), plan.max_unreadable)

@@ -118,13 +118,16 @@ def load_for_scoring(
     return Subject(model, policies, card, card_file)
 
 
-def open_labelled(cfg: CfgNode, split: str, world: World) -> Pictures:
-    """The labelled pictures of a split, their number of classes checked against MODEL.NUM_CLASSES."""
+def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None = None) -> Pictures:
+    """The labelled pictures of a split, their number of classes checked against MODEL.NUM_CLASSES.
+
+    `cache_mode` is in place of DATA.CACHE_MODE.
+    """
     return open_pictures(
         cfg.DATA.DATA_PATH,
         split,
         zip_mode=cfg.DATA.ZIP_MODE,
-        cache_mode=cfg.DATA.CACHE_MODE,
+        cache_mode=cache_mode or cfg.DATA.CACHE_MODE,
         num_classes=cfg.MODEL.NUM_CLASSES,
         rank=world.rank,
         world=world.size,

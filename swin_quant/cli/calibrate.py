@@ -9,7 +9,7 @@ from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.progress import log
 from swin_quant.ptq import calibrate_checkpoint, has_split
 from swin_quant.quant.policies import load_policy
-from swin_quant.scoring import score_model
+from swin_quant.scoring import open_labelled, score_model
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -36,11 +36,13 @@ def run(args: argparse.Namespace, world: World) -> None:
     policies = options.policies_of(args) or [load_policy("ft-mode1")]
     plan = options.plan_of(args, cfg.SEED)
     directory = args.calib_output_path or output_dir(cfg)
+    scored = not args.no_eval and has_split(cfg, "val")
+    if scored:
+        open_labelled(cfg, "val", world, cache_mode="no")  # refused now, not after the calibration
     done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
-    if args.no_eval:
-        return
-    if not has_split(cfg, "val"):
-        log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
+    if not scored:
+        if not args.no_eval:
+            log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
         return
     try:
         card = score_model(done.model, cfg, done.card, policies, world, "val", args.half, args.max_unreadable)

@@ -1,6 +1,8 @@
 """swin-quant evaluate."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from swin_quant.cli import options
 from swin_quant.cli.output import output_dir, print_table
@@ -8,6 +10,7 @@ from swin_quant.distributed import World
 from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir
 from swin_quant.progress import log
+from swin_quant.runcard import RunCard
 from swin_quant.scoring import load_for_scoring, score_model
 
 HELP = "Score a checkpoint on labelled pictures: float32 first, half precision, and INT8 if it is calibrated."
@@ -30,11 +33,18 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("no checkpoint: give --resume FILE")
     cfg = options.config_of(args)
     subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
-    path = subject.card_file or ensure_writable_dir(output_dir(cfg)) / f"{cfg.MODEL.NAME}_eval.json"
-    card = score_model(
-        subject.model, cfg, subject.card, subject.policies, world, args.split, args.half, args.max_unreadable
-    )
+    path = subject.card_file or output_dir(cfg) / f"{cfg.MODEL.NAME}_eval.json"
+    ensure_writable_dir(path.parent)
+    card = subject.card if subject.card_file else _with_earlier_results(subject.card, path)
+    card = score_model(subject.model, cfg, card, subject.policies, world, args.split, args.half, args.max_unreadable)
     if world.is_main:
         card.write(path)
         log.info("run card: %s", path)
         print_table([card])
+
+
+def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
+    """A new card with the results that `path` holds of the same weights under the same preprocessing."""
+    earlier = RunCard.read(path) if path.exists() else card
+    same = (earlier.source, earlier.preprocess) == (card.source, card.preprocess)
+    return replace(card, results=earlier.results) if same else card

@@ -13,7 +13,7 @@ from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.distributed import World
 from swin_quant.engines import half_type, torch_engines
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.progress import log
 from swin_quant.scoring import load_for_scoring, open_labelled
@@ -120,8 +120,10 @@ def _throughput(args: argparse.Namespace, world: World) -> None:
     subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
     pictures = open_labelled(cfg, args.split, world)
     first = [list(range(min(cfg.DATA.BATCH_SIZE, len(pictures))))]
-    images = next(load_batches(pictures, Preprocess.from_dict(subject.card.preprocess), first)).images
-    images = images.to(world.device)
+    batch = next(load_batches(pictures, Preprocess.from_dict(subject.card.preprocess), first))
+    if not batch.indices:
+        raise SwinQuantError(f"{cfg.DATA.DATA_PATH}: the first batch is unreadable: {listed(batch.unreadable)}")
+    images = batch.images.to(world.device)
     half = half_type(args.half, world.device)
     for label, engine in torch_engines(subject.model, world.device, half, subject.policies).items():
         rate = throughput(engine, images)

@@ -11,6 +11,7 @@ import torch
 from swin_quant.checkpoint import load_calibrated
 from swin_quant.cli import options
 from swin_quant.distributed import World
+from swin_quant.errors import UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.listing import FIELDS, Row, list_nodes
 from swin_quant.quant.policy import apply_policy
@@ -32,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     cfg = options.config_of(args)
     policies = options.policies_of(args)
+    if len(policies) > 1:
+        raise UsageError("--policy: nodes are listed under one policy at a time")
     with torch.device("cpu" if args.resume else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
     if policies:

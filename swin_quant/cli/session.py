@@ -74,9 +74,9 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     args = parser.parse_args(arguments)
 
     from swin_quant import progress
-    from swin_quant.distributed import process_group
+    from swin_quant.distributed import process_group, rank_of_launcher
 
-    progress.set_up(args.verbose, args.quiet, int(os.environ.get("RANK", "0")))
+    progress.set_up(args.verbose, args.quiet, rank_of_launcher())
     with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
         command.run(args, world)
 
@@ -89,6 +89,6 @@ def _complain(message: str, verbose: bool) -> None:
     if verbose and sys.exc_info()[0] is not None:
         traceback.print_exc()
     rank = os.environ.get("RANK")
-    where = f" (rank {rank})" if rank and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    where = f" (rank {rank})" if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
     line = " ".join(message.split())
     print(colored(f"error{where}:", "red", attrs=["bold"], force_color=None), line, file=sys.stderr, flush=True)

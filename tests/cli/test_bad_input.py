@@ -1,0 +1,349 @@
+"""What is wrong with the input is said in one line that names it, with exit code 1 or 2, and nothing is written."""
+
+import os
+import pickle
+import shutil
+import signal
+import zipfile
+
+import pytest
+import torch
+import yaml
+
+NODE = "layers.1.blocks.0.mlp.fc1._input_quantizer"
+WEIGHT = "layers.1.blocks.0.mlp.fc1._weight_quantizer"
+
+
+@pytest.fixture
+def refused(run, snapshot, tmp_path):
+    """refused(code, command, ...) -> the line of the failure; the output folder is as it was."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "swin_micro_calib.pth").write_bytes(b"an older checkpoint")
+    (out / "swin_micro_calib.json").write_bytes(b"its run card")
+    before = snapshot(out)
+
+    def go(code, command, *flags):
+        where = {"calibrate": "--calib-output-path", "evaluate": "--output"}[command]
+        line = run(command, *flags, where, out).error(code)
+        assert snapshot(out) == before
+        return line
+
+    return go
+
+
+def has(line, *parts):
+    assert [str(part) for part in parts if str(part) not in line] == [], line
+
+
+class Code:
+    """Unpickled without care, this makes a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def truncated(path, good):
+    path.write_bytes(good.read_bytes()[:-2000])
+
+
+def flipped(path, good):
+    data = bytearray(good.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+BAD_FILES = {
+    "missing": (lambda path, good: None, "no such"),
+    "directory": (lambda path, good: path.mkdir(), "directory"),
+    "empty": (lambda path, good: path.write_bytes(b""), "empty"),
+    "truncated": (truncated, "cut short or damaged"),
+    "a flipped bit": (flipped, "damaged"),
+    "noise": (lambda path, good: path.write_bytes(bytes(range(128, 256)) * 9), "not"),
+    "a list": (lambda path, good: torch.save([1, 2], path), "not a state_dict"),
+    "a plain pickle": (lambda path, good: path.write_bytes(pickle.dumps({"model": "none"})), "torch.save did not"),
+    "a web page": (lambda path, good: path.write_text("<!DOCTYPE html><html>404</html>"), "web page"),
+    "a text": (lambda path, good: path.write_text("not found\n"), "text file"),
+    "no Swin": (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no Swin checkpoint"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_bad_checkpoint(refused, float_flags, micro, tmp_path, what):
+    make, says = BAD_FILES[what]
+    path = tmp_path / "bad.pth"
+    make(path, micro / "swin.pth")
+    has(refused(1, "calibrate", *float_flags, "--resume", path), path, says)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_code_in_a_checkpoint_is_refused_and_never_runs(refused, float_flags, tmp_path, save):
+    path, made = tmp_path / "evil.pth", tmp_path / "made by the checkpoint"
+    save({"model": {"head.bias": torch.zeros(3)}, "extra": Code(made)}, path)
+    has(refused(1, "calibrate", *float_flags, "--resume", path), path, "mkdir", "run code")
+    assert not made.exists()
+
+
+def test_a_checkpoint_of_another_architecture(refused, float_flags, micro):
+    has(refused(1, "calibrate", *float_flags, "--resume", micro / "swinv2.pth"), "swinv2.pth", "Swin V2", "Swin V1")
+
+
+@pytest.mark.parametrize(("key", "value"), [("EMBED_DIM", 32), ("DEPTHS", [2, 4]), ("WINDOW_SIZE", 2)])
+def test_a_checkpoint_of_another_size(refused, float_flags, write_config, tmp_path, key, value):
+    line = refused(1, "calibrate", *float_flags, "--cfg", write_config(tmp_path, "swin", **{key: value}))
+    has(line, "swin.pth", f"{key} {value}")
+
+
+def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
+    line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5, "--no-eval")
+    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5", "--replace-head")
+
+
+def test_an_uncalibrated_checkpoint_in_int8(refused, run, scoring_flags, micro, tmp_path):
+    line = refused(1, "evaluate", *scoring_flags, "--resume", micro / "swin.pth", "--int8-mode", 1)
+    has(line, "swin.pth", "never calibrated", "swin-quant calibrate")
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--int8-mode", 2, "--output", tmp_path / "ft"]
+    has(run("main.py", "--eval", *flags).error(1), "swin.pth", "never calibrated")
+
+
+DAMAGE = {
+    "missing": (NODE, lambda state: state.pop(f"{NODE}._amax")),
+    "negative": (NODE, lambda state: state[f"{NODE}._amax"].neg_()),
+    "NaN": (NODE, lambda state: state[f"{NODE}._amax"].fill_(torch.nan)),
+    "infinite": (NODE, lambda state: state[f"{NODE}._amax"].fill_(torch.inf)),
+    "zero": (NODE, lambda state: state[f"{NODE}._amax"].zero_()),
+    "of the wrong shape [2]": (NODE, lambda state: state.update({f"{NODE}._amax": torch.ones(2)})),
+    "of the wrong shape [7, 1]": (WEIGHT, lambda state: state.update({f"{WEIGHT}._amax": torch.ones(7, 1)})),
+    "of no node": ("layers.9.odd", lambda state: state.update({"layers.9.odd._amax": torch.ones(())})),
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_one_bad_range_in_a_calibrated_file(refused, scoring_flags, calibrated, tmp_path, fault):
+    node, damage = DAMAGE[fault]
+    state = torch.load(calibrated, weights_only=True)
+    damage(state)
+    path = tmp_path / "bad_calib.pth"
+    torch.save(state, path)
+    line = refused(1, "evaluate", *scoring_flags, "--resume", path, "--int8-mode", 1)
+    has(line, path, f"1 {fault}", node, "calibrate the model again")
+
+
+def test_a_calibrated_file_that_is_not_that_of_its_card(refused, scoring_flags, calibrated, tmp_path):
+    path = tmp_path / calibrated.name
+    shutil.copy(calibrated.with_suffix(".json"), path.with_suffix(".json"))
+    state = torch.load(calibrated, weights_only=True)
+    torch.save(state | {f"{NODE}._amax": torch.tensor(1.5)}, path)
+    has(refused(1, "evaluate", *scoring_flags, "--resume", path), path, "one of the two was replaced")
+
+
+def test_a_calibrated_file_without_card_needs_a_policy(refused, scoring_flags, calibrated, tmp_path):
+    path = shutil.copy(calibrated, tmp_path / "alone.pth")
+    has(refused(2, "evaluate", *scoring_flags, "--resume", path), path, "--int8-mode")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("layers.1.blocks.0.mlp.fc1.weight", float("nan"), "layers.1.blocks.0.mlp.fc1.weight"),
+        ("layers.1.blocks.0.mlp.fc1.weight", float("inf"), "layers.1.blocks.0.mlp.fc1.weight"),
+        ("layers.1.blocks.0.mlp.fc1.weight", 3e38, "module layers.1.blocks.0.mlp.fc1"),
+        ("patch_embed.proj.bias", 3e38, "module patch_embed.norm"),
+    ],
+)
+def test_nan_and_infinity_name_the_first_module(refused, float_flags, micro, tmp_path, key, value, says):
+    state = torch.load(micro / "swin.pth", weights_only=True)
+    state["model"][key].fill_(value)
+    torch.save(state, tmp_path / "overflow.pth")
+    line = refused(1, "calibrate", *float_flags, "--resume", tmp_path / "overflow.pth")
+    has(line, says, "NaN or")
+
+
+def emptied(folder):
+    for file in folder.rglob("*.png"):
+        file.unlink()
+
+
+BAD_DATA = {
+    "no such folder": (lambda own: shutil.rmtree(own), "own", "--data-path"),
+    "a file": (lambda own: (shutil.rmtree(own), own.write_text("x")), "own", "not a folder"),
+    "no folder of the split": (lambda own: shutil.rmtree(own / "train"), "own", "no folder train"),
+    "an empty split": (lambda own: emptied(own / "train"), "train", "no pictures"),
+    "an empty val": (lambda own: emptied(own / "val"), "val", "no pictures"),
+    "too few classes": (lambda own: shutil.rmtree(own / "val" / "cat"), "2 classes", "MODEL.NUM_CLASSES is 3"),
+    "too many classes": (lambda own: (own / "val" / "owl").mkdir(), "4 classes", "MODEL.NUM_CLASSES is 3"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_DATA)
+def test_bad_folders(refused, float_flags, own_pictures, what):
+    damage, *says = BAD_DATA[what]
+    damage(own_pictures)
+    has(refused(1, "calibrate", *float_flags, "--data-path", own_pictures), *says)
+
+
+def test_no_data_path(refused, float_flags):
+    has(refused(2, "calibrate", *float_flags, "--data-path", ""), "--data-path")
+
+
+def zipped(pictures, folder, **map_lines):
+    """train.zip and val.zip with their maps; `train` or `val` adds a line to a map."""
+    folder.mkdir()
+    for split in ("train", "val"):
+        lines = []
+        with zipfile.ZipFile(folder / f"{split}.zip", "w") as archive:
+            for file in sorted((pictures / split).rglob("*.png")):
+                member = file.relative_to(pictures / split).as_posix()
+                archive.write(file, member)
+                lines.append(f"{member}\t{('cat', 'dog', 'fox').index(file.parent.name)}")
+        lines += map_lines.get(split, [])
+        (folder / f"{split}_map.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("cat/new.png 0", "expected member<TAB>label"),
+        ("cat/99.png\t0", "missing from"),
+        ("../00.png\t0", "relative path"),
+        ("cat/new.png\tcat", "not an integer"),
+        ("cat/new.png\t3", "outside 0 to 2 (MODEL.NUM_CLASSES is 3)"),
+        ("cat/new.png\t-1", "outside 0 to 2"),
+        ("cat/%s\t0", "a second time"),
+    ],
+)
+def test_a_bad_line_in_a_map_is_found_before_calibration(refused, float_flags, pictures, tmp_path, split, line, says):
+    root = zipped(pictures, tmp_path / "zips", **{split: [line.replace("%s", "00.png")]})
+    number = {"train": 13, "val": 8}[split]
+    text = refused(1, "calibrate", *float_flags, "--zip", "--data-path", root)
+    has(text, f"{split}_map.txt, line {number}", says)
+
+
+def test_an_archive_that_is_none(refused, float_flags, pictures, tmp_path):
+    root = zipped(pictures, tmp_path / "zips")
+    (root / "train.zip").write_bytes((root / "train.zip").read_bytes()[:300])
+    has(refused(1, "calibrate", *float_flags, "--zip", "--data-path", root), "train.zip", "not a readable zip")
+
+
+def test_zip_and_folders_are_not_confused(refused, float_flags, pictures, tmp_path):
+    has(refused(2, "calibrate", *float_flags, "--zip"), "drop --zip")
+    root = zipped(pictures, tmp_path / "zips")
+    has(refused(2, "calibrate", *float_flags, "--data-path", root), "--zip is needed")
+
+
+def test_a_config_with_a_typo(refused, float_flags, micro, tmp_path):
+    tree = yaml.safe_load((micro / "swin.yaml").read_text())
+    tree["MODEL"]["SWIN"]["WINDOW_SIZ"] = 4
+    path = tmp_path / "typo.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    has(refused(2, "calibrate", *float_flags, "--cfg", path), path, "MODEL.SWIN.WINDOW_SIZ", "did you mean")
+    has(refused(2, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASES", 3), "--opts", "MODEL.NUM_CLASES")
+    has(refused(2, "calibrate", *float_flags, "--cfg", tmp_path / "none.yaml"), "none.yaml", "no such file")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--num-calib-batch", 0], "--num-calib-batch 0"),
+        (["--num-calib-batch", -1], "--num-calib-batch -1"),
+        (["--calib-batchsz", 0], "--calib-batchsz 0"),
+        (["--num-calib-batch", 4], "16 pictures, the data holds 12"),
+        (["--num-calib-batch", "ten"], "ten"),
+        (["--percentile", 0], "--percentile 0"),
+        (["--percentile", "nan"], "--percentile nan"),
+        (["--calibrator", "best"], "best"),
+        (["--wprec", 9], "--wprec 9"),
+        (["--aprec", 1], "--aprec 1"),
+        (["--batch-size", 0], "DATA.BATCH_SIZE"),
+        (["--max-unreadable", 2], "--max-unreadable 2"),
+        (["--int8-mode", 3], "3"),
+        (["--int8-mode", 1, "--policy", "qdq"], "--int8-mode and --policy"),
+        (["--policy", "ft-mode3"], "ft-mode3"),
+        (["--policy", "qdq", "qdq"], "qdq"),
+        (["--int8-mode", 1, "--quant-disable-keyword", "qvk"], "qvk"),
+        (["--wprec", 4], "--policy"),
+        (["--seed", 10**30], "--seed"),
+        (["--calib-output-pth", "x"], "--calib-output-pth"),
+        (["--calib-split", "../.."], "../.."),
+    ],
+)
+def test_a_flag_with_an_impossible_value(refused, float_flags, flags, says):
+    has(refused(1 if flags[0] == "--calib-split" else 2, "calibrate", *float_flags, *flags), says)
+
+
+def test_no_checkpoint_and_no_command(run, float_flags, tmp_path):
+    assert "--resume" in run("calibrate", *float_flags[:2], "--data-path", tmp_path).error(2)
+    assert "--resume" in run("evaluate", *float_flags[:2], "--data-path", tmp_path).error(2)
+    assert "calibrat'" in run("calibrat").error(2)
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_an_output_folder_that_cannot_be(run, float_flags, scoring_flags, micro, tmp_path, below):
+    file = tmp_path / "a file"
+    file.write_text("precious")
+    place = file / below
+    has(run("calibrate", *float_flags, "--calib-output-path", place).error(1), place, "cannot be the output directory")
+    has(run("calibrate", *float_flags, "--output", place).error(1), place, "cannot be the output directory")
+    weights = ["--resume", micro / "swin.pth", "--output", place]
+    has(run("evaluate", *scoring_flags, *weights).error(1), place, "cannot be the output directory")
+    has(run("main.py", "--eval", *scoring_flags, *weights).error(1), place, "cannot be the output directory")
+    has(run("demo", "--output", place).error(1), place, "cannot be the output directory")
+    assert file.read_text() == "precious"
+
+
+def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
+    run, scoring_flags, calibrated, tmp_path, monkeypatch
+):
+    """Calibrated checkpoints may lie in a folder that is read-only; that root may write anywhere hides it here."""
+    shutil.copy(calibrated, tmp_path)
+    shutil.copy(calibrated.with_suffix(".json"), tmp_path)
+
+    def no_pictures(*_, **__):
+        raise AssertionError("scored before the output folder was checked")
+
+    def read_only(path):
+        from swin_quant.errors import SwinQuantError
+
+        raise SwinQuantError(f"{path}: cannot be the output directory: permission denied")
+
+    monkeypatch.setattr("swin_quant.cli.evaluate.score_model", no_pictures)
+    monkeypatch.setattr("swin_quant.cli.evaluate.ensure_writable_dir", read_only)
+    has(run("evaluate", *scoring_flags, "--resume", tmp_path / calibrated.name).error(1), tmp_path, "permission denied")
+
+
+def test_tracebacks_are_for_verbose(run, float_flags):
+    flags = [*float_flags, "--resume", "nowhere.pth"]
+    assert "Traceback" not in run("calibrate", *flags).err
+    err = run("calibrate", *flags, "--verbose").err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].startswith("error: nowhere.pth: no such checkpoint")
+
+
+def test_a_bug_of_ours_is_one_line_that_asks_for_verbose(run, float_flags, monkeypatch):
+    monkeypatch.setattr("swin_quant.cli.calibrate.options.plan_of", lambda *_: 1 / 0)
+    done = run("calibrate", *float_flags)
+    assert done.code == 1 and done.err.count("\n") == 1
+    has(done.err, "ZeroDivisionError", "bug of swin-quant", "--verbose")
+
+
+@pytest.mark.parametrize("limit", [500, 40_000])
+def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snapshot, tmp_path, limit):
+    """500 bytes: not even the run card; 40,000: the run card, but not the checkpoint."""
+    out = tmp_path / "out"
+    shutil.copytree(calibrated.parent, out)
+    before = snapshot(out)
+
+    def small_disk(rank):
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    (done,) = forked(1, "calibrate", *float_flags, "--calib-output-path", out, "--quiet", before=small_disk)
+    has(done.error(1), out / "swin_micro_calib.pth", "cannot be written", "limit on the size of a file")
+    assert snapshot(out) == before

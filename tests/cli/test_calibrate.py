@@ -1,0 +1,252 @@
+"""swin-quant calibrate: what is written, from which pictures, and what the flags change."""
+
+import io
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.checkpoint import load_float
+from swin_quant.config import load_config
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from swin_quant.models import build_model
+from swin_quant.runcard import RunCard, verify_checkpoint
+
+
+@pytest.fixture
+def calibrate(run, float_flags, card_of, tmp_path):
+    """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""
+
+    def go(*flags, out="out", name="swin_micro"):
+        done = run("calibrate", *float_flags, "--calib-output-path", tmp_path / out, *flags)
+        assert done.code == 0, done
+        path = tmp_path / out / f"{name}_calib.pth"
+        verify_checkpoint(RunCard.read(path.with_suffix(".json")), path)
+        return torch.load(path, weights_only=True), card_of(path)
+
+    return go
+
+
+def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_path):
+    done = run("calibrate", *float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path)
+    assert done.code == 0 and sorted(f.name for f in tmp_path.iterdir()) == [
+        "swin_micro_calib.json",
+        "swin_micro_calib.pth",
+    ]
+    assert "float32" in done.out and "int8" in done.out and "swin_micro_calib.pth" in done.err
+    card = card_of(tmp_path / "swin_micro_calib.pth")
+    assert card["source"]["file"] == "swin.pth" and card["policy"]["name"] == "ft-mode1"
+    assert card["calibration"] | {"files": 0, "pictures_sha256": 0} == {
+        **{"method": "percentile", "percentile": 99.99, "exact": False, "batches": 2, "batch_size": 4, "seed": 0},
+        **{"split": "train", "augment": False, "pictures": 8, "pictures_sha256": 0, "files": 0, "unreadable": []},
+        "dead_nodes": [],
+    }
+    assert [(r["precision"], r["policy"], r["pictures"]) for r in card["results"]] == [
+        ("float32", None, 7),
+        ("int8", "ft-mode1", 7),
+    ]
+    assert str(micro) not in str(card) and str(tmp_path) not in str(card)  # cards travel between machines
+
+
+def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, micro):
+    state, _ = calibrate("--int8-mode", 1, "--no-eval")
+    ranges = {key: value for key, value in state.items() if key.endswith("_amax")}
+    assert len(ranges) == 95  # all nodes, whatever the policy
+    assert all(value.dtype == torch.float32 and value.ndim == 0 and value > 0 for value in ranges.values())
+    weights = torch.load(micro / "swin.pth", weights_only=True)["model"]
+    assert state.keys() - ranges.keys() == weights.keys()
+    assert all(torch.equal(state[key], value) for key, value in weights.items())
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(calibrate, micro, pictures, kind):
+    """Recomputed by hand: the pictures that the card names, resized and normalised here, hooks on a float model."""
+    flags = ["--cfg", micro / f"{kind}.yaml", "--resume", micro / f"{kind}.pth", "--calibrator", "max", "--no-eval"]
+    state, card = calibrate(*flags, name=f"{kind}_micro")
+    files = card["calibration"]["files"]
+    assert len(files) == len(set(files)) == 8
+    images = np.stack([np.asarray(Image.open(pictures / "train" / name), dtype=np.float32) / 255 for name in files])
+    images = ((images - IMAGENET_MEAN) / IMAGENET_STD).astype(np.float32).transpose(0, 3, 1, 2)
+    model = build_model(load_config(micro / f"{kind}.yaml"))
+    load_float(model, micro / f"{kind}.pth")
+    largest = {}
+    for name, module in model.named_modules():
+        if name.endswith("_aftergemm_quantizer"):  # its place is before the bias, which a float layer adds in one go
+            layer = model.get_submodule(name.rpartition(".")[0])
+            layer.register_forward_hook(
+                lambda m, i, o, name=name: largest.update({name: (i[0] @ m.weight.T).abs().max().item()})
+            )
+        elif name.endswith("_quantizer") and not name.endswith("_weight_quantizer"):
+            module.register_forward_hook(lambda m, i, o, name=name: largest.update({name: i[0].abs().max().item()}))
+    with torch.no_grad():
+        model(torch.as_tensor(images))
+    for name, value in largest.items():
+        assert state[f"{name}._amax"].item() == pytest.approx(value, rel=1e-5), name
+    for name, module in model.named_modules():
+        if name.endswith("_weight_quantizer"):
+            weight = model.get_submodule(name.rpartition(".")[0]).weight
+            assert state[f"{name}._amax"].item() == weight.abs().max().item()
+
+
+def test_calibrators_and_their_flags(calibrate):
+    """max is the largest of all; a lower percentile is a lower range; weights always keep their maximum."""
+    states = {
+        name: {key: value.item() for key, value in calibrate(*flags, "--no-eval")[0].items() if key.endswith("_amax")}
+        for name, flags in {
+            "max": ["--calibrator", "max"],
+            "p100": ["--percentile", 100, "--exact-histogram"],
+            "p90": ["--percentile", 90],
+            "mse": ["--calibrator", "mse"],
+            "entropy": ["--calibrator", "entropy"],
+        }.items()
+    }
+    for key in states["max"]:
+        assert states["p100"][key] == pytest.approx(states["max"][key], rel=2e-3)
+        for name in ("p90", "mse", "entropy"):
+            assert states[name][key] <= states["max"][key] * (1 + 1e-6)
+            assert (states[name][key] == states["max"][key]) or not key.endswith("_weight_quantizer._amax")
+    assert sum(states["p90"][key] < 0.9 * states["max"][key] for key in states["max"]) > 50
+    assert states["mse"] != states["entropy"]
+
+
+def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
+    def ranges(*flags):
+        state, card = calibrate(*flags, "--no-eval")
+        return {key: value.item() for key, value in state.items() if key.endswith("_amax")}, card["calibration"]
+
+    base, record = ranges()
+    assert (base, record) == ranges()
+    again, cut = ranges("--num-calib-batch", 8, "--calib-batchsz", 1)
+    assert again == base and cut["files"] == record["files"]
+    other, reseeded = ranges("--seed", 1)
+    assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
+
+
+def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
+    plain, _ = calibrate("--no-eval")
+    one, card = calibrate("--calib-augment", "--no-eval", out="a")
+    two, _ = calibrate("--calib-augment", "--no-eval", "--num-calib-batch", 4, "--calib-batchsz", 2, out="b")
+    assert card["calibration"]["augment"] is True
+    assert all(torch.equal(value, two[key]) for key, value in one.items())
+    assert any(not torch.equal(value, plain[key]) for key, value in one.items())
+
+
+def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictures, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, file in enumerate(sorted((pictures / "train").rglob("*.png"))):
+        shutil.copy(file, flat / f"{number}.png")
+    done = run("calibrate", *float_flags, "--data-path", flat, "--calib-output-path", tmp_path / "out")
+    assert done.code == 0 and "warning: not scored" in done.err and "no val split" in done.err
+    assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
+
+
+def test_another_split(calibrate):
+    _, card = calibrate("--calib-split", "val", "--num-calib-batch", 1, "--no-eval")
+    assert card["calibration"]["split"] == "val"
+
+
+def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
+    """Map lines in the folder's order, so that the seeded sample is the same."""
+    root = tmp_path / "zips"
+    root.mkdir()
+    for split in ("train", "val"):
+        files = sorted((pictures / split).rglob("*.png"))
+        with zipfile.ZipFile(root / f"{split}.zip", "w") as archive:
+            for file in files:
+                archive.write(file, file.relative_to(pictures / split).as_posix())
+        names = [file.relative_to(pictures / split).as_posix() for file in files]
+        classes = sorted({name.split("/")[0] for name in names})
+        lines = [f"{name}\t{classes.index(name.split('/')[0])}\n" for name in names]
+        (root / f"{split}_map.txt").write_text("".join(lines))
+    folder, by_folder = calibrate("--int8-mode", 1)
+    for mode in ("no", "part", "full"):
+        zipped, by_zip = calibrate("--int8-mode", 1, "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
+        assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
+        for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
+            assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
+
+
+def test_digits_need_no_folder(run, card_of, tmp_path):
+    flags = ["--data-path", "digits", "--random-weights", "--num-calib-batch", 2, "--calib-batchsz", 4, "--no-eval"]
+    done = run("calibrate", "--cfg", "swin_digits", *flags, "--calib-output-path", tmp_path)
+    assert done.code == 0 and "random weights" in done.err
+    card = card_of(tmp_path / "swin_micro_digits_calib.pth")
+    assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
+
+
+def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
+    first, card = calibrate("--int8-mode", 1)
+    second, other = calibrate("--int8-mode", 2, "--calibrator", "max")
+    assert other["calibration"]["method"] == "max" and other["policy"]["name"] == "ft-mode2"
+    assert [result["policy"] for result in other["results"]] == [None, "ft-mode2"]  # nothing is left of the first
+    assert card["checkpoint"] != other["checkpoint"] and len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_several_policies_share_one_calibration(calibrate):
+    _, card = calibrate("--policy", "ft-mode1", "ft-mode2", "qdq")
+    assert [result["policy"] for result in card["results"]] == [None, "ft-mode1", "ft-mode2", "qdq"]
+
+
+def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path):
+    four = tmp_path / "four"
+    shutil.copytree(pictures, four)
+    for split in ("train", "val"):
+        shutil.copytree(four / split / "cat", four / split / "owl")
+    state, card = calibrate("--opts", "MODEL.NUM_CLASSES", 4, "--replace-head", "--data-path", four)
+    assert state["head.weight"].shape == (4, 32) and card["results"][0]["pictures"] == 10
+
+
+def encoded(image, form, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def odd_pictures():
+    noise = np.random.default_rng(3).integers(0, 256, (32, 32), dtype=np.uint8)
+    grey = Image.fromarray(noise)
+    return {
+        "cmyk.jpg": encoded(grey.convert("CMYK"), "JPEG"),
+        "grey.png": encoded(grey, "PNG"),
+        "deep.png": encoded(Image.fromarray(noise.astype(np.uint16) * 257), "PNG"),
+        "moving.gif": encoded(grey.convert("P"), "GIF", save_all=True, append_images=[grey.convert("P")]),
+    }
+
+
+def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_flags, card_of, own_pictures, tmp_path):
+    whole = odd_pictures()
+    broken = {"cut.jpg": encoded(Image.new("RGB", (64, 64), "red"), "JPEG")[:400], "nothing.png": b""}
+    for split in ("train", "val"):
+        for name, data in (whole | broken).items():
+            (own_pictures / split / "cat" / name).write_bytes(data)
+    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2, "--num-calib-batch", 4, "--int8-mode", 1]
+    done = run("calibrate", *float_flags, *flags, "--calib-output-path", tmp_path / "out")
+    assert done.code == 0, done
+    card = card_of(tmp_path / "out" / "swin_micro_calib.pth")
+    files = set(card["calibration"]["files"])  # 16 of the 16 readable ones of 18
+    assert len(files) == 16 and {f"cat/{name}" for name in whole} < files
+    assert card["calibration"]["unreadable"] == ["cat/cut.jpg", "cat/nothing.png"]
+    for result in card["results"]:
+        assert result["pictures"] == 7 + 4 and result["unreadable"] == 2
+        assert "cat/cut.jpg, cat/nothing.png" in result["note"]
+    assert "2 of 13 pictures are unreadable: cat/" in done.err
+    assert "unreadable" in run("report", tmp_path / "out" / "swin_micro_calib.json").out
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, tmp_path, split):
+    for file in sorted((own_pictures / split).rglob("*.png"))[:2]:
+        file.write_bytes(b"")
+    flags = ["--data-path", own_pictures, "--num-calib-batch", 3, "--quiet"]
+    line = run("calibrate", *float_flags, *flags, "--calib-output-path", tmp_path / "out").error(1)
+    total = {"train": 12, "val": 7}[split]
+    assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
+    saved = sorted(file.name for file in (tmp_path / "out").iterdir())
+    if split == "val":  # calibration was done, and is not lost
+        assert "calibrated and saved" in line and saved == ["swin_micro_calib.json", "swin_micro_calib.pth"]
+    else:
+        assert saved == []

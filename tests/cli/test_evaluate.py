@@ -1,0 +1,168 @@
+"""swin-quant evaluate: which engines and policies are scored, against arithmetic on the logits, and what is recorded."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.checkpoint import load_float
+from swin_quant.config import load_config
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from swin_quant.models import build_model
+
+
+@pytest.fixture
+def own_calibrated(calibrated, tmp_path):
+    """A copy of the calibrated checkpoint and its card, which a run may add to."""
+    folder = tmp_path / "calibrated"
+    shutil.copytree(calibrated.parent, folder)
+    return folder / calibrated.name
+
+
+@pytest.fixture
+def evaluate(run, scoring_flags, card_of, own_calibrated):
+    """evaluate(flags ...) -> the card of `own_calibrated` after an evaluation with these flags."""
+
+    def go(*flags):
+        done = run("evaluate", *scoring_flags, "--resume", own_calibrated, *flags)
+        assert done.code == 0, done
+        return card_of(own_calibrated)
+
+    return go
+
+
+def by_engine(card):
+    return {(result["precision"], result["policy"]): result for result in card["results"]}
+
+
+def without_time(result):
+    return {key: value for key, value in result.items() if key != "ms_per_picture"}
+
+
+def test_a_float_checkpoint_against_arithmetic(run, scoring_flags, micro, pictures, tmp_path):
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--half", "bfloat16", "--batch-size", 2]
+    done = run("evaluate", *flags, "--output", tmp_path, "--tag", "mine")
+    assert done.code == 0 and "float32" in done.out and "bfloat16" in done.out
+    card = json.loads((tmp_path / "swin_micro" / "mine" / "swin_micro_eval.json").read_text())
+    float32, half = card["results"]
+    files = sorted((pictures / "val").rglob("*.png"))
+    labels = np.array([("cat", "dog", "fox").index(file.parent.name) for file in files])
+    images = np.stack([(np.asarray(Image.open(file)) / 255 - IMAGENET_MEAN) / IMAGENET_STD for file in files])
+    model = build_model(load_config(micro / "swin.yaml"))
+    load_float(model, micro / "swin.pth")
+    with torch.no_grad():
+        logits = model(torch.as_tensor(images.transpose(0, 3, 1, 2), dtype=torch.float32)).double().numpy()
+    loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(7), labels]
+    assert float32["acc1"] == pytest.approx(100 * (logits.argmax(1) == labels).mean())
+    assert float32["acc5"] == 100 and float32["pictures"] == 7 and float32["batch_size"] == 2
+    assert float32["loss"] == pytest.approx(loss.mean(), rel=1e-5)
+    assert float32["agreement"] is None is float32["delta_acc1"]  # it is the baseline
+    assert half["precision"] == "bfloat16" and 20 < half["sqnr_db"] < 70 and half["agreement"] > 50
+    assert float32["ms_per_picture"] > 0
+
+
+def test_the_policy_of_the_card_is_the_default(evaluate, own_calibrated, card_of):
+    before = card_of(own_calibrated)
+    after = evaluate()
+    assert [without_time(r) for r in after["results"]] == [without_time(r) for r in before["results"]]
+    assert {key: value for key, value in after.items() if key != "results"} == {
+        key: value for key, value in before.items() if key != "results"
+    }
+
+
+def test_several_policies_in_one_pass_equal_separate_runs(run, scoring_flags, own_calibrated, card_of, tmp_path):
+    policies = ["ft-mode1", "ft-mode2", "qdq", "float"]
+    apart = {}
+    for policy in policies:
+        path = shutil.copy(own_calibrated, tmp_path / f"{policy}.pth")  # without card
+        assert run("evaluate", *scoring_flags, "--resume", path, "--policy", policy, "--output", tmp_path).code == 0
+        apart |= by_engine(json.loads((tmp_path / "swin_micro/default/swin_micro_eval.json").read_text()))
+    run("evaluate", *scoring_flags, "--resume", own_calibrated, "--policy", *policies)
+    together = by_engine(card_of(own_calibrated))
+    assert set(together) == {("float32", None), ("int8", "ft-mode1"), ("int8", "ft-mode2"), ("int8", "qdq")}
+    assert {key: without_time(value) for key, value in together.items()} == {
+        key: without_time(value) for key, value in apart.items()
+    }
+    assert together["int8", "ft-mode1"]["sqnr_db"] != together["int8", "ft-mode2"]["sqnr_db"]
+
+
+def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
+    first = evaluate("--int8-mode", 2)
+    assert [r["policy"] for r in first["results"]] == [None, "ft-mode1", "ft-mode2"]
+    second = evaluate("--int8-mode", 1, "--batch-size", 3)
+    assert [r["policy"] for r in second["results"]] == [None, "ft-mode1", "ft-mode2"]
+    assert [r["batch_size"] for r in second["results"]] == [3, 3, 128]
+    third = evaluate("--split", "train")
+    assert [(r["dataset"]["split"], r["policy"]) for r in third["results"]][3:] == [
+        ("train", None),
+        ("train", "ft-mode1"),
+    ]
+
+
+def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_path):
+    """An evaluation writes NAME_eval.json; a second one of the same checkpoint adds to it, that of another begins anew."""
+    card = tmp_path / "swin_micro/default/swin_micro_eval.json"
+    flags = [*scoring_flags, "--output", tmp_path, "--resume"]
+    assert run("evaluate", *flags, micro / "swin.pth").code == 0
+    assert run("evaluate", *flags, micro / "swin.pth", "--split", "train").code == 0
+    assert [r["dataset"]["split"] for r in json.loads(card.read_text())["results"]] == ["val", "train"]
+    state = torch.load(micro / "swin.pth", weights_only=True)
+    state["model"]["head.bias"] += 1
+    torch.save(state, tmp_path / "other.pth")
+    assert run("evaluate", *flags, tmp_path / "other.pth").code == 0
+    content = json.loads(card.read_text())
+    assert content["source"]["file"] == "other.pth" and len(content["results"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "policy"),
+    [
+        (["--wprec", 4], "W4A8", "ft-mode1 W4"),
+        (["--aprec", 4], "W8A4", "ft-mode1 A4"),
+        (["--narrow-range"], "int8", "ft-mode1 narrow-range"),
+        (["--quant-disable-keyword", "mlp"], "int8", "ft-mode1 -mlp"),
+    ],
+)
+def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
+    """Were it recorded as ft-mode1, it would replace what was measured with ft-mode1."""
+    results = by_engine(evaluate("--int8-mode", 1, *flags))
+    assert list(results) == [("float32", None), ("int8", "ft-mode1"), (precision, policy)]
+    changed, base = results[precision, policy], results["int8", "ft-mode1"]
+    if "prec" in flags[0]:
+        assert changed["sqnr_db"] < base["sqnr_db"] - 5
+    elif "mlp" in policy:
+        assert changed["sqnr_db"] > base["sqnr_db"]
+
+
+def test_per_tensor_weights(evaluate):
+    results = by_engine(evaluate("--policy", "qdq", "--quant-per-tensor"))
+    rows = by_engine(evaluate("--policy", "qdq"))
+    assert results["int8", "qdq per-tensor"]["sqnr_db"] != rows["int8", "qdq"]["sqnr_db"]
+
+
+def test_quantizing_nothing_is_the_float_model(evaluate, own_calibrated):
+    before = own_calibrated.read_bytes()
+    assert [r["precision"] for r in evaluate("--int8-mode", 1, "--quant-disable")["results"]] == ["float32", "int8"]
+    assert own_calibrated.read_bytes() == before
+
+
+def test_a_user_s_policy(evaluate, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nrules:\n  - enable: role:gemm_weight\n    bits: 2\n  - enable: role:gemm_input\n")
+    result = by_engine(evaluate("--policy", path))["W2A8", "mine"]
+    assert 0 < result["sqnr_db"] < 25 or result["sqnr_db"] < 0
+
+
+def test_preprocessing_is_that_of_the_card(run, scoring_flags, own_calibrated, card_of):
+    done = run("evaluate", *scoring_flags, "--resume", own_calibrated, "--opts", "DATA.INTERPOLATION", "nearest")
+    assert done.code == 0 and "preprocessing is that of the run card" in done.err
+    assert card_of(own_calibrated)["preprocess"]["interpolation"] == "bicubic"
+
+
+def test_latency_and_standard_error_are_recorded(evaluate):
+    result = by_engine(evaluate("--batch-size", 2))["int8", "ft-mode1"]
+    assert result["ms_per_picture"] > 0 and math.isfinite(result["delta_acc1_se"]) and result["delta_acc1_se"] >= 0

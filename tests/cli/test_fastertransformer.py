@@ -1,0 +1,151 @@
+"""main.py: FasterTransformer's flags work or are refused with a sentence (spec, section 2.1); none is ignored."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+
+from swin_quant.cli.fastertransformer import REFUSED
+
+FLAGS = {
+    **{"--cfg": "x.yaml", "--opts": "SEED", "--batch-size": 8, "--data-path": "x", "--zip": None, "--cache-mode": "no"},
+    **{"--pretrained": "x", "--resume": "x", "--accumulation-steps": 2, "--use-checkpoint": None},
+    **{"--disable_amp": None, "--amp-opt-level": "O1", "--output": "x", "--tag": "x", "--eval": None},
+    **{"--throughput": None, "--engine": "x", "--calib": None, "--train": None, "--int8-mode": 1},
+    **{"--num-calib-batch": 2, "--calib-batchsz": 2, "--calib-output-path": "x", "--local_rank": 0, "--local-rank": 0},
+    **{"--num-epochs": 1, "--qat-lr": 1e-5, "--distill": None, "--teacher": "x", "--distillation_loss_scale": 1.0},
+    **{"--fused_window_process": None, "--wprec": 8, "--aprec": 8, "--quant-per-tensor": None, "--quant-disable": None},
+    **{"--quant-disable-keyword": "x", "--calibrator": "max", "--percentile": 99.0, "--fuse-qkv": None},
+    **{"--narrow-range": None, "--quant-mode": "ft2"},
+}
+
+
+@pytest.fixture
+def main_py(run, tmp_path, monkeypatch):
+    """main_py(flags ...) in a folder of its own, since FasterTransformer's default output is ./output."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *flags: run("main.py", *flags)
+
+
+@pytest.fixture
+def flags(float_flags, tmp_path):
+    return [*float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path / "calib"]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_of_fastertransformer_is_known(main_py, flag):
+    value = [] if FLAGS[flag] is None else [FLAGS[flag]]
+    line = main_py("--cfg", "no_such_config", flag, *value).error(2)
+    assert "unrecognized" not in line and "expected" not in line and "invalid" not in line
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_what_does_not_work_is_refused_with_a_sentence(main_py, flags, flag, tmp_path):
+    value = [] if FLAGS[flag] is None else [FLAGS[flag]]
+    line = main_py("--calib", *flags, flag, *value).error(2)
+    assert re.match(rf"error: {flag}: \w+ .+", line)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--version", "--num-calib-batchs", "--num-calib", "--calibsz", "-x"])
+def test_unknown_misspelt_and_shortened_flags_are_errors(main_py, flags, flag, tmp_path):
+    assert flag in main_py("--calib", *flags, flag, 1).error(2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_something_to_do(main_py, flags):
+    assert "--calib, --eval or --throughput" in main_py(*flags).error(2)
+    assert "--cfg" in main_py("--calib").error(2)
+
+
+def test_help_has_examples(run):
+    done = run("main.py", "-h")
+    assert done.code == 0 and "python -m torch.distributed.launch --nproc_per_node 1" in done.out
+    assert all(flag in done.out for flag in ("--calib", "--eval", "--throughput", "--int8-mode", "--cache-mode"))
+
+
+def test_calib_writes_fastertransformer_s_files(main_py, flags, card_of, tmp_path):
+    done = main_py("--calib", *flags, "--tag", "t1", "--output", tmp_path / "o", "--seed", 3)
+    assert done.code == 0, done
+    assert card_of(tmp_path / "calib" / "swin_micro_calib.pth")["calibration"]["seed"] == 3
+    place = tmp_path / "o" / "swin_micro" / "t1"
+    assert sorted(file.name for file in place.iterdir()) == ["config.yaml", "log_rank0.txt"]
+    assert "calibrated checkpoint:" in (place / "log_rank0.txt").read_text()
+    config = yaml.safe_load((place / "config.yaml").read_text())
+    assert config["SEED"] == 3 and config["TAG"] == "t1" and config["MODEL"]["NAME"] == "swin_micro"
+
+
+def test_defaults_are_fastertransformer_s(main_py, micro, pictures, card_of, tmp_path):
+    """4 batches of 8 are more than the 12 pictures there are."""
+    base = ["--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures, "--device", "cpu"]
+    assert "32 pictures, the data holds 12" in main_py("--calib", *base, "--int8-mode", 1).error(2)
+    assert main_py("--calib", *base, "--int8-mode", 1, "--num-calib-batch", 1).code == 0
+    card = card_of(tmp_path / "output/swin_micro/default/swin_micro_calib.pth")
+    assert card["calibration"]["batch_size"] == 8 and card["calibration"]["percentile"] == 99.99
+    assert [r["precision"] for r in card["results"]] == ["float32", "bfloat16", "int8"]
+
+
+@pytest.mark.parametrize("flag", [["--disable_amp"], ["--amp-opt-level", "O0"], ["--amp-opt-level", "O1"]])
+def test_amp_flags_choose_the_half_precision_baseline(main_py, scoring_flags, calibrated, tmp_path, flag):
+    path = shutil.copy(calibrated, tmp_path / "x_calib.pth")
+    flags = [*scoring_flags, "--half", "bfloat16", "--resume", path, "--int8-mode", 1, "--output", tmp_path]
+    assert main_py("--eval", *flags, *flag).code == 0
+    card = json.loads((tmp_path / "swin_micro/default/swin_micro_eval.json").read_text())
+    assert ("bfloat16" in [r["precision"] for r in card["results"]]) is (flag[-1] == "O1")
+    assert "--amp-opt-level O2" in main_py("--eval", *flags, "--amp-opt-level", "O2").error(2)
+
+
+def test_eval_scores_the_calibrated_checkpoint(main_py, scoring_flags, calibrated, tmp_path):
+    for suffix in (".pth", ".json"):
+        shutil.copy(calibrated.with_suffix(suffix), tmp_path)
+    path = tmp_path / calibrated.name
+    done = main_py("--eval", *scoring_flags, "--resume", path, "--int8-mode", 2, "--batch-size", 4)
+    assert done.code == 0 and "int8" in done.out
+    results = json.loads(path.with_suffix(".json").read_text())["results"]
+    assert [(r["policy"], r["batch_size"]) for r in results] == [(None, 4), ("ft-mode1", 128), ("ft-mode2", 4)]
+
+
+def test_calib_and_eval_together_are_one_calibration_that_is_scored(main_py, flags, card_of, tmp_path):
+    assert main_py("--calib", "--eval", *flags).code == 0
+    assert len(card_of(tmp_path / "calib" / "swin_micro_calib.pth")["results"]) == 2
+
+
+def test_pretrained_is_loaded_and_not_only_stored(main_py, flags, micro, tmp_path):
+    place = flags.index("--resume")
+    without = flags[:place] + flags[place + 2 :]
+    assert main_py("--calib", *without, "--pretrained", micro / "swin.pth").code == 0
+    state = torch.load(tmp_path / "calib" / "swin_micro_calib.pth", weights_only=True)
+    weights = torch.load(micro / "swin.pth", weights_only=True)["model"]
+    assert torch.equal(state["head.weight"], weights["head.weight"])
+    assert "--pretrained and --resume" in main_py("--calib", *flags, "--pretrained", "x.pth").error(2)
+
+
+def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags, calibrated, monkeypatch, tmp_path):
+    """FasterTransformer timed every node; here the policy holds (spec, section 2.5)."""
+    calls = []
+
+    def timed(engine, images):
+        calls.append((engine.label, tuple(images.shape)))
+        return 123.0
+
+    monkeypatch.setattr("swin_quant.cli.fastertransformer.throughput", timed)
+    flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--batch-size", 4]
+    done = main_py("--throughput", "--eval", *flags)
+    assert done.code == 0 and calls == [("float32", (4, 3, 32, 32)), ("int8 ft-mode1", (4, 3, 32, 32))]
+    assert done.out.splitlines()[1] == "batch_size 4 torch fake-quant int8 ft-mode1 throughput 123.0 images/s"
+
+
+def test_throughput_without_a_readable_picture(main_py, scoring_flags, micro, own_pictures):
+    for file in (own_pictures / "val").rglob("*.png"):
+        file.write_bytes(b"")
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--data-path", own_pictures]
+    assert "unreadable" in main_py("--throughput", *flags).error(1)
+
+
+@pytest.mark.parametrize("flag", ["--local_rank", "--local-rank", "--local_rank=0"])
+def test_local_rank_is_accepted_in_both_spellings(main_py, flags, flag):
+    value = [] if "=" in flag else [0]
+    assert main_py("--calib", *flags, flag, *value).code == 0

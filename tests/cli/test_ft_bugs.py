@@ -1,0 +1,179 @@
+"""Bugs of FasterTransformer's Swin toolkit that must not happen here: its spec, section 2.7, by number.
+
+1, 3, 15 and 16 are of training, tested there; 9 also with real launchers in test_launchers.py.
+"""
+
+import json
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.config import configs_dir, find_config, load_config
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policies import load_policy
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """A list that gets (pictures, gradients recorded) of every forward of a model."""
+    seen, original = [], Swin.forward
+
+    def forward(model, images, *rest):
+        result = original(model, images, *rest)
+        seen.append((len(images), torch.is_grad_enabled(), result.requires_grad))
+        return result
+
+    monkeypatch.setattr(Swin, "forward", forward)
+    return seen
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_bug_2_n_calibration_batches_are_n_and_not_one_more(run, float_flags, card_of, forwards, tmp_path, batches):
+    flags = [*float_flags, "--num-calib-batch", batches, "--no-eval", "--calib-output-path", tmp_path]
+    assert run("calibrate", *flags).code == 0
+    assert [pictures for pictures, *_ in forwards] == [4] * batches
+    card = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]
+    assert card["batches"] == batches and card["pictures"] == len(card["files"]) == 4 * batches
+
+
+def test_bug_2_zero_batches_are_refused(run, float_flags, forwards, tmp_path):
+    flags = [*float_flags, "--num-calib-batch", 0, "--calib-output-path", tmp_path]
+    assert "--num-calib-batch 0" in run("calibrate", *flags).error(2) and forwards == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda state: state.pop("norm.weight"), "1 missing: norm.weight"),
+        (lambda state: state.update({"layers.0.blocks.0.attn.qkvv.weight": torch.ones(1)}), "1 unexpected"),
+        (lambda state: state.update({"norm.weight": torch.ones(5)}), "norm.weight (is [5], must be [32])"),
+    ],
+)
+def test_bug_4_no_key_is_missing_or_renamed_without_an_error(run, float_flags, micro, tmp_path, change, says):
+    state = torch.load(micro / "swin.pth", weights_only=True)
+    change(state["model"])
+    torch.save(state, tmp_path / "changed.pth")
+    flags = [*float_flags, "--resume", tmp_path / "changed.pth", "--calib-output-path", tmp_path / "out"]
+    assert says in run("calibrate", *flags).error(1)
+
+
+def test_bug_4_a_float_checkpoint_is_never_quantized_dynamically(run, scoring_flags, micro, tmp_path):
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--int8-mode", 1, "--output", tmp_path]
+    assert "never calibrated" in run("main.py", "--eval", *flags).error(1)
+
+
+def test_bug_5_the_output_path_may_be_unset_or_deep(run, float_flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("main.py", "--calib", *float_flags, "--int8-mode", 1).code == 0
+    assert (tmp_path / "output/swin_micro/default/swin_micro_calib.pth").exists()
+    assert run("calibrate", *float_flags, "--no-eval", "--calib-output-path", "three/levels/deep").code == 0
+    assert (tmp_path / "three/levels/deep/swin_micro_calib.pth").exists()
+
+
+def test_bug_6_flags_of_quantization_are_no_decoration(run, float_flags, card_of, tmp_path):
+    """Parsed and overwritten there; here each one is in the policy that was scored (test_evaluate.py has the effect)."""
+    flags = ["--int8-mode", 1, "--wprec", 6, "--aprec", 7, "--narrow-range", "--quant-disable-keyword", "attn.proj"]
+    assert run("main.py", "--calib", *float_flags, *flags, "--output", tmp_path).code == 0
+    card = card_of(tmp_path / "swin_micro/default/swin_micro_calib.pth")
+    assert card["results"][1]["precision"] == "W6A7"
+    assert card["results"][1]["policy"] == card["policy"]["name"] == "ft-mode1 W6 A7 narrow-range -attn.proj"
+    assert card["policy"]["rules"][2:] == [
+        {"nodes": ["role:gemm_weight"], "bits": 6, "narrow_range": True},
+        {"nodes": ["role:activation"], "bits": 7},
+        {"disable": ["*attn.proj*"]},
+    ]
+
+
+def test_bug_7_no_two_configs_share_a_name():
+    files = [file for folder in ("swin", "swinv2") for file in sorted((configs_dir() / folder).glob("[!_]*.yaml"))]
+    names = [load_config(file).MODEL.NAME for file in files]
+    assert len(files) == 27 and len(set(names)) == 27
+    large = [name for file, name in zip(files, names, strict=True) if "swinv2_large" in file.name]
+    assert large and all("large" in name for name in large)
+
+
+def test_bug_8_the_last_batch_may_be_smaller(run, scoring_flags, calibrated, tmp_path):
+    path = shutil.copy(calibrated, tmp_path / "x.pth")
+    flags = [*scoring_flags, "--resume", path, "--int8-mode", 1, "--batch-size", 4, "--output", tmp_path]
+    assert run("evaluate", *flags).code == 0
+    card = json.loads((tmp_path / "swin_micro/default/swin_micro_eval.json").read_text())
+    assert [result["pictures"] for result in card["results"]] == [7, 7]
+
+
+@pytest.mark.parametrize("flag", [["--local_rank", 0], ["--local-rank", 0], ["--local-rank=0"], []])
+def test_bug_9_both_spellings_of_local_rank_or_none(run, float_flags, tmp_path, flag):
+    flags = [*float_flags, *flag, "--no-eval", "--calib-output-path", tmp_path]
+    assert run("calibrate", *flags).code == 0
+
+
+def test_bug_10_the_schedule_of_training_does_not_matter_to_calibration(run, float_flags, tmp_path):
+    flags = [*float_flags, "--opts", "TRAIN.EPOCHS", 1, "TRAIN.WARMUP_EPOCHS", 20, "--calib-output-path", tmp_path]
+    assert run("calibrate", *flags).code == 0
+
+
+@pytest.mark.parametrize("cache", ["part", "full"])
+def test_bug_11_a_zip_of_fewer_than_ten_pictures(run, float_flags, card_of, pictures, tmp_path, cache):
+    """And without a process group."""
+    for split in ("train", "val"):
+        files = sorted((pictures / split).rglob("*.png"))[:9]
+        with zipfile.ZipFile(tmp_path / f"{split}.zip", "w") as archive:
+            for file in files:
+                archive.write(file, file.name)
+        (tmp_path / f"{split}_map.txt").write_text("".join(f"{file.name}\t{i % 3}\n" for i, file in enumerate(files)))
+    flags = ["--zip", "--cache-mode", cache, "--data-path", tmp_path, "--calib-output-path", tmp_path / "out"]
+    assert run("calibrate", *float_flags, *flags).code == 0
+    assert card_of(tmp_path / "out/swin_micro_calib.pth")["results"][0]["pictures"] == 7
+
+
+def test_bug_12_ranks_with_different_numbers_of_batches_do_not_wait_for_ever(
+    forked, scoring_flags, calibrated, tmp_path
+):
+    """Seven pictures, one a batch, on two ranks: 4 and 3 batches, and every picture once."""
+    path = shutil.copy(calibrated, tmp_path / "x.pth")
+    flags = [*scoring_flags, "--resume", path, "--int8-mode", 1, "--batch-size", 1, "--output", tmp_path]
+    assert [done.code for done in forked(2, "evaluate", *flags, seconds=60)] == [0, 0]
+    card = json.loads((tmp_path / "swin_micro/default/swin_micro_eval.json").read_text())
+    assert [result["pictures"] for result in card["results"]] == [7, 7]
+
+
+def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
+    run, float_flags, card_of, forwards, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("swin_quant.ptq.augmented", lambda *_: pytest.fail("augmented crops without --calib-augment"))
+    assert run("calibrate", *float_flags, "--no-eval", "--calib-output-path", tmp_path).code == 0
+    assert forwards == [(4, False, False)] * 2
+    assert card_of(tmp_path / "swin_micro_calib.pth")["calibration"]["augment"] is False
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_bug_14_paths_and_names_in_the_documents_exist(document):
+    text = (ROOT / document).read_text()
+    paths = re.findall(r"\bconfigs/[\w./]+\.yaml", text) + re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    for name in re.findall(r"--cfg (?!my\.|configs/)([\w.]+)", text) + re.findall(r'find_config\("(\w+)"\)', text):
+        assert find_config(name).is_file()
+    for name in re.findall(r"`((?:ft|qdq|float)[-\w]*)` ?(?:\(`--int8|\|)", text):
+        assert load_policy(name).name == name
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_bug_17_a_model_without_qkv_bias(run, write_config, pictures, card_of, tmp_path, kind):
+    config = write_config(tmp_path, kind, QKV_BIAS=False)
+    flags = ["--data-path", pictures, "--num-calib-batch", 1, "--calib-batchsz", 4, "--device", "cpu"]
+    done = run("calibrate", "--cfg", config, "--random-weights", *flags, "--int8-mode", 2, "--output", tmp_path)
+    assert done.code == 0, done
+    path = tmp_path / f"{kind}_micro/default/{kind}_micro_calib.pth"
+    assert not [key for key in torch.load(path, weights_only=True) if re.search(r"qkv\.bias|q_bias|v_bias", key)]
+    assert card_of(path)["results"][-1]["policy"] == "ft-mode2"
+
+
+def test_section_2_2_evaluation_needs_no_train_split(run, scoring_flags, micro, own_pictures, tmp_path):
+    shutil.rmtree(own_pictures / "train")
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--data-path", own_pictures, "--output", tmp_path / "out"]
+    assert run("evaluate", *flags).code == 0

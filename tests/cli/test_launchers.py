@@ -1,0 +1,51 @@
+"""The commands of the issue and the guide, started as a user starts them: each in processes of its own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_every_launcher_starts_main_py_and_gives_the_same_bits(micro, pictures, tmp_path):
+    """torch.distributed.launch, torchrun with 2 processes and plain python, two threads where a launcher sets none."""
+    launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "1", "--master_port", free_port()]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
+    flags = f"main.py --calib --cfg {micro / 'swin.yaml'} --resume {micro / 'swin.pth'} --data-path {pictures}"
+    flags += f" --num-calib-batch 3 --calib-batchsz 4 --int8-mode 1 --output {tmp_path / 'output'} --device cpu"
+    environment = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RANK")}
+    ends = {}
+    for name, launcher in {"launch": launch, "torchrun": torchrun, "plain": [sys.executable]}.items():
+        words = [*launcher, *flags.split(), "--calib-output-path", str(tmp_path / name)]
+        ends[name] = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
+    assert {name: done.returncode for name, done in ends.items()} == dict.fromkeys(ends, 0), ends
+    assert [done.stdout.count("7 pictures") for done in ends.values()] == [1, 1, 1]  # one table, from rank 0
+    files = [tmp_path / name / "swin_micro_calib.pth" for name in ends]
+    assert len({file.read_bytes() for file in files}) == 1
+    cards = [json.loads(file.with_suffix(".json").read_text()) for file in files]
+    for card in cards:
+        assert card["calibration"] == cards[0]["calibration"]
+        for one, other in zip(card["results"], cards[0]["results"], strict=True):
+            assert [one[key] for key in ("pictures", "acc1", "agreement")] == [
+                other[key] for key in ("pictures", "acc1", "agreement")
+            ]
+    assert {result["pictures"] for result in cards[1]["results"]} == {7}
+
+
+def test_calibrate_py_is_the_command(micro, tmp_path):
+    words = [sys.executable, "calibrate.py", "--cfg", micro / "swin.yaml", "--resume", tmp_path / "no.pth"]
+    done = subprocess.run([*map(str, words), "--data-path", "."], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"error: {tmp_path / 'no.pth'}: no such")

@@ -1,0 +1,139 @@
+"""swin-quant nodes: every node with its state, bits, range and shape, in three formats."""
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+
+FIELDS = ["node", "role", "state", "bits", "granularity", "amax", "shape"]
+# Nodes of 4 blocks and 1 patch merging, counted from FasterTransformer spec, sections 1.3 and 1.5.
+TOTAL = {"swin": 4 * 23 + 3, "swinv2": 4 * 25 + 3}
+ENABLED = {
+    ("swin", "ft-mode1"): 4 * 16 + 3,
+    ("swin", "ft-mode2"): 4 * 15 + 2,
+    ("swinv2", "ft-mode1"): 4 * 18 + 3,
+    ("swinv2", "ft-mode2"): 4 * 17 + 2,
+    ("swin", "qdq"): 4 * (2 * 4 + 4) + 2,
+    ("swinv2", "qdq"): 4 * (2 * 4 + 4) + 2,
+    ("swin", "float"): 0,
+    ("swinv2", "float"): 0,
+}
+
+
+@pytest.fixture
+def nodes(run, micro):
+    """nodes("swin", flags ...) -> {node: row} from the JSON."""
+
+    def go(kind, *flags):
+        done = run("nodes", "--cfg", micro / f"{kind}.yaml", "--format", "json", *flags)
+        assert done.code == 0 and done.err == "", done
+        rows = json.loads(done.out)
+        assert all(list(row) == FIELDS for row in rows)
+        return {row["node"]: row for row in rows}
+
+    return go
+
+
+@pytest.mark.parametrize(("kind", "policy"), ENABLED)
+def test_counts_under_each_policy(nodes, kind, policy):
+    rows = nodes(kind, "--policy", policy)
+    assert len(rows) == TOTAL[kind]
+    assert sum(row["state"] == "on" for row in rows.values()) == ENABLED[kind, policy]
+    assert {row["amax"] for row in rows.values()} == {"-"}
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize("kind", TOTAL)
+def test_int8_mode_names_the_policy(nodes, kind, mode):
+    assert nodes(kind, "--int8-mode", mode) == nodes(kind, "--policy", f"ft-mode{mode}")
+
+
+def test_without_a_policy_all_are_off(nodes):
+    assert {row["state"] for row in nodes("swin").values()} == {"off"}
+
+
+def test_shapes_are_those_of_one_picture(nodes):
+    """8 x 8 tokens of 16 channels in 4 windows of 16; then 4 x 4 tokens of 32 channels in one window, two heads."""
+    shape = {name: row["shape"] for name, row in nodes("swin").items()}
+    first, second, merging = "layers.0.blocks.1.", "layers.1.blocks.0.", "layers.0.downsample.reduction."
+    assert shape[first + "layernorm_input1_quantizer"] == shape[first + "add2_local_input_quantizer"] == "1x64x16"
+    assert shape[first + "attn.qkv._weight_quantizer"] == "48x16"
+    assert shape[first + "attn.qkv._aftergemm_quantizer"] == "4x16x48"
+    assert shape[first + "attn.softmax_input_quantizer"] == "4x1x16x16"
+    assert shape[first + "mlp.fc2._input_quantizer"] == "1x64x64"
+    assert shape[merging + "_input_quantizer"] == "1x16x64" and shape[merging + "_weight_quantizer"] == "32x64"
+    assert shape[second + "attn.matmul_q_input_quantizer"] == "1x2x16x16"
+    assert shape[second + "mlp.fc1._aftergemm_quantizer"] == "1x16x128"
+    v2 = {name: row["shape"] for name, row in nodes("swinv2").items()}
+    assert v2[second + "attn.mha_q_input_quantizer"] == "1x2x16x16"
+    assert v2[merging + "_aftergemm_quantizer"] == "1x16x32"
+    assert shape == {name: value for name, value in v2.items() if ".mha_" not in name}
+
+
+def test_csv_is_the_json(run, nodes, micro):
+    done = run("nodes", "--cfg", micro / "swin.yaml", "--int8-mode", 2, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    expected = [{key: str(value) for key, value in row.items()} for row in nodes("swin", "--int8-mode", 2).values()]
+    assert rows == expected
+
+
+def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
+    lines = run("nodes", "--cfg", micro / "swin.yaml", "--int8-mode", 1).out.splitlines()
+    assert lines[0].split() == FIELDS
+    assert [line.split()[0] for line in lines[1 : TOTAL["swin"] + 1]] == list(nodes("swin"))
+    assert "67 of 95 nodes are on" in lines[-1]
+
+
+def test_ranges_of_a_calibrated_checkpoint(nodes, calibrated):
+    state = torch.load(calibrated, weights_only=True)
+    rows = nodes("swin", "--resume", calibrated, "--int8-mode", 1)
+    for name, row in rows.items():
+        assert float(row["amax"]) == pytest.approx(state[f"{name}._amax"].item(), rel=1e-5)
+
+
+def test_flags_that_change_a_policy(nodes):
+    base = nodes("swin", "--int8-mode", 1)
+    weights = [name for name in base if name.endswith("_weight_quantizer")]
+    for flag, of_weights in (("--wprec", True), ("--aprec", False)):
+        rows = nodes("swin", "--int8-mode", 1, flag, 4)
+        assert {row["bits"] for name, row in rows.items() if (name in weights) is of_weights} == {4}
+        assert {row["bits"] for name, row in rows.items() if (name in weights) is not of_weights} == {8}
+        assert {name: row["state"] for name, row in rows.items()} == {name: row["state"] for name, row in base.items()}
+    qdq = nodes("swin", "--policy", "qdq")
+    assert {qdq[name]["granularity"] for name in weights} == {"per-channel"}
+    flat = nodes("swin", "--policy", "qdq", "--quant-per-tensor")
+    assert {row["granularity"] for row in flat.values()} == {"per-tensor"}
+    assert {row["state"] for row in nodes("swin", "--int8-mode", 1, "--quant-disable").values()} == {"off"}
+    rows = nodes("swin", "--int8-mode", 1, "--quant-disable-keyword", "mlp", "attn.proj")
+    changed = {name for name in base if rows[name] != base[name]}
+    assert changed == {name for name in base if ".mlp." in name or ".attn.proj." in name}
+    assert {rows[name]["state"] for name in changed} == {"off"}
+
+
+def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\nrules:\n  - enable: role:gemm_weight\n    granularity: per-channel\n    bits: 3\n"
+        "  - disable: layers.1.*\n"
+    )
+    on = {name: row for name, row in nodes("swin", "--policy", path).items() if row["state"] == "on"}
+    assert len(on) == 2 * 4 + 1 and all(name.endswith("_weight_quantizer") for name in on)
+    assert {(row["bits"], row["granularity"]) for row in on.values()} == {(3, "per-channel")}
+    path.write_text("name: mine\nrules:\n  - enable: layers.9.*\n")
+    line = run("nodes", "--cfg", micro / "swin.yaml", "--policy", path).error(2)
+    assert "policy mine: rule 1" in line and "layers.9.*" in line
+    path.write_text("name: mine\nrules:\n  - enable: '*'\n    disable: '*.qkv.*'\n")
+    assert "both enables and disables" in run("nodes", "--cfg", micro / "swin.yaml", "--policy", path).error(2)
+    path.write_text("name: mine\nrulez: []\n")
+    assert "rulez" in run("nodes", "--cfg", micro / "swin.yaml", "--policy", path).error(2)
+
+
+def test_one_policy_at_a_time(run, micro):
+    assert "one policy" in run("nodes", "--cfg", micro / "swin.yaml", "--policy", "qdq", "ft-mode1").error(2)
+
+
+def test_a_float_checkpoint_has_no_ranges_to_list(run, micro):
+    line = run("nodes", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth").error(1)
+    assert "swin.pth" in line and "never calibrated" in line

@@ -1,0 +1,213 @@
+"""Several processes: the same ranges and figures as one, every picture once, and an end for all when one fails."""
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from swin_quant import distributed
+
+
+def same_results(one, two):
+    assert one["calibration"] == two["calibration"]
+    for a, b in zip(one["results"], two["results"], strict=True):
+        for key in ("pictures", "acc1", "acc5", "agreement", "delta_acc1", "delta_acc1_se", "unreadable", "dataset"):
+            assert a[key] == b[key], (key, a, b)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact-histogram"], ["--calibrator", "mse"]])
+def test_two_ranks_give_the_ranges_and_figures_of_one(run, forked, float_flags, card_of, tmp_path, how):
+    """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
+    flags = [*float_flags, "--num-calib-batch", 3, "--calib-batchsz", 3, "--int8-mode", 2, *how]
+    assert run("calibrate", *flags, "--calib-output-path", tmp_path / "one").code == 0
+    ends = forked(2, "calibrate", *flags, "--calib-output-path", tmp_path / "two")
+    assert [done.code for done in ends] == [0, 0], ends
+    files = [tmp_path / folder / "swin_micro_calib.pth" for folder in ("one", "two")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    same_results(*map(card_of, files))
+    assert card_of(files[1])["results"][0]["pictures"] == 7
+    assert "ft-mode2" in ends[0].out or "int8" in ends[0].out
+    assert ends[1].out == "" and ends[1].err == ""  # rank 0 speaks for all
+
+
+def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_ranks(
+    run, forked, float_flags, card_of, own_pictures, tmp_path
+):
+    for broken in ("train/cat/00.png", "train/fox/05.png", "val/dog/01.png"):
+        (own_pictures / broken).write_bytes(b"")
+    flags = [*float_flags, "--data-path", own_pictures, "--max-unreadable", 0.5]
+    assert run("calibrate", *flags, "--calib-output-path", tmp_path / "one").code == 0
+    assert [done.code for done in forked(2, "calibrate", *flags, "--calib-output-path", tmp_path / "two")] == [0, 0]
+    one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
+    same_results(one, two)
+    assert one["checkpoint"] == two["checkpoint"]  # file and SHA-256
+    assert one["calibration"]["pictures"] == 8 == len(set(one["calibration"]["files"]))
+    assert two["results"][0]["pictures"] == 6 and two["results"][0]["unreadable"] == 1
+
+
+def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictures, tmp_path):
+    for file in sorted((own_pictures / "val").rglob("*.png"))[1:]:
+        file.unlink()
+    flags = [*float_flags, "--data-path", own_pictures, "--num-calib-batch", 1]
+    assert run("calibrate", *flags, "--calib-output-path", tmp_path / "one").code == 0
+    assert [done.code for done in forked(2, "calibrate", *flags, "--calib-output-path", tmp_path / "two")] == [0, 0]
+    one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
+    assert one["checkpoint"] == two["checkpoint"]
+    same_results(one, two)
+    assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
+
+
+def dies(victim, how):
+    """A hook that makes rank `victim` end in the middle of calibration."""
+
+    def before(rank):
+        if rank != victim:
+            return
+        from swin_quant import ptq
+
+        original = ptq.calibration_batches
+
+        def batches(*arguments):
+            yield next(original(*arguments))
+            how()
+
+        ptq.calibration_batches = batches
+
+    return before
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse():
+    raise distributed.SwinQuantError("the moon is full")
+
+
+def test_the_reason_of_one_rank_ends_all_within_seconds(forked, float_flags, snapshot, tmp_path):
+    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    start = time.monotonic()
+    other, failed = forked(2, "calibrate", *flags, before=dies(1, refuse))
+    assert time.monotonic() - start < 20
+    assert "the moon is full" in failed.error(1) and "rank 1" in failed.err
+    assert "the moon is full" in other.error(1) and "rank 1 failed" in other.err
+    assert snapshot(tmp_path / "out") == {}
+
+
+def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
+    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    failed, other = forked(2, "calibrate", *flags, before=dies(0, lambda: 1 / 0))
+    assert (failed.code, other.code) == (1, 1)
+    assert "ZeroDivisionError" in failed.err and failed.err.count("\n") == 1
+    assert "rank 0 failed: division by zero" in other.err and other.err.count("\n") == 1
+
+
+def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp_path):
+    """The other waits in a collective, where the broken connection shows at once."""
+    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    start = time.monotonic()
+    other, killed = forked(2, "calibrate", *flags, before=dies(1, kill))
+    assert time.monotonic() - start < 30 and killed.code == -signal.SIGKILL
+    assert "another rank is gone" in other.error(1)
+    assert snapshot(tmp_path / "out") == {}
+
+
+KILLED_IN_CALIBRATION = """
+import os, signal, sys
+from swin_quant import cli, ptq
+original = ptq.calibration_batches
+def batches(*arguments):
+    yield next(original(*arguments))
+    os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["RANK"] == "0":
+    ptq.calibration_batches = batches
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
+    """Processes of their own, without torchrun: torch's C++ side must not print its stack traces either."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    words = [*map(str, float_flags), "--calib-output-path", str(tmp_path / "out"), "--quiet"]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED_IN_CALIBRATION, "calibrate", *words],
+            env=os.environ | common | {"RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=90)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 1], errors
+    assert errors[1].count("\n") == 1 and "rank 0 is gone" in errors[1]
+
+
+def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_path, monkeypatch):
+    assert distributed._JOIN_SECONDS < 60
+    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 2.0)
+    flags = [*float_flags, "--calib-output-path", tmp_path / "out"]
+    alone, gone = forked(2, "calibrate", *flags, before=lambda rank: rank and os._exit(7))
+    assert gone.code == 7 and "not all ranks met at 127.0.0.1:" in alone.error(1)
+
+
+def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float_flags, tmp_path, monkeypatch):
+    """Nobody waits in a collective: only the heartbeat tells. Its patience is shortened here, but is below a minute."""
+    assert distributed._SILENCE_SECONDS + 5 < 60
+    monkeypatch.setattr(distributed, "_SILENCE_SECONDS", 3.0)
+
+    def before(rank):
+        dies(1, kill)(rank)
+        dies(0, lambda: time.sleep(120))(rank)
+
+    start = time.monotonic()
+    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    computing, killed = forked(2, "calibrate", *flags, before=before)
+    assert 2 < time.monotonic() - start < 30 and killed.code == -signal.SIGKILL
+    assert "rank 1 stopped answering" in computing.error(1)
+
+
+def test_a_full_disk_on_rank_0_is_told_to_the_others(forked, float_flags, calibrated, snapshot, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(calibrated.parent, out)
+    before = snapshot(out)
+
+    def small_disk(rank):
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    ends = forked(2, "calibrate", *float_flags, "--calib-output-path", out, "--quiet", before=small_disk)
+    assert "cannot be written" in ends[0].error(1)
+    assert "rank 0 failed" in ends[1].error(1) and "cannot be written" in ends[1].err
+    assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "one", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT"),
+    ],
+)
+def test_an_environment_that_no_launcher_makes(run, float_flags, monkeypatch, environment, says):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert says in run("calibrate", *float_flags).error(2)
+
+
+def test_the_demo_runs_in_one_process(forked, tmp_path):
+    ends = forked(2, "demo", "--output", tmp_path / "demo")
+    assert all("without torchrun" in done.error(2) or "without torchrun" in done.error(1) for done in ends)
+    assert not (tmp_path / "demo").exists()

@@ -1,0 +1,131 @@
+"""A command as a process: help, quiet and verbose, interruption, exit codes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from swin_quant import __version__
+from swin_quant.cli import COMMANDS, main
+
+
+def test_usage_lists_the_commands(capsys):
+    assert main([]) == 2
+    assert main(["--help"]) == 0 and main(["-h"]) == 0
+    out = capsys.readouterr().out
+    assert all(out.count(f"  {command} ") == 3 for command in COMMANDS)
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_examples_and_no_abbreviations(run, command):
+    done = run(command, "--help")
+    assert done.code == 0 and f"swin-quant {command}" in done.out and "examples:" in done.out
+    assert "--verbose" in done.out and "--quiet" in done.out
+    line = run(command, "--verbos").error(2)
+    assert f"swin-quant {command} --help" in line
+
+
+def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
+    flags = [*float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path]
+    loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")
+    assert "calibrated checkpoint:" in loud.err and quiet.err == "" and "int8" in quiet.out
+    assert "\x1b" not in loud.err + loud.out and "\r" not in loud.err  # no bars, no colours where nobody looks
+    weights = run("calibrate", *flags, "--quiet", "--resume", tmp_path / "swin_micro_calib.pth", "--no-eval")
+    assert weights.code == 0  # a calibrated checkpoint can be calibrated again
+
+
+def waiting_in_calibration(started):
+    """A hook: the first batch is served, then a sleep that only a signal ends."""
+    from swin_quant import ptq
+
+    original = ptq.calibration_batches
+
+    def batches(*arguments):
+        yield next(original(*arguments))
+        started.touch()
+        time.sleep(60)
+
+    ptq.calibration_batches = batches
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flags, snapshot, tmp_path, number):
+    out, started = tmp_path / "out", tmp_path / "started"
+    out.mkdir()
+    (out / "swin_micro_calib.pth").write_bytes(b"older")
+    words = ["calibrate", *float_flags, "--calib-output-path", out]
+    child = fork(words, before=lambda: waiting_in_calibration(started))
+    while not started.exists():
+        time.sleep(0.02)
+    os.kill(child.pid, number)
+    assert "interrupted" in child.wait(20).error(130)
+    assert snapshot(out) == {"swin_micro_calib.pth": b"older"}
+
+
+def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
+    """The terminal sends SIGINT to the whole group: workers that load pictures, too."""
+    started = tmp_path / "started"
+
+    def before():
+        os.setpgrp()
+        from swin_quant import ptq
+
+        ptq.default_workers = lambda *_: 2
+        original = ptq.track
+
+        def track(items, *arguments):
+            for item in original(items, *arguments):
+                yield item
+                started.touch()
+                time.sleep(60)
+
+        ptq.track = track
+
+    child = fork(["calibrate", *float_flags, "--calib-output-path", tmp_path / "out"], before=before)
+    while not started.exists():
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    assert "interrupted" in child.wait(20).error(130)
+
+
+def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
+    """What a fork cannot show: start-up and the end of the interpreter. `nodes | head -1` is no error."""
+    hook = "import time, sys; from swin_quant import cli, ptq; ptq.calibration_batches = lambda *_: time.sleep(60); "
+    hook += "print('started', flush=True) if 'calibrate' in sys.argv else None; sys.exit(cli.main(sys.argv[1:]))"
+    words = list(map(str, float_flags))
+    calibrating = subprocess.Popen(
+        [sys.executable, "-c", hook, "calibrate", *words, "--calib-output-path", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    listing = subprocess.run(
+        f"{sys.executable} -m swin_quant nodes --cfg {words[1]} --format csv | head -1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert listing.stdout.splitlines()[1] == "0" and listing.stderr == ""
+    assert calibrating.stdout.readline() == "started\n"
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out").exists() and time.monotonic() < deadline:  # then it is in our hands, not in imports
+        time.sleep(0.05)
+    time.sleep(0.5)
+    calibrating.send_signal(signal.SIGINT)
+    _, err = calibrating.communicate(timeout=30)
+    assert calibrating.returncode == 130 and err.count("\n") == 1 and err.startswith("error: interrupted"), err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_out_of_memory_says_what_to_lower(run, float_flags, monkeypatch):
+    def much(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("swin_quant.cli.calibrate.calibrate_checkpoint", much)
+    assert "--calib-batchsz" in run("calibrate", *float_flags).error(1)
