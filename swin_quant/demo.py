@@ -2,43 +2,33 @@
 
 from pathlib import Path
 
-import torch
-
-from swin_quant.checkpoint import save_float
 from swin_quant.config import find_config, load_config
-from swin_quant.data.loader import load_batches
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sources import DIGITS, open_pictures
+from swin_quant.data.sources import DIGITS
 from swin_quant.distributed import World
 from swin_quant.files import ensure_writable_dir
-from swin_quant.models import build_model
 from swin_quant.progress import log
 from swin_quant.ptq import Plan, calibrate_checkpoint
 from swin_quant.quant.policies import load_policy
 from swin_quant.runcard import RunCard
 from swin_quant.scoring import score_model
-from swin_quant.train.loop import fit
+from swin_quant.train.recipes import load_recipe
+from swin_quant.train.run import Request, train_float
 
-EPOCHS = 12
+EPOCHS = 8
 
 
 def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = EPOCHS, world: World = World()) -> RunCard:  # noqa: B008
     """Train, calibrate and score a micro Swin; files go to `output`. Returns the card, results included."""
     output = ensure_writable_dir(output)
     cfg = load_config(find_config(config), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
-    checkpoint = output / f"{cfg.MODEL.NAME}.pth"
 
     log.info("1. train %s in float for %d epochs", cfg.MODEL.NAME, epochs)
-    pictures = open_pictures(DIGITS, "train", num_classes=cfg.MODEL.NUM_CLASSES)
-    everything = next(load_batches(pictures, Preprocess.from_config(cfg), [range(len(pictures))]))
-    torch.manual_seed(cfg.SEED)
-    model = build_model(cfg)
-    fit(model, everything.images, everything.labels, epochs)
-    save_float(model, checkpoint)
+    recipe = load_recipe("digits").having({"epochs": epochs}, "--epochs")
+    trained = train_float(cfg, recipe, Request(output, overwrite=True), world)
 
     log.info("2. calibrate on 10 x 8 pictures")
     policies = [load_policy(name) for name in ("ft-mode1", "ft-mode2")]
-    done = calibrate_checkpoint(cfg, str(checkpoint), policies[0], Plan(), output, world)
+    done = calibrate_checkpoint(cfg, str(trained.checkpoint), policies[0], Plan(), output, world)
 
     log.info("3. score float32, bfloat16 and both INT8 modes on pictures that training never saw")
     card = score_model(done.model, cfg, done.card, policies, world)

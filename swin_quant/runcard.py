@@ -56,6 +56,23 @@ class CalibrationRecord(TypedDict):
     dead_nodes: list[str]
 
 
+class TrainingRecord(TypedDict):
+    """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer."""
+
+    recipe: dict[str, Any]
+    seed: int
+    world: int
+    device: str
+    step_pictures: int
+    steps: int
+    pictures: int
+    pictures_sha256: str
+    start: CheckpointRecord | None
+    teacher: SourceRecord | None
+    best_epoch: int | None
+    epochs: list[dict[str, Any]]
+
+
 class DatasetRecord(TypedDict):
     """The pictures that a result was measured on; `sha256` is of their list."""
 
@@ -107,6 +124,7 @@ class RunCard:
     checkpoint: CheckpointRecord | None = None
     policy: dict[str, Any] | None = None
     calibration: CalibrationRecord | None = None
+    training: TrainingRecord | None = None
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))

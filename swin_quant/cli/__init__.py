@@ -8,6 +8,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # C++ stack dumps say not
 
 COMMANDS = {
     "calibrate": "float checkpoint + pictures -> calibrated INT8 checkpoint + run card",
+    "finetune": "QAT: calibrated checkpoint + pictures -> fine-tuned INT8 checkpoint + run card",
+    "train": "float training from scratch or from weights -> checkpoint + run card",
     "evaluate": "accuracy and latency of a checkpoint: float32, half precision, INT8",
     "report": "the accuracy-delta table of any number of run cards",
     "nodes": "every quantizer node: state, bits, granularity, range, shape",

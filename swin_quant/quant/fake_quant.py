@@ -5,6 +5,8 @@ in float32 whatever the input type, so that what is simulated is what an engine 
 therefore opaque to `torch.compile(fullgraph=True)` and `torch.export`, which keep it as one node of the graph.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,13 +25,13 @@ def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`.
 
     x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per
-    tensor, or broadcastable to `x` for one range per channel. Gradient: 1 where |x| <= amax, 0 outside
-    (pytorch-quantization's clipped straight-through estimator).
+    tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 where |x| <= amax, 0 outside
+    (pytorch-quantization's clipped straight-through estimator). Gradient of amax: that of LSQ, see `range_gradient`.
     """
     scale = amax.float() / qmax
     alive = amax > TINY_AMAX
-    levels = x.contiguous().float() / torch.where(alive, scale, torch.inf)
-    return levels.round_().clamp_(qmin, qmax).mul_(torch.where(alive, scale, 0.0)).to(x.dtype)
+    levels = x.float() / torch.where(alive, scale, torch.inf)
+    return levels.round_().clamp_(qmin, qmax).mul_(torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
 
 
 @fake_quant.register_fake
@@ -37,14 +39,38 @@ def _(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def range_gradient(gradient: Tensor, slopes: Tensor, shape: torch.Size) -> Tensor:
+    """The sum over all values of a range of gradient * dy/dscale, float32 of amax's `shape`.
+
+    dy/dscale is level - x / scale where |x| <= amax, and the saturated level outside.
+    """
+    if not shape:
+        return torch.dot(gradient.reshape(-1).float(), slopes.reshape(-1).float())
+    return (gradient.float() * slopes).sum_to_size(shape)
+
+
+def lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
+    """dscale/damax times LSQ's gradient scale, 1 / sqrt(values of a range * qmax), so that ranges move as weights do.
+
+    Esser et al., "Learned Step Size Quantization", 2020, section 2.2.
+    """
+    return 1 / (qmax * math.sqrt(max(values, 1) / max(math.prod(shape), 1) * qmax))
+
+
 def _save_for_backward(ctx, inputs, output) -> None:
-    x, amax, _, _ = inputs
+    x, amax, ctx.qmin, ctx.qmax = inputs
     ctx.save_for_backward(x, amax)
 
 
-def _straight_through(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+def _backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, amax = ctx.saved_tensors
-    return gradient * (x.float().abs() <= amax).to(gradient.dtype), None, None, None
+    inside = x.float().abs() <= amax  # a 0-dim amax would otherwise be rounded to the type of x
+    of_amax = None
+    if ctx.needs_input_grad[1]:
+        position = x.float() / torch.where(amax > TINY_AMAX, amax / ctx.qmax, torch.inf)
+        slopes = position.round().clamp(ctx.qmin, ctx.qmax) - position * inside
+        of_amax = range_gradient(gradient, slopes, amax.shape) * lsq_scale(x.numel(), amax.shape, ctx.qmax)
+    return gradient * inside.to(gradient.dtype), of_amax, None, None
 
 
-fake_quant.register_autograd(_straight_through, setup_context=_save_for_backward)
+fake_quant.register_autograd(_backward, setup_context=_save_for_backward)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.errors import SwinQuantError
-from swin_quant.quant.fake_quant import fake_quant, grid
+from swin_quant.quant.fake_quant import grid
+from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
 
@@ -66,7 +67,27 @@ class Quantizer(nn.Module):
 
     @amax.setter
     def amax(self, value: Tensor | float | None) -> None:
-        self._amax = None if value is None else torch.as_tensor(value, dtype=torch.float32).detach().clone()
+        if value is not None:
+            with torch.inference_mode(False):  # a range set while scoring may be trained later
+                value = torch.as_tensor(value, dtype=torch.float32).detach().clone()
+        if isinstance(self._amax, nn.Parameter) and value is not None and value.shape == self._amax.shape:
+            self._amax.data = value  # an optimizer holds the parameter
+        else:
+            self.freeze_range()
+            self._amax = value
+
+    def learn_range(self) -> None:
+        """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same."""
+        value = self._amax
+        del self._amax
+        self._amax = nn.Parameter(value.detach().clone())
+
+    def freeze_range(self) -> None:
+        """Make the range a buffer again."""
+        if isinstance(self._amax, nn.Parameter):
+            value = self._amax.detach().clone()
+            del self._amax
+            self.register_buffer("_amax", value)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type are kept."""
@@ -78,14 +99,14 @@ class Quantizer(nn.Module):
             return x
         if self._amax is None:
             raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
-        return fake_quant(x, self._amax, *grid(self.bits, self.narrow_range))
+        return simulate(x, self._amax, *grid(self.bits, self.narrow_range))
 
     def _apply(self, fn, recurse: bool = True):
         # A range stays float32 through .half() and .bfloat16(): only its device follows the model.
-        amax = self._amax
+        amax = None if self._amax is None else self._amax.detach()
         super()._apply(fn, recurse)
         if amax is not None:
-            self._amax = amax.to(self._amax.device)
+            self._amax.data = amax.to(self._amax.device)
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:

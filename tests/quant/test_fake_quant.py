@@ -135,10 +135,14 @@ def test_gradient_in_half_precision_compares_with_the_exact_range(amax, value, d
     assert x.grad.dtype == dtype and x.grad.item() == (abs(x.item()) <= amax)
 
 
-def test_the_range_has_no_gradient():
-    x, amax = torch.randn(5, requires_grad=True), torch.tensor(1.0, requires_grad=True)
-    fake_quant(x, amax, -128, 127).sum().backward()
-    assert amax.grad is None
+def test_gradient_of_the_range_is_that_of_learned_step_size():
+    """Esser et al. 2020, section 2.1: round(v) - v inside, the saturated level outside; v = x / step."""
+    x, amax, weights = torch.randn(50), torch.tensor(1.0, requires_grad=True), torch.randn(50)
+    (fake_quant(x, amax, -128, 127) * weights).sum().backward()
+    v = (x * 127).double()
+    slope = torch.where(x.abs() <= 1, v.round() - v, v.round().clamp(-128, 127))
+    expected = (slope * weights).sum() / 127 / (50 * 127) ** 0.5  # step = amax / 127; gradient scale 1 / sqrt(n qmax)
+    assert amax.grad.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 LAYOUTS = {

@@ -1,0 +1,45 @@
+"""swin-quant finetune."""
+
+import argparse
+
+from swin_quant.cli import options, training
+from swin_quant.cli.output import output_dir, print_table
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+from swin_quant.scoring import score_model
+from swin_quant.train.recipes import load_recipe
+from swin_quant.train.run import finetune
+
+HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
+EXAMPLES = """examples:
+  swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path imagenet --recipe qat_swin \\
+      --distill --teacher my.pth                                                        (policy of its run card)
+  swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path data --zip --recipe micro_w4a4 \\
+      --policy ft-mode1 --wprec 4 --aprec 4 --teacher my.pth
+  torchrun --nproc_per_node 4 qat_finetune.py ... --resume auto                          (goes on where it stopped)"""
+DEFAULT_RECIPE = "qat_swin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    training.add_model(parser)
+    options.add_data(parser)
+    options.add_policy(parser)
+    training.add_training(parser)
+    training.add_qat(parser)
+    options.add_run(parser)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    cfg = options.config_of(args)
+    recipe = training.qat_recipe_of(args, load_recipe(args.recipe or DEFAULT_RECIPE))
+    policies = options.policies_of(args)
+    if len(policies) > 1:
+        raise UsageError("--policy: fine-tuning is for one policy at a time")
+    trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), policies, world)
+    if args.no_eval or trained.position.best_epoch is None:
+        return
+    policy = training.policy_of_card(trained.card)
+    card = score_model(trained.model, cfg, trained.card, [policy], world, "val", args.half, args.max_unreadable)
+    if world.is_main:
+        card.write(trained.checkpoint.with_suffix(".json"))
+        print_table([card])

@@ -1,0 +1,36 @@
+"""swin-quant train."""
+
+import argparse
+
+from swin_quant.cli import options, training
+from swin_quant.cli.output import output_dir, print_table
+from swin_quant.distributed import World
+from swin_quant.scoring import score_model
+from swin_quant.train.recipes import load_recipe, recipe_of_config
+from swin_quant.train.run import train_float
+
+HELP = "Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."
+EXAMPLES = """examples:
+  swin-quant train --cfg my.yaml --data-path cifar10 --zip --recipe micro_float
+  swin-quant train --cfg my.yaml --data-path cifar10 --zip --recipe micro_float --resume auto     (go on)
+  torchrun --nproc_per_node 8 -m swin_quant train --cfg swin_tiny_patch4_window7_224 --data-path imagenet"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    training.add_model(parser)
+    options.add_data(parser)
+    training.add_training(parser)
+    options.add_run(parser)
+    parser.set_defaults(teacher=None, teacher_cfg=None)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    cfg = options.config_of(args)
+    recipe = training.recipe_of(args, load_recipe(args.recipe) if args.recipe else recipe_of_config(cfg))
+    trained = train_float(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), world)
+    if args.no_eval or trained.position.best_epoch is None:
+        return
+    card = score_model(trained.model, cfg, trained.card, (), world, "val", args.half, args.max_unreadable)
+    if world.is_main:
+        card.write(trained.checkpoint.with_suffix(".json"))
+        print_table([card])

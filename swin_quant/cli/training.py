@@ -1,0 +1,118 @@
+"""Options that the training commands share."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.config import find_config, load_config
+from swin_quant.errors import UsageError
+from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.runcard import RunCard
+from swin_quant.train.recipe import Recipe
+from swin_quant.train.run import Request
+
+AUTO = "auto"
+# Options that only set a key of the recipe. An option that was not given leaves the key alone.
+RECIPE_KEYS = {
+    "num_epochs": "epochs",
+    "batch_size": "batch_size",
+    "accumulation_steps": "accumulation_steps",
+    "lr": "optimizer.lr",
+    "qat_lr": "optimizer.lr",
+    "amp_opt_level": "precision",
+    "distill_compat": "distill.compat",
+    "distillation_loss_scale": "distill.weight",
+    "temperature": "distill.temperature",
+    "use_checkpoint": "memory.checkpointing",
+    "amax": "amax.mode",
+    "fsdp": "memory.fsdp",
+    "offload": "memory.offload",
+}
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
+    group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
+    group.add_argument("--pretrained", metavar="FILE", help="checkpoint to start from")
+    group.add_argument("--resume", metavar="auto|FILE",
+                       help="auto: go on with the run of the output folder; FILE: as --pretrained")  # fmt: skip
+    group.add_argument("--replace-head", action="store_true", help="leave out a head of another number of classes")
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--recipe", metavar="NAME|FILE", help="how to train: a shipped recipe or a YAML file")
+    group.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the recipe")
+    group.add_argument("--num-epochs", "--epochs", type=int, metavar="N", help="epochs")
+    group.add_argument("--lr", type=float, metavar="LR", help="optimizer.lr")
+    group.add_argument("--accumulation-steps", type=int, metavar="N", help="batches a step of the optimizer")
+    group.add_argument("--use-checkpoint", action="store_true", default=None, help="activation checkpointing")
+    group.add_argument("--amp-opt-level", choices=("O0", "O1", "O2", "O3"), help="precision of training")
+    group.add_argument(
+        "--fsdp", action="store_true", default=None, help="shard weights and optimizer over ranks (FSDP2)"
+    )
+    group.add_argument("--offload", action="store_true", default=None, help="with --fsdp: keep them on the CPU")
+    group.add_argument("--overwrite", action="store_true", help="replace the run that the output folder holds")
+    group.add_argument("--tensorboard", action="store_true", help="log to TensorBoard too (extra `logs`)")
+    group.add_argument("--no-eval", action="store_true", help="do not score the result on the val split")
+
+
+def recipe_of(args: argparse.Namespace, recipe: Recipe, **more: Any) -> Recipe:
+    """`recipe`, then --set, then the options of their own."""
+    pairs = [pair.partition("=") for pair in args.set]
+    if bad := [key for key, sign, _ in pairs if not sign]:
+        raise UsageError(f"--set takes KEY=VALUE, but got {bad[0]}")
+    given = {key: getattr(args, option, None) for option, key in RECIPE_KEYS.items()}
+    flags = {key: value for key, value in given.items() if value is not None}
+    return recipe.having({key: value for key, _, value in pairs}, "--set").having(flags | more, "command line")
+
+
+def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
+    """What the options ask for besides config and recipe."""
+    resume = args.resume == AUTO
+    if args.pretrained and args.resume and not resume:
+        raise UsageError("--pretrained and --resume both name the weights: give one of them")
+    teacher_cfg = load_config(find_config(args.teacher_cfg)) if args.teacher_cfg else None
+    return Request(
+        folder=folder,
+        start=args.pretrained or (None if resume else args.resume),
+        teacher=args.teacher,
+        teacher_cfg=teacher_cfg,
+        resume=resume,
+        overwrite=args.overwrite,
+        tensorboard=args.tensorboard,
+        replace_head=args.replace_head,
+        max_unreadable=args.max_unreadable,
+    )
+
+
+def add_qat(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("QAT")
+    group.add_argument("--qat-lr", type=float, metavar="LR", help="the same as --lr")
+    group.add_argument("--distill", action="store_true", help="learn from a teacher (distill.weight 1 if it is 0)")
+    group.add_argument("--teacher", metavar="FILE", help="float checkpoint of the same classes to learn from")
+    group.add_argument("--teacher-cfg", metavar="FILE", help="its configuration, if it is another model")
+    group.add_argument("--distillation_loss_scale", "--distillation-loss-scale", type=float, metavar="W",
+                       help="distill.weight")  # fmt: skip
+    group.add_argument("--temperature", type=float, metavar="T", help="distill.temperature")
+    group.add_argument("--distill-compat", choices=("none", "ft"), help="ft: FasterTransformer's loss, to the letter")
+    group.add_argument("--amax", choices=("frozen", "learned", "reestimated"), help="amax.mode: what ranges do")
+
+
+def qat_recipe_of(args: argparse.Namespace, recipe: Recipe) -> Recipe:
+    """The recipe of `recipe_of`, and what --distill and --teacher mean for it."""
+    recipe = recipe_of(args, recipe)
+    distils = recipe.distill.weight > 0 or recipe.distill.features > 0
+    if args.distill and not args.teacher:
+        raise UsageError("--distill needs --teacher FILE: the float checkpoint to learn from")
+    if args.teacher and not distils:
+        return recipe.having({"distill.weight": 1.0}, "--distill")
+    return recipe
+
+
+def policy_of_card(card: RunCard) -> Policy:
+    """The policy that a run card records."""
+    return policy_from_dict(card.policy, "run card")

@@ -1,0 +1,151 @@
+"""Ranges during QAT: frozen, learned or re-estimated; and afterwards, fit to what was trained.
+
+Frozen ranges are FasterTransformer's, where weights that drift beyond amax saturate silently at export (spec, section
+2.7, point 16). Here, whatever the mode, `settle` leaves no weight outside its range.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.distributed import all_sum
+from swin_quant.quant.calibration import UNUSED_AMAX, Method, observe, set_ranges
+from swin_quant.quant.fake_quant import TINY_AMAX, grid
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.observers import ActivationObserver
+from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.ranges import search_range
+from swin_quant.train.recipe import Ranges
+
+Images = Callable[[], Iterable[Tensor]]
+_SMALLEST = 1e-3  # of a learned range, relative to where it started: one that reached zero could not come back
+
+
+class RangeKeeper:
+    """What the recipe asks for the ranges of `model`, whose policy is applied and whose nodes are on.
+
+    `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Ranges, epochs: int, images: Images) -> None:
+        self.model, self.recipe, self.epochs, self.images = model, recipe, epochs, images
+        self.nodes = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
+        self.before = {name: node.amax.detach().clone() for name, node in enabled_nodes(model).items()}
+        if recipe.initial == "reestimated":
+            self.reestimate()
+        self.floors = {name: node.amax.detach() * _SMALLEST for name, node in self.nodes.items()}
+        if recipe.mode == "learned":
+            for node in self.nodes.values():
+                node.learn_range()
+
+    def after_step(self) -> None:
+        """Keep learned ranges positive."""
+        if self.recipe.mode == "learned":
+            with torch.no_grad():
+                for name, node in self.nodes.items():
+                    node.amax.clamp_(min=self.floors[name].max())
+
+    def after_epoch(self, epoch: int) -> dict[str, float]:
+        """Re-estimate if it is time (`epoch` epochs are done); say how far ranges have moved, and what they clip."""
+        due = epoch % self.recipe.every_epochs == 0 and epoch <= self.recipe.until * self.epochs
+        if self.recipe.mode == "reestimated" and due:
+            self.reestimate()
+        shares = clipped_shares(self.model, self.images())
+        drifts = [_drift(node.amax, self.before[name]) for name, node in enabled_nodes(self.model).items()]
+        return {
+            "amax_drift": sum(drifts) / max(len(drifts), 1),
+            "clipped_share": sum(shares.values()) / max(len(shares), 1),
+        }
+
+    def reestimate(self) -> None:
+        """New ranges for the chosen nodes, from the weights as they are and the sample of pictures."""
+        _calibrate(self.model, self.nodes, Method(self.recipe.method), self.images())
+        for name, layer in _weights(self.model, self.nodes):
+            if self.recipe.method != "max":
+                self.nodes[name].amax = _weight_range(name, layer, self.nodes[name], self.recipe.method)
+
+    def settle(self) -> None:
+        """End of training: weights inside their ranges, ranges buffers again, nodes that were off calibrated anew.
+
+        Clamping a weight to the ends of its grid changes no quantized value. Nodes that the policy switches off took
+        no part: their ranges are those of the trained weights with nothing quantized.
+        """
+        for node in self.nodes.values():
+            node.freeze_range()
+        on = enabled_nodes(self.model)
+        for name, layer in _weights(self.model, on):
+            qmin, qmax = grid(on[name].bits, on[name].narrow_range)
+            with torch.no_grad():
+                amax = on[name].amax
+                layer.weight.copy_(torch.minimum(torch.maximum(layer.weight, amax * (qmin / qmax)), amax))
+        off = {name: node for name, node in named_nodes(self.model).items() if name not in on}
+        _calibrate(self.model, off, Method(), self.images())
+
+
+def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, float]:
+    """The share of values, 0 to 1, that each enabled activation node clips on `images`: of all ranks."""
+    nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
+    device = next(model.parameters()).device
+    counts = torch.zeros(len(nodes), 2, dtype=torch.float64, device=device)
+
+    def count(row: Tensor):
+        def hook(node: Quantizer, inputs: tuple[Tensor, ...]) -> None:
+            outside = inputs[0].float().abs() > node.amax
+            row.add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
+
+        return hook
+
+    hooks = [node.register_forward_pre_hook(count(row)) for node, row in zip(nodes.values(), counts, strict=True)]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in images:
+                model(batch)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    clipped, seen = all_sum(counts, device).unbind(1)
+    return dict(zip(nodes, (clipped / seen.clamp(min=1)).tolist(), strict=True))
+
+
+def _chosen(node: Quantizer, recipe: Ranges) -> bool:
+    return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations
+
+
+def _drift(now: Tensor, before: Tensor) -> float:
+    return ((now.detach() - before).abs() / before.clamp(min=TINY_AMAX)).mean().item()
+
+
+def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, images: Iterable[Tensor]) -> None:
+    """Calibrate `nodes` alone; all others keep range and state."""
+    kept = {node: (node.amax, node.state) for node in named_nodes(model).values()}
+    set_ranges(model, observe(model, images, method), method)
+    for node, (amax, state) in kept.items():
+        node.state = state
+        if node not in nodes.values():
+            node.amax = amax
+    for layer in model.modules():
+        if isinstance(layer, QuantLinear):
+            layer.match_weight_range()
+
+
+def _weights(model: nn.Module, nodes: dict[str, Quantizer]) -> Iterator[tuple[str, QuantLinear]]:
+    """The linear layers whose weight node is among `nodes`, by that node's name."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLinear) and f"{name}._weight_quantizer" in nodes:
+            yield f"{name}._weight_quantizer", layer
+
+
+def _weight_range(name: str, layer: QuantLinear, node: Quantizer, method: str) -> Tensor:
+    """The range of a weight, or of each of its rows, by a search of `calibration`'s kind; [] or [out, 1]."""
+    weight = layer.weight.detach()
+    found = []
+    for row in weight if node.per_channel else [weight]:
+        observer = ActivationObserver(name, weight.device, True, None)
+        observer(row[None])
+        found.append(search_range(method, observer.statistics(), node.bits) or UNUSED_AMAX)
+    return torch.tensor(found, device=weight.device).view(-1, 1) if node.per_channel else torch.tensor(found[0])

@@ -1,0 +1,34 @@
+"""The progress bar of a run: loss, learning rate, images a second, time left."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from swin_quant import progress as terminal
+from swin_quant.train.state import Position
+
+Show = Callable[[Position, float, float, float], None]
+
+
+@contextmanager
+def bar(total: int, done: int) -> Iterator[Show]:
+    """A function to call after every step with position, loss, LR and images/s; silent where nobody looks."""
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}  lr {task.fields[lr]:.2e}  {task.fields[speed]:.0f} images/s"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    hidden = not (terminal.bars and terminal.console.is_terminal)
+    with Progress(*columns, console=terminal.console, disable=hidden, transient=True) as display:
+        task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
+
+        def show(position: Position, loss: float, lr: float, speed: float) -> None:
+            fields = {"epoch": position.epoch + 1, "loss": loss, "lr": lr, "speed": speed}
+            display.update(task, completed=position.total, **fields)
+
+        yield show

@@ -1,0 +1,60 @@
+"""The output folder of a run: refused when it is another run's, found again when a run goes on."""
+
+from pathlib import Path
+from typing import Any
+
+from swin_quant.errors import UsageError, listed
+from swin_quant.files import ensure_writable_dir
+from swin_quant.progress import log
+from swin_quant.train.recipe import Recipe
+from swin_quant.train.record import EPOCHS, STEPS
+from swin_quant.train.snapshot import Snapshots
+
+# Keys of a recipe that a resumed run may have changed: they do not change what is computed.
+_FREE = ("name", "description", "patience", "save_minutes", "keep", "batch_size", "accumulation_steps", "memory")
+
+
+def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
+    """What a run must have in common with its snapshot to go on from it, by dotted key.
+
+    Ranks and accumulation steps may be traded for each other: together they decide which pictures make a step.
+    """
+    settings: dict[str, Any] = {}
+    for key, value in recipe.to_dict().items():
+        if key not in _FREE:
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            settings |= {f"{key}.{name}".rstrip("."): item for name, item in parts}
+    batch = {"batch_size": recipe.batch_size, "accumulation_steps x ranks": recipe.accumulation_steps * world_size}
+    return settings | batch | {"seed": seed} | more
+
+
+def open_folder(
+    folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int, main: bool
+) -> dict[str, Any] | None:
+    """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is then gone.
+
+    UsageError when the folder holds a run and neither `resume` nor `overwrite` is said, and when the run to resume had
+    other settings.
+    """
+    snapshots = Snapshots(folder / "snapshots", keep)
+    held = bool(snapshots.newest_first()) or any((folder / name).exists() for name in (STEPS, EPOCHS))
+    if held and not (resume or overwrite):
+        raise UsageError(f"{folder}: holds another run: continue it by --resume auto, or give --overwrite or --tag")
+    content = snapshots.newest() if resume and not overwrite else None
+    if content is not None:
+        _compare(content.get("settings") or {}, settings, folder)
+        log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
+        return content
+    if main:
+        ensure_writable_dir(folder)
+        snapshots.clear()
+        for name in (STEPS, EPOCHS):
+            (folder / name).unlink(missing_ok=True)
+    return None
+
+
+def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if differing:
+        changed = listed(f"{key} {before.get(key)} -> {now.get(key)}" for key in differing)
+        raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; --overwrite starts anew")

@@ -1,0 +1,76 @@
+"""Numeric precision of training, in apex's words on torch.amp: O0, O1, O2, O3.
+
+O0: all float32. O1: autocast, weights float32, matrix products half, norms, softmax and residual stream float32. O2:
+the network computes in half throughout, float32 master weights are updated. O3: the weights themselves are half.
+Norms and softmax compute in float32 inside at every level, and so does fake quantization.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A level of precision on a device; `half` is the type of what is not float32."""
+
+    level: str
+    half: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def choose(cls, level: str, half: str, device: torch.device) -> "Precision":
+        """`auto` is bfloat16, or float16 on a GPU that has no bfloat16."""
+        automatic = "float16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
+        return cls(level, TYPES[automatic if half == "auto" else half], device)
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """What computes the logits; its parameters are those that the optimizer updates."""
+        if self.level == "O3":
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(self.half)
+        return self.view(model)
+
+    def view(self, model: nn.Module) -> nn.Module:
+        """What computes the logits of a model whose weights stay as they are."""
+        return HalfCopy(model, self.half) if self.level in ("O2", "O3") else model
+
+    def autocast(self) -> AbstractContextManager:
+        """The context of every forward pass."""
+        return torch.autocast(self.device.type, self.half, enabled=self.level == "O1")
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Loss scaling, where float16 gradients of float32 weights need it; else one that does nothing."""
+        return torch.amp.GradScaler(
+            self.device.type, enabled=self.half == torch.float16 and self.level in ("O1", "O2"), init_scale=2.0**14
+        )
+
+    def logits(self, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """The float32 logits of images [B, 3, H, W]."""
+        if self.level in ("O2", "O3"):
+            images = images.to(self.half)
+        with self.autocast():
+            return network(images).float()
+
+
+class HalfCopy(nn.Module):
+    """Calls a float32 model with half-precision copies of its weights; gradients arrive at the float32 ones."""
+
+    def __init__(self, model: nn.Module, half: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.half = model, half
+
+    def forward(self, images: Tensor) -> Tensor:
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        copies = {name: tensor.to(self.half) for name, tensor in tensors if _computes(name, tensor)}
+        return functional_call(self.model, copies, (images,))
+
+
+def _computes(name: str, tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not name.endswith("_amax")  # a range stays float32

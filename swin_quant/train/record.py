@@ -1,0 +1,95 @@
+"""What a run writes down as it goes: a row for every step and every epoch, as CSV always, to TensorBoard if wanted."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason
+
+STEPS, EPOCHS = "steps.csv", "epochs.csv"
+
+
+class Table:
+    """A CSV file that grows by rows. A run that is resumed at `until` drops the rows beyond it, by the first column."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], until: int) -> None:
+        self.path, self.columns = path, columns
+        rows = [row for row in read_table(path) if int(row[columns[0]]) <= until] if until and path.exists() else []
+        atomic_write_bytes(path, _text([columns, *([row[name] for name in columns] for row in rows)]))
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row; what is None stays empty."""
+        line = _text([[_shown(row.get(name)) for name in self.columns]])
+        try:
+            with open(self.path, "ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise SwinQuantError(f"{self.path}: cannot be written: {reason(error)}") from error
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, those that were cut short by a crash left out."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
+
+
+def _text(rows: list) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+STEP_COLUMNS = ("total", "epoch", "step", "loss", "lr", "lr_amax", "grad_norm", "images_per_second")
+EPOCH_COLUMNS = (
+    "epoch", "total", "train_loss", "val_loss", "acc1", "acc5", "amax_drift", "clipped_share", "seconds"
+)  # fmt: skip
+
+
+class Record:
+    """The logs of one run in `folder`; only rank 0 has one."""
+
+    def __init__(self, folder: Path, total: int, epoch: int, tensorboard: bool = False) -> None:
+        """`total` steps and `epoch` epochs are done already: rows beyond them are of a part that is done again."""
+        ensure_writable_dir(folder)
+        self.steps = Table(folder / STEPS, STEP_COLUMNS, total)
+        self.epochs = Table(folder / EPOCHS, EPOCH_COLUMNS, epoch)
+        self.board = _board(folder, total) if tensorboard else None
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        self.steps.add(row)
+        if self.board:
+            _scalars(self.board, "step", row, row["total"])
+
+    def epoch(self, row: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
+        """`histograms`: name -> values, for TensorBoard alone."""
+        self.epochs.add(row)
+        if self.board:
+            _scalars(self.board, "epoch", row, row["total"])
+            for name, values in histograms.items():
+                self.board.add_histogram(name, values, row["total"])
+            self.board.flush()
+
+    def close(self) -> None:
+        if self.board:
+            self.board.close()
+
+
+def _board(folder: Path, purge: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise SwinQuantError('--tensorboard needs its package: pip install "swin-quant[logs]"') from error
+    return SummaryWriter(folder / "tensorboard", purge_step=purge + 1)
+
+
+def _scalars(board: Any, prefix: str, row: Mapping[str, Any], step: int) -> None:
+    for name, value in row.items():
+        if isinstance(value, float):
+            board.add_scalar(f"{prefix}/{name}", value, step)

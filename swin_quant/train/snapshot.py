@@ -1,0 +1,112 @@
+"""Snapshots: all that a run needs to go on as if it had never stopped.
+
+A snapshot is written whole or not at all, and read without running anything it holds. The newest `keep` stay; when
+the newest turns out to be damaged, the one before takes its place.
+"""
+
+import io
+import random
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.progress import log
+
+FORMAT = "swin-quant/snapshot/1"
+BEST = "best.pt"
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """The snapshots of one run, in a folder of their own: `step_<number>.pt` and `best.pt`."""
+
+    folder: Path
+    keep: int = 2
+
+    def newest_first(self) -> list[Path]:
+        return sorted(self.folder.glob("step_*.pt"), reverse=True)
+
+    def save(self, step: int, content: dict[str, Any]) -> None:
+        """Write the snapshot of a step, then remove all but the newest `keep`."""
+        ensure_writable_dir(self.folder)
+        _write(self.folder / f"step_{step:09d}.pt", content)
+        for old in self.newest_first()[self.keep :]:
+            old.unlink(missing_ok=True)
+
+    def save_best(self, content: dict[str, Any]) -> None:
+        ensure_writable_dir(self.folder)
+        _write(self.folder / BEST, content)
+
+    def best(self) -> dict[str, Any] | None:
+        """The best weights so far; None if there are none, or none that can be read."""
+        return next(self._readable([self.folder / BEST]), None) if (self.folder / BEST).exists() else None
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest snapshot that can be read, with a warning for every newer one that cannot; None if there is none.
+
+        Raises SwinQuantError if there are snapshots and all of them are damaged.
+        """
+        files = self.newest_first()
+        content = next(self._readable(files), None)
+        if files and content is None:
+            raise SwinQuantError(f"{self.folder}: no snapshot can be read: start again with --overwrite")
+        return content
+
+    def _readable(self, files: list[Path]) -> Iterator[dict[str, Any]]:
+        for file in files:
+            try:
+                yield _read(file)
+            except Exception as error:  # damaged bytes make the unpickler fail in any way there is
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+                log.warning("%s is damaged and is passed over (%s)", file, reason)
+
+    def clear(self) -> None:
+        """Remove every snapshot."""
+        for file in [*self.newest_first(), self.folder / BEST]:
+            file.unlink(missing_ok=True)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of python's, numpy's and torch's generators as plain data and tensors."""
+    algorithm, keys, *rest = np.random.get_state()
+    states = {
+        "python": random.getstate(),
+        "numpy": (algorithm, keys.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """The reverse of `random_states`."""
+    random.setstate(states["python"])
+    algorithm, keys, *rest = states["numpy"]
+    np.random.set_state((algorithm, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **content}, buffer)
+    atomic_write_bytes(path, buffer.getbuffer())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:  # torch ignores the checksums in its own files
+        if damaged := archive.testzip():
+            raise ValueError(f"the checksum of {damaged} is wrong")
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("it is no snapshot of this version")
+    return content

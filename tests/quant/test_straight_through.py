@@ -1,0 +1,96 @@
+"""The eager way of fake quantization must be the op, to the bit, whatever the block size, layout and type."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.quant import straight_through
+from swin_quant.quant.fake_quant import fake_quant, grid
+from swin_quant.quant.straight_through import simulate
+
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(64, 6, 8),
+    "transposed": lambda: torch.randn(6, 64).t(),
+    "q of qkv": lambda: torch.randn(40, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)[0],
+    "expanded": lambda: torch.randn(64, 1).expand(64, 6),
+    "0-dim": lambda: torch.randn(()),
+    "empty": lambda: torch.randn(0, 3),
+}
+
+
+def gradients(op, x, amax, bits=8, narrow=False):
+    x, amax = x.detach().requires_grad_(), amax.detach().requires_grad_()
+    y = op(x, amax, *grid(bits, narrow))
+    weights = torch.linspace(-1, 2, max(y.numel(), 1))[: y.numel()].view(y.shape).to(y.dtype)
+    (y * weights).sum().backward()
+    return y.detach(), x.grad, amax.grad
+
+
+@pytest.mark.parametrize("block", [1, 50, 1 << 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_is_the_op(monkeypatch, layout, dtype, block):
+    monkeypatch.setattr(straight_through, "_BLOCK", block)
+    x, amax = LAYOUTS[layout]().to(dtype), torch.tensor(0.8)
+    (y, of_x, of_amax), (y_op, of_x_op, of_amax_op) = (gradients(op, x, amax) for op in (simulate, fake_quant))
+    assert torch.equal(y, y_op) and torch.equal(of_x, of_x_op)
+    assert torch.allclose(of_amax, of_amax_op, rtol=2e-3, atol=1e-6)
+    frozen = simulate(x, amax, -128, 127)
+    assert torch.equal(frozen, y) and not frozen.requires_grad
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=4, max_size=4), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+def test_is_the_op_with_a_range_for_each_row(values, amax):
+    x, ranges = torch.tensor(values).view(2, 2), torch.tensor([[amax], [1.25]])
+    ours, theirs = (gradients(op, x, ranges, 4, True) for op in (simulate, fake_quant))
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    assert torch.allclose(ours[2], theirs[2], rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", [simulate, fake_quant])
+def test_the_ranges_gradient_is_lsqs(op):
+    """Esser et al., equation 3, in terms of the step s = amax / qmax, with the gradient scale of section 2.2."""
+    x, amax, qmax = torch.tensor([0.3, -0.74, 1.9, -2.5, 0.0]), torch.tensor(1.4), 7
+    _, _, found = gradients(op, x, amax, bits=4)
+    weights, step = torch.linspace(-1, 2, 5), amax / qmax
+    slopes = torch.tensor([2 - 0.3 / step, -4 + 0.74 / step, 7, -8, 0])  # 0.3 / 0.2 = 1.5 rounds to 2, -3.7 to -4
+    assert found.item() == pytest.approx((weights * slopes).sum().item() / qmax / (5 * qmax) ** 0.5, rel=1e-3)
+
+
+def test_the_ranges_gradient_points_to_less_error():
+    """Descending along it from a range that is too wide, and too narrow, for 4 bits finds about the same range."""
+    x = torch.randn(4096)
+    found = []
+    for start in (0.3, 8.0):
+        amax = torch.tensor(start, requires_grad=True)
+        optimizer = torch.optim.Adam([amax], 0.05)
+        for _ in range(300):
+            optimizer.zero_grad()
+            (simulate(x, amax, -8, 7) - x).square().mean().backward()
+            optimizer.step()
+        found.append(amax.item())
+    assert found[0] == pytest.approx(found[1], rel=0.1) and 1.5 < found[0] < 3
+
+
+def test_keeps_little_for_the_backward_pass():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        simulate(torch.randn(1000, 100, requires_grad=True), torch.tensor(3.9), -128, 127)
+    assert sum(t.numel() * t.element_size() for t in kept) < 0.01 * 1000 * 100 * 4
+
+
+def test_works_without_storage():
+    x = torch.randn(4, 5, device="meta", requires_grad=True)
+    y = simulate(x, torch.ones((), device="meta"), -128, 127)
+    y.sum().backward()
+    assert y.device.type == "meta" and x.grad.shape == x.shape
+
+
+def test_inside_a_graph_it_is_one_node():
+    class Node(torch.nn.Module):
+        def forward(self, x):
+            return simulate(x, torch.tensor(1.0), -128, 127)
+
+    program = torch.export.export(Node(), (torch.randn(3),))
+    assert sum("fake_quant" in str(node.target) for node in program.graph.nodes) == 1

@@ -1,0 +1,77 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from swin_quant.errors import UsageError
+from swin_quant.models import build_model
+from swin_quant.train.distill import (
+    check_teacher,
+    distillation_loss,
+    feature_distance,
+    kl_divergence,
+    kl_divergence_ft,
+    stage_outputs,
+)
+from swin_quant.train.recipe import Distillation
+
+
+def test_kl_is_the_mean_over_pictures_times_t_squared():
+    student, teacher, t = torch.randn(5, 7), torch.randn(5, 7), 2.5
+    p, q = (teacher / t).softmax(1), (student / t).softmax(1)
+    assert torch.isclose(kl_divergence(student, teacher, t), (p * (p / q).log()).sum(1).mean() * t**2)
+    assert kl_divergence(teacher, teacher, t).abs() < 1e-6
+    twice = kl_divergence(student.repeat(2, 1), teacher.repeat(2, 1), t)
+    assert torch.isclose(twice, kl_divergence(student, teacher, t))
+
+
+def test_the_gradient_hardly_depends_on_the_temperature():
+    student, teacher = (1e-3 * torch.randn(4, 10)).requires_grad_(), 1e-3 * torch.randn(4, 10)
+    gradients = [torch.autograd.grad(kl_divergence(student, teacher, t), student)[0] for t in (1.0, 10.0)]
+    assert torch.allclose(gradients[0], gradients[1], rtol=0.02, atol=1e-7)
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_ft_is_fastertransformers_loss_to_the_letter(classes):
+    student, teacher = torch.randn(6, classes), torch.randn(6, classes)
+    theirs = nn.KLDivLoss()(F.log_softmax(student / 3.0, dim=-1), F.softmax(teacher / 3.0, dim=-1))
+    assert torch.isclose(kl_divergence_ft(student, teacher, 3.0), theirs)
+    recipe = Distillation(weight=10000.0, compat="ft")
+    assert torch.isclose(distillation_loss(recipe, student, teacher, [], []), 10000 * theirs)
+
+
+def test_features_of_equal_width():
+    a = torch.randn(2, 6, 8)
+    assert feature_distance(a, a) == 0
+    assert torch.isclose(feature_distance(torch.zeros_like(a), a), torch.tensor(1.0))
+
+
+def test_features_of_other_width_are_compared_by_the_likeness_of_tokens():
+    a = torch.randn(2, 6, 8)
+    turned = a @ torch.linalg.qr(torch.randn(8, 8)).Q
+    wider = torch.cat([turned, torch.zeros(2, 6, 3)], dim=2)
+    assert feature_distance(3 * wider, a) < 1e-6
+    assert feature_distance(torch.randn(2, 6, 11), a) > 0.1
+
+
+def test_stage_outputs_are_those_of_every_stage(tiny_model):
+    model = tiny_model(DEPTHS=[1, 1], NUM_HEADS=[1, 2])
+    with stage_outputs(model, True) as found:
+        model(torch.randn(2, 3, 32, 32))
+        assert [tuple(output.shape) for output in found] == [(2, 64, 64), (2, 64, 64)]
+    model(torch.randn(1, 3, 32, 32))
+    assert len(found) == 2
+    with stage_outputs(None, False) as found:
+        assert found == []
+
+
+def test_a_teacher_must_speak_of_the_same(tiny_config):
+    student = build_model(tiny_config())
+    wider = build_model(tiny_config(EMBED_DIM=64))
+    check_teacher(student, wider, Distillation(features=1.0))
+    with pytest.raises(UsageError, match="has 7 classes, the student 10"):
+        check_teacher(student, build_model(tiny_config(NUM_CLASSES=7)), Distillation())
+    coarse = build_model(tiny_config(PATCH_SIZE=4, DEPTHS=[1, 1], NUM_HEADS=[1, 2]))
+    check_teacher(student, coarse, Distillation())
+    with pytest.raises(UsageError, match="features"):
+        check_teacher(student, coarse, Distillation(features=1.0))

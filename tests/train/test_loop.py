@@ -1,0 +1,256 @@
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from swin_quant.distributed import World
+from swin_quant.errors import SwinQuantError
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policy import quantize
+from swin_quant.train.amax import RangeKeeper
+from swin_quant.train.batches import TrainingBatches, ValidationBatches
+from swin_quant.train.loop import Job, fit
+from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
+from swin_quant.train.record import read_table
+from swin_quant.train.snapshot import Snapshots
+
+PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
+RECIPE = Recipe(
+    epochs=3,
+    batch_size=4,
+    optimizer=Optimizer(lr=3e-3),
+    schedule=Schedule(warmup_epochs=1),
+    augment=Augmentation(crop="padded", padding=1),
+)
+
+
+class Stripes(Pictures):
+    """Pictures of 16 x 16 whose stripes lie (0) or stand (1), with noise."""
+
+    def __init__(self, count, seed):
+        self.names = [f"{index}.png" for index in range(count)]
+        self.labels = [index % 2 for index in range(count)]
+        self.class_names = ["lying", "standing"]
+        self.seed = seed
+
+    def open(self, index):
+        noise = np.random.default_rng((self.seed, index)).integers(0, 100, (16, 16, 3))
+        stripes = np.arange(16)[:, None, None] % 4 // 2 * 155
+        pixels = (noise + (stripes.swapaxes(0, 1) if self.labels[index] else stripes)).astype(np.uint8)
+        return Image.fromarray(pixels)
+
+
+@pytest.fixture
+def job(tiny_model, tmp_path):
+    """make(recipe, kind, folder, **fields of Job) -> a fresh job of three steps an epoch."""
+
+    def make(recipe=RECIPE, kind="swin", folder=None, **fields):
+        stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+        keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], **stages}
+        model = tiny_model(kind, **keys, DROP_PATH_RATE=0.2)
+        world = World()
+        batches = TrainingBatches(Stripes(14, 1), recipe, PREPROCESS, 2, 5, world, 0)
+        validation = ValidationBatches(Stripes(20, 2), PREPROCESS, 8, world, 0)
+        return Job(model, recipe, batches, validation, 5, world, folder=folder and tmp_path / folder, **fields)
+
+    return make
+
+
+def weights(job):
+    return {name: value.clone() for name, value in job.model.state_dict().items()}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Stop(Exception):
+    """What ends a run from outside."""
+
+
+def stopping_at(total, how=None):
+    calls = []
+
+    def after_step():
+        calls.append(1)
+        if len(calls) == total:
+            if how:
+                os.kill(os.getpid(), how)
+            else:
+                raise Stop
+
+    return after_step
+
+
+def test_it_learns(job):
+    made = job(replace(RECIPE, epochs=12))
+    position = fit(made)
+    assert not made.model.training and position.best_acc1 >= 95
+    assert position.epochs[-1]["train_loss"] < position.epochs[0]["train_loss"] / 2
+    assert (position.epoch, position.total) == (12, 36)
+
+
+RECIPES = {
+    "adamw": RECIPE,
+    "sgd, ema, cutmix": replace(
+        RECIPE,
+        ema=0.9,
+        optimizer=Optimizer("sgd", lr=0.02),
+        augment=Augmentation(crop="padded", cutmix=1.0, erase=0.5),
+    ),
+    "autocast, accumulation": replace(RECIPE, precision="O1", batch_size=2, accumulation_steps=2),
+    "master weights": replace(RECIPE, precision="O2"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("stop", [1, 4, 6])
+def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
+    recipe = RECIPES[name]
+    fit(whole := job(recipe, folder="whole"))
+    stopped = job(replace(recipe, save_minutes=1e-9), folder="stopped", after_step=stopping_at(stop + 1))
+    with pytest.raises(Stop):
+        fit(stopped)
+    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    assert snapshot["position"]["total"] == stop
+    torch.manual_seed(99)
+    fit(resumed := job(recipe, folder="stopped", snapshot=snapshot))
+    assert same(weights(whole), weights(resumed))
+    tables = [
+        [{k: v for k, v in row.items() if k not in ("images_per_second", "seconds")} for row in read_table(file)]
+        for file in (whole.folder / "steps.csv", resumed.folder / "steps.csv")
+    ]
+    assert tables[0] == tables[1] and len(tables[0]) == 9
+    assert len(read_table(resumed.folder / "epochs.csv")) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
+    fit(whole := job(folder="whole"))
+    handler = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped := job(folder="stopped", after_step=stopping_at(5, number)))
+    assert signal.getsignal(number) is handler
+    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    assert 5 <= snapshot["position"]["total"] <= 6
+    fit(resumed := job(folder="stopped", snapshot=snapshot))
+    assert same(weights(whole), weights(resumed))
+
+
+def test_the_same_seed_gives_the_same_weights_another_one_others(job):
+    runs = [job() for _ in range(3)]
+    runs[2].seed = runs[2].batches.seed = 6
+    for run in runs:
+        fit(run)
+    assert same(weights(runs[0]), weights(runs[1])) and not same(weights(runs[0]), weights(runs[2]))
+
+
+def test_the_lr_written_down_follows_the_schedule(job):
+    fit(made := job(folder="out"))
+    lrs = [float(row["lr"]) for row in read_table(made.folder / "steps.csv")]
+    assert lrs[:3] == pytest.approx([3e-3 * (0.001 + 0.999 * (n + 1) / 3) for n in range(3)], rel=1e-4)
+    assert lrs[3] == pytest.approx(3e-3) and all(a > b for a, b in zip(lrs[3:], lrs[4:], strict=False))
+
+
+def test_the_best_epoch_is_the_result(job, monkeypatch):
+    from swin_quant.train import loop
+
+    scores = iter([10.0, 30.0, 20.0])
+    states = []
+
+    def scored(job, precision, state):
+        states.append(weights(job))
+        return {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0}
+
+    monkeypatch.setattr(loop, "_validate", scored)
+    position = fit(made := job(folder="out"))
+    assert position.best_epoch == 2 and same(weights(made), states[1]) and not same(states[1], states[2])
+    scores = iter([10.0, 30.0, 20.0])
+    fit(made := job(replace(RECIPE, select="last"), folder="last"))
+    assert same(weights(made), states[5])
+
+
+def test_it_stops_early_when_validation_gets_no_better(job, monkeypatch):
+    from swin_quant.train import loop
+
+    scores = iter([10.0, 30.0, 20.0, 29.0, 31.0, 32.0])
+    monkeypatch.setattr(loop, "_validate", lambda *_: {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0})
+    position = fit(job(replace(RECIPE, epochs=6, patience=2)))
+    assert position.epoch == 4 and position.best_epoch == 2
+
+
+def test_a_loss_that_is_no_number_ends_the_run_by_name_and_keeps_what_was_saved(job):
+    def poison():
+        if (made.folder / "snapshots").exists():  # from the second epoch on
+            with torch.no_grad():
+                made.model.head.bias.fill_(torch.nan)
+
+    made = job(folder="out", after_step=poison)
+    with pytest.raises(SwinQuantError, match=r"the loss is nan at step 2 of epoch 2 \(step 5 in all\)"):
+        fit(made)
+    snapshot = Snapshots(made.folder / "snapshots").newest()
+    assert snapshot["position"]["total"] == 3 and snapshot["model"]["head.bias"].isfinite().all()
+
+
+def test_without_validation_the_last_weights_are_the_result(job):
+    made = job()
+    made.validation = None
+    position = fit(made)
+    assert position.best_epoch is None and "acc1" not in position.epochs[0]
+
+
+def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_policy=None, **keys):
+    recipe = replace(recipe, amax=Ranges(mode=mode, batches=2, **keys))
+    made = job(recipe, kind, folder, snapshot=snapshot)
+    calibrate(made.model, [batch for batch in made.batches.sample(2)], Method("max"))
+    use_policy(made.model, "ft-mode1")
+    quantize(made.model)
+    keeper = RangeKeeper(made.model, recipe.amax, recipe.epochs, lambda: made.batches.sample(2))
+    made.after_step, made.after_epoch = keeper.after_step, keeper.after_epoch
+    return made, keeper
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("mode", ["frozen", "learned", "reestimated"])
+def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy, mode, kind):
+    recipe = replace(RECIPE, ema=0.9, save_minutes=1e-9)
+    whole, keeper = qat(job, mode, recipe, "whole", kind, use_policy=use_policy)
+    fit(whole)
+    keeper.settle()
+    stopped, _ = qat(job, mode, recipe, "stopped", kind, use_policy=use_policy)
+    inner, stop = stopped.after_step, stopping_at(5)
+    stopped.after_step = lambda: (inner(), stop())
+    with pytest.raises(Stop):
+        fit(stopped)
+    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    resumed, keeper = qat(job, mode, recipe, "stopped", kind, snapshot, use_policy)
+    fit(resumed)
+    keeper.settle()
+    assert same(weights(whole), weights(resumed))
+
+
+def test_distillation_pulls_the_student_to_its_teacher(job, tiny_model):
+    distill = Distillation(weight=5.0, temperature=2.0, features=1.0, labels=0.0)
+    losses = []
+    for epochs in (1, 10):
+        made = job(replace(RECIPE, epochs=epochs, distill=distill, augment=Augmentation(crop="none", flip=0.0)))
+        keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+        made.teacher = tiny_model(seed=3, **keys).eval().requires_grad_(False)
+        losses.append(fit(made).epochs[-1]["train_loss"])
+    assert losses[1] < 0.6 * losses[0]
+
+
+def test_activation_checkpointing_changes_no_bit(job):
+    plain, checkpointed = job(), job()
+    for stage in checkpointed.model.layers:
+        stage.checkpointing = True
+    fit(plain)
+    fit(checkpointed)
+    assert same(weights(plain), weights(checkpointed))

@@ -1,0 +1,92 @@
+import math
+
+import pytest
+import torch
+
+from swin_quant.quant.quantizer import named_nodes
+from swin_quant.train.optim import blocks_to_head, current_lr, decays, make_optimizer, make_schedule, parameter_groups
+from swin_quant.train.recipe import Optimizer, Schedule
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_weight_decay_is_for_matrices_alone(tiny_model, kind):
+    model = tiny_model(kind, APE=True)
+    decayed = [name for name, parameter in model.named_parameters() if decays(name, parameter)]
+    assert "layers.0.blocks.0.attn.qkv.weight" in decayed and "patch_embed.proj.weight" in decayed
+    assert "head.weight" in decayed and "layers.0.downsample.reduction.weight" in decayed
+    for part in ("bias", "norm", "relative_position", "cpb_mlp", "logit_scale", "absolute_pos_embed", "_amax"):
+        assert not [name for name in decayed if part in name]
+    assert not decays("x._weight_quantizer._amax", torch.ones(4, 1))
+
+
+def test_every_trainable_parameter_is_in_one_group(tiny_model):
+    model = tiny_model("swinv2")
+    model.head.weight.requires_grad_(False)
+    groups = parameter_groups(model, Optimizer(), 1e-3)
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    assert {(group["role"], group["weight_decay"]) for group in groups} == {("weights", 0.05), ("weights", 0.0)}
+
+
+def test_layer_decay_counts_blocks_from_the_head(tiny_model):
+    model = tiny_model(DEPTHS=[2, 1], NUM_HEADS=[1, 2])
+    expected = {
+        "head.weight": 0, "norm.bias": 0, "layers.1.blocks.0.mlp.fc1.weight": 1, "layers.0.downsample.norm.weight": 2,
+        "layers.0.blocks.1.norm1.weight": 2, "layers.0.blocks.0.norm1.weight": 3, "patch_embed.proj.weight": 4,
+    }  # fmt: skip
+    assert {name: blocks_to_head(name, model.geometry.depths) for name in expected} == expected
+    lrs = {
+        id(parameter): group["lr"]
+        for group in parameter_groups(model, Optimizer(layer_decay=0.5), 1.0)
+        for parameter in group["params"]
+    }
+    named = dict(model.named_parameters())
+    for name, distance in expected.items():
+        assert lrs[id(named[name])] == 0.5**distance
+
+
+def test_ranges_have_an_lr_relative_to_their_size(tiny_model):
+    model = tiny_model()
+    nodes = list(named_nodes(model).values())[:3]
+    for node, amax in zip(nodes, (0.1, 1.0, 30.0), strict=True):
+        node.amax = amax
+        node.learn_range()
+    groups = parameter_groups(model, Optimizer(amax_lr=0.01), 1e-3)
+    ranges = {group["params"][0].item(): group for group in groups if group["role"] == "amax"}
+    for amax, group in ranges.items():
+        assert 0.01 / 1.5 < group["lr"] / amax < 0.01 * 1.5 and group["weight_decay"] == 0
+    assert len(ranges) == 3
+
+
+def test_the_lr_grows_with_the_batch_only_where_the_recipe_says_for_which_batch_it_is(tiny_model):
+    model = tiny_model()
+    assert make_optimizer(model, Optimizer(lr=1e-3), 64).param_groups[0]["lr"] == 1e-3
+    assert make_optimizer(model, Optimizer(lr=1e-3, lr_batch=512), 64).param_groups[0]["lr"] == pytest.approx(1.25e-4)
+    assert isinstance(make_optimizer(model, Optimizer(name="sgd"), 1), torch.optim.SGD)
+
+
+def rates(recipe, epochs, steps):
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([{"params": [parameter], "lr": 0.4, "role": "weights"}])
+    schedule = make_schedule(optimizer, recipe, epochs, steps)
+    found = []
+    for _ in range(epochs * steps):
+        found.append(current_lr(optimizer, "weights"))
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_cosine_with_warm_up_step_by_step():
+    found = rates(Schedule(warmup_epochs=2, warmup_from=0.1, end=0.05), 10, 5)
+    warm = [0.4 * (0.1 + 0.9 * (step + 1) / 10) for step in range(10)]
+    cosine = [0.4 * (0.05 + 0.95 * (1 + math.cos(math.pi * step / 40)) / 2) for step in range(40)]
+    assert found == pytest.approx(warm + cosine)
+    assert max(found) == pytest.approx(0.4) and found[-1] == pytest.approx(0.4 * 0.05, rel=0.05)
+
+
+def test_constant_and_a_warm_up_longer_than_the_run():
+    assert rates(Schedule(name="constant"), 2, 3) == [0.4] * 6
+    found = rates(Schedule(warmup_epochs=100), 1, 10)
+    assert found[4] == pytest.approx(0.4) and found[-1] < 0.1
+    assert current_lr(torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "role": "weights"}]), "amax") is None

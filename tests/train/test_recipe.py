@@ -1,0 +1,114 @@
+import math
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
+
+import pytest
+import yaml
+
+from swin_quant.config import configs_dir, find_config, load_config
+from swin_quant.errors import UsageError
+from swin_quant.train.recipe import Augmentation, Optimizer, Recipe, Section, recipe_from_dict
+from swin_quant.train.recipes import builtin_recipes, load_recipe, recipe_of_config
+
+
+def test_everything_has_a_default_and_nothing_can_be_changed():
+    recipe = recipe_from_dict({}, "here")
+    assert recipe == Recipe()
+    with pytest.raises(FrozenInstanceError):
+        recipe.epochs = 3
+
+
+def test_plain_data_goes_round():
+    recipe = recipe_from_dict({"epochs": 3, "optimizer": {"betas": [0.8, 0.9]}, "augment": {"cutmix": 1}}, "here")
+    assert recipe.optimizer.betas == (0.8, 0.9) and recipe.augment.cutmix == 1.0
+    assert recipe_from_dict(yaml.safe_load(yaml.safe_dump(recipe.to_dict())), "there") == recipe
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ({"epoch": 3}, "unknown key 'epoch'; did you mean epochs?"),
+        ({"optimizer": {"learning_rate": 1}}, "unknown key 'optimizer.learning_rate'"),
+        ({"optimizer": {"lr": 0}}, "optimizer.lr is 0.0, but must be above 0"),
+        ({"optimizer": {"lr": -1e-3}}, "optimizer.lr is -0.001"),
+        ({"optimizer": {"lr": math.nan}}, "optimizer.lr is nan"),
+        ({"optimizer": {"lr": "nan"}}, "optimizer.lr is nan"),
+        ({"optimizer": {"lr": math.inf}}, "optimizer.lr is inf"),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr must be a number, not 'fast'"),
+        ({"optimizer": {"name": "lion"}}, "optimizer.name is 'lion', but must be one of adamw, sgd"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 numbers"),
+        ({"optimizer": {"betas": [0.9, 1.5]}}, "optimizer.betas is (0.9, 1.5)"),
+        ({"optimizer": 3}, "optimizer must be a mapping, not 3"),
+        ({"epochs": 0}, "epochs is 0, but must be at least 1"),
+        ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
+        ({"epochs": True}, "epochs must be a whole number, not True"),
+        ({"epochs": None}, "epochs must be a whole number, not None"),
+        ({"memory": {"fsdp": 1}}, "memory.fsdp must be true or false, not 1"),
+        ({"augment": {"mixup": -1}}, "augment.mixup is -1.0"),
+        ({"distill": {"temperature": 0}}, "distill.temperature is 0.0"),
+        ([1], "a recipe must be a mapping"),
+        ({1: 2}, "unknown key '1'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(tree, says):
+    with pytest.raises(UsageError) as caught:
+        recipe_from_dict(tree, "my.yaml")
+    assert says in str(caught.value) and str(caught.value).startswith("my.yaml: ") and "\n" not in str(caught.value)
+
+
+def test_sections_made_in_code_are_checked_too():
+    with pytest.raises(UsageError, match="lr is 0"):
+        Optimizer(lr=0)
+    with pytest.raises(UsageError, match="cutmix"):
+        Augmentation(cutmix=math.nan)
+
+
+def test_values_by_dotted_key_as_the_command_line_gives_them():
+    recipe = Recipe().having({"optimizer.lr": "2e-4", "epochs": "7", "memory.fsdp": "true", "patience": "none"}, "--set")
+    assert (recipe.optimizer.lr, recipe.epochs, recipe.memory.fsdp, recipe.patience) == (2e-4, 7, True, None)
+    assert Recipe().having({}, "--set") == Recipe()
+    for key in ("optimizer.speed", "epochs.lr", "optimiser.lr", ""):
+        with pytest.raises(UsageError, match="--set: unknown key"):
+            Recipe().having({key: 1}, "--set")
+
+
+def test_every_number_has_a_range():
+    def numbers(kind):
+        for item in fields(kind):
+            if is_dataclass(item.type):
+                yield from numbers(item.type)
+            elif item.type in (int, float, int | None, float | None):
+                yield kind.__name__, item
+
+    free = [f"{name}.{item.name}" for name, item in numbers(Recipe) if not item.metadata]
+    assert free == [] and issubclass(Recipe, Section)
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_shipped_recipes_can_be_read(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name and recipe.description
+    raw = yaml.safe_load((configs_dir() / "recipes" / f"{name}.yaml").read_text())
+    assert recipe.epochs == raw["epochs"] and set(raw) <= set(asdict(recipe))
+
+
+def test_files_of_the_user(tmp_path):
+    (tmp_path / "mine.yaml").write_text("epochs: 3\noptimizer: {lr: 1e-4}\n")
+    recipe = load_recipe(str(tmp_path / "mine.yaml"))
+    assert (recipe.name, recipe.epochs, recipe.optimizer.lr) == ("mine", 3, 1e-4)
+    (tmp_path / "bad.yaml").write_text("epochs: [3\n")
+    (tmp_path / "code.yaml").write_text("epochs: !!python/object/apply:os.getcwd []\n")
+    for name, says in (("bad.yaml", "not valid YAML"), ("code.yaml", "not valid YAML"), ("none.yaml", "cannot read")):
+        with pytest.raises(UsageError, match=says):
+            load_recipe(str(tmp_path / name))
+    with pytest.raises(UsageError, match="no recipe 'fast'"):
+        load_recipe("fast")
+
+
+def test_the_config_is_a_recipe_too():
+    cfg = load_config(find_config("swin_tiny_patch4_window7_224"))
+    recipe = recipe_of_config(cfg)
+    assert (recipe.epochs, recipe.optimizer.lr, recipe.optimizer.lr_batch, recipe.augment.mixup) == (300, 5e-4, 512, 0.8)
+    assert recipe.schedule.warmup_epochs == 20 and recipe.schedule.warmup_from == pytest.approx(5e-7 / 5e-4)
+    for key, value in (("TRAIN.BASE_LR", 0.0), ("TRAIN.LR_SCHEDULER.NAME", "step"), ("AMP_OPT_LEVEL", "O7")):
+        with pytest.raises(UsageError):
+            recipe_of_config(load_config(find_config("swin_tiny_patch4_window7_224"), overrides={key: value}))

@@ -1,0 +1,76 @@
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.train.snapshot import Snapshots, random_states, set_random_states
+
+
+def content(number):
+    return {"model": {"w": torch.full((1000,), float(number))}, "position": {"total": number}}
+
+
+def test_the_newest_are_kept_beside_the_best(tmp_path):
+    snapshots = Snapshots(tmp_path / "snapshots", keep=2)
+    assert snapshots.newest() is None and snapshots.best() is None
+    for number in (1, 20, 300):
+        snapshots.save(number, content(number))
+    snapshots.save_best(content(7))
+    assert [path.name for path in snapshots.newest_first()] == ["step_000000300.pt", "step_000000020.pt"]
+    assert snapshots.newest()["position"]["total"] == 300
+    assert torch.equal(snapshots.best()["model"]["w"], torch.full((1000,), 7.0))
+    snapshots.clear()
+    assert list(snapshots.folder.iterdir()) == []
+
+
+def damage_cut(path):
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def damage_flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # in the middle of the weights
+    path.write_bytes(data)
+
+
+def damage_empty(path):
+    path.write_bytes(b"")
+
+
+def damage_foreign(path):
+    torch.save({"weights": torch.ones(3)}, path)
+
+
+@pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_empty, damage_foreign])
+def test_a_damaged_newest_gives_way_to_the_one_before_with_a_warning(tmp_path, caplog, damage):
+    snapshots = Snapshots(tmp_path, keep=3)
+    for number in (1, 2):
+        snapshots.save(number, content(number))
+    damage(snapshots.newest_first()[0])
+    with caplog.at_level(logging.WARNING, "swin_quant"):
+        assert snapshots.newest()["position"]["total"] == 1
+    assert "step_000000002.pt is damaged" in caplog.text
+    damage(snapshots.newest_first()[1])
+    with pytest.raises(SwinQuantError, match="no snapshot can be read"):
+        snapshots.newest()
+
+
+def test_nothing_in_a_snapshot_is_executed(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "made"), "w"))
+
+    torch.save({"format": "swin-quant/snapshot/1", "evil": Evil()}, tmp_path / "step_000000001.pt")
+    with pytest.raises(SwinQuantError):
+        Snapshots(tmp_path).newest()
+    assert not (tmp_path / "made").exists()
+
+
+def test_random_states_come_back_through_a_file(tmp_path):
+    Snapshots(tmp_path).save(1, {"random": random_states()})
+    drawn = random.random(), np.random.rand(), torch.rand(3).tolist()
+    set_random_states(Snapshots(tmp_path).newest()["random"])
+    assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == drawn
