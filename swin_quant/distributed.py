@@ -1,14 +1,6 @@
-"""One process or many: start-up, and an end for all when one rank fails.
-
-A rank that fails leaves its reason in the launcher's key-value store; a rank that dies silently stops its heartbeat.
-A watchdog thread on every rank looks for both and ends the process, so that no rank waits for a dead one.
-"""
+"""One process or many: start-up, sums and lists over all ranks, and an end for all when one rank fails."""
 
 import os
-import socket
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.watchdog import Watchdog, broken_connection
 
 T = TypeVar("T")
-_POLL_SECONDS = 1.0
 _JOIN_SECONDS = 50.0  # for all ranks to start; one that failed before it could join is not waited for
-_SILENCE_SECONDS = 40.0  # of a rank that never reported failure; all others end within a minute
-_FAILURE, _BEAT = "swin_quant/failure", "swin_quant/beat"
 
 
 @dataclass(frozen=True)
@@ -102,13 +92,13 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // _number("WORLD_SIZE", 1)))
     _join("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     world = World(dist.get_rank(), dist.get_world_size(), chosen)
-    watchdog = _Watchdog(world)
+    watchdog = Watchdog(world.rank, world.size, chosen)
     try:
         yield world
         watchdog.closing = True
         dist.barrier()
     except RuntimeError as error:
-        reason = watchdog.reason_of_others() or _broken_connection(error)
+        reason = watchdog.reason_of_others() or broken_connection(error)
         watchdog.report(reason or error)
         if reason is None:
             raise
@@ -130,99 +120,10 @@ def _join(backend: str) -> None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except ValueError as error:
         raise UsageError(
-            f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({address}) do not say where they meet: "
-            f"start with torchrun, which sets them ({error})"
+            f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({address}) do not say where they "
+            f"meet: start with torchrun, which sets them ({error})"
         ) from error
     except RuntimeError as error:
         problem = str(error).splitlines()[0]
         raise SwinQuantError(f"not all ranks met at {address} in {_JOIN_SECONDS:.0f} s: {problem}") from error
     store.set_timeout(patience)
-
-
-def _broken_connection(error: RuntimeError) -> str | None:
-    """What a collective's error says of the other ranks, if it is about them."""
-    broken = isinstance(error, dist.DistError) or "by peer" in str(error)
-    return "another rank is gone: it ended without a word, or was killed" if broken else None
-
-
-class _Watchdog(threading.Thread):
-    """Beats for this rank and listens to the others."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(name="watchdog", daemon=True)
-        self.world = world
-        self.closing = False
-        self._stopped = threading.Event()
-        port = _agree_on_port(world)
-        self._store = dist.TCPStore(
-            os.environ["MASTER_ADDR"], port, world.size, world.rank == 0, timeout=timedelta(seconds=60)
-        )
-        self._heard = {rank: (0, time.monotonic()) for rank in range(world.size) if rank != world.rank}
-        self.start()
-
-    def run(self) -> None:
-        beats = 0
-        while not self._stopped.wait(_POLL_SECONDS):
-            beats += 1
-            try:
-                self._store.set(f"{_BEAT}/{self.world.rank}", str(beats))
-                reason = self._failure() or self._silence()
-            except (dist.DistError, RuntimeError):
-                reason = "rank 0 is gone"
-            if reason and not self.closing and not self._stopped.is_set():
-                print(f"error: rank {self.world.rank} stops: {reason}", file=sys.stderr, flush=True)
-                os._exit(1)
-
-    def reason_of_others(self) -> str | None:
-        """Why a collective broke off: the reason that another rank left, if it left one in the next moment."""
-        for _ in range(4):
-            time.sleep(_POLL_SECONDS / 2)
-            try:
-                if reason := self._failure():
-                    return reason
-            except (dist.DistError, RuntimeError):
-                return "rank 0 is gone"
-        return None
-
-    def report(self, error: BaseException | str) -> None:
-        """Tell the other ranks why this one ends, and give them the time to read it. The first reason stays."""
-        self.closing = True
-        try:
-            text = " ".join(str(error).split()) or type(error).__name__
-            if self._failure() is None:
-                self._store.set(_FAILURE, f"rank {self.world.rank} failed: {text}"[:500])
-            if self.world.rank == 0:
-                time.sleep(2 * _POLL_SECONDS)  # the store goes when this rank goes
-        except (dist.DistError, RuntimeError):
-            pass
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join(timeout=5)
-
-    def _failure(self) -> str | None:
-        return self._store.get(_FAILURE).decode() if self._store.check([_FAILURE]) else None
-
-    def _silence(self) -> str | None:
-        now = time.monotonic()
-        for rank, (beats, when) in self._heard.items():
-            key = f"{_BEAT}/{rank}"
-            latest = int(self._store.get(key)) if self._store.check([key]) else 0
-            if latest != beats:
-                self._heard[rank] = (latest, now)
-            elif now - when > _SILENCE_SECONDS:
-                return f"rank {rank} stopped answering"
-        return None
-
-
-def _agree_on_port(world: World) -> int:
-    """A free port of rank 0's machine, told to all ranks: the watchdog's store is apart from the launcher's."""
-    port = torch.zeros(1, dtype=torch.int64)
-    if world.rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port[0] = probe.getsockname()[1]
-    if world.device.type == "cuda":
-        port = port.to(world.device)
-    dist.broadcast(port, 0)
-    return int(port.item())

@@ -22,7 +22,8 @@ def scores(logits, labels, sizes):
     for end, size in zip(ends, sizes, strict=True):
         places = torch.arange(end - size, end)
         batches.append(Batch(places, torch.as_tensor(labels[end - size : end]), places.tolist(), []))
-    engines = {name: lambda places, table=torch.as_tensor(table): table[places] for name, table in logits.items()}
+    tables = {name: torch.as_tensor(table) for name, table in logits.items()}
+    engines = {name: lambda places, table=table: table[places] for name, table in tables.items()}
     return evaluate(engines, batches, CPU)
 
 

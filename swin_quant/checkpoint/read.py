@@ -110,7 +110,7 @@ def _read_torch(path: Path, head: bytes) -> Any:
         elif "TorchScript" in str(error):
             message = "is a TorchScript archive, which is code: save the model's state_dict instead"
         else:
-            message = f"is cut short or damaged, or torch.save did not write it ({_first_line(error)})"
+            message = "is cut short or damaged, or torch.save did not write it: download or copy it again"
         raise SwinQuantError(f"{path}: {message}") from error
 
 

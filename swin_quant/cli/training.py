@@ -10,6 +10,7 @@ from swin_quant.config import find_config, load_config
 from swin_quant.errors import UsageError
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.runcard import RunCard
+from swin_quant.train.plot import FORMATS
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.run import Request
 
@@ -57,6 +58,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--offload", action="store_true", default=None, help="with --fsdp: keep them on the CPU")
     group.add_argument("--overwrite", action="store_true", help="replace the run that the output folder holds")
     group.add_argument("--tensorboard", action="store_true", help="log to TensorBoard too (extra `logs`)")
+    group.add_argument("--plot", choices=FORMATS, help="form of the final plot (default png, where matplotlib is)")
     group.add_argument("--no-eval", action="store_true", help="do not score the result on the val split")
 
 
@@ -84,6 +86,7 @@ def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
         resume=resume,
         overwrite=args.overwrite,
         tensorboard=args.tensorboard,
+        plot=args.plot,
         replace_head=args.replace_head,
         max_unreadable=args.max_unreadable,
     )

@@ -168,7 +168,7 @@ class Child:
     folder: Path
 
     def wait(self, seconds: float) -> Done:
-        """How it ended; fails the test if it has not after so long. A signal's code is negative, as subprocess has it."""
+        """How it ended, a signal as a negative code; the test fails if it has not ended after so long."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -85,7 +85,7 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
         model(torch.as_tensor(images))
     for name, value in largest.items():
         assert state[f"{name}._amax"].item() == pytest.approx(value, rel=1e-5), name
-    for name, module in model.named_modules():
+    for name, _ in model.named_modules():
         if name.endswith("_weight_quantizer"):
             weight = model.get_submodule(name.rpartition(".")[0]).weight
             assert state[f"{name}._amax"].item() == weight.abs().max().item()

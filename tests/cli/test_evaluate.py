@@ -1,4 +1,4 @@
-"""swin-quant evaluate: which engines and policies are scored, against arithmetic on the logits, and what is recorded."""
+"""swin-quant evaluate: which engines and policies are scored, against arithmetic on logits, and what is recorded."""
 
 import json
 import math
@@ -104,7 +104,7 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
 
 
 def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_path):
-    """An evaluation writes NAME_eval.json; a second one of the same checkpoint adds to it, that of another begins anew."""
+    """A second evaluation of the same weights adds to NAME_eval.json, one of others begins it anew."""
     card = tmp_path / "swin_micro/default/swin_micro_eval.json"
     flags = [*scoring_flags, "--output", tmp_path, "--resume"]
     assert run("evaluate", *flags, micro / "swin.pth").code == 0

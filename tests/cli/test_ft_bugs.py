@@ -77,7 +77,7 @@ def test_bug_5_the_output_path_may_be_unset_or_deep(run, float_flags, tmp_path, 
 
 
 def test_bug_6_flags_of_quantization_are_no_decoration(run, float_flags, card_of, tmp_path):
-    """Parsed and overwritten there; here each one is in the policy that was scored (test_evaluate.py has the effect)."""
+    """Parsed and overwritten there; here each is in the policy that was scored (test_evaluate.py has the effect)."""
     flags = ["--int8-mode", 1, "--wprec", 6, "--aprec", 7, "--narrow-range", "--quant-disable-keyword", "attn.proj"]
     assert run("main.py", "--calib", *float_flags, *flags, "--output", tmp_path).code == 0
     card = card_of(tmp_path / "swin_micro/default/swin_micro_calib.pth")

@@ -3,10 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from swin_quant.errors import UsageError
-from swin_quant.models import build_model
 from swin_quant.train.distill import (
-    check_teacher,
     distillation_loss,
     feature_distance,
     kl_divergence,
@@ -63,15 +60,3 @@ def test_stage_outputs_are_those_of_every_stage(tiny_model):
     assert len(found) == 2
     with stage_outputs(None, False) as found:
         assert found == []
-
-
-def test_a_teacher_must_speak_of_the_same(tiny_config):
-    student = build_model(tiny_config())
-    wider = build_model(tiny_config(EMBED_DIM=64))
-    check_teacher(student, wider, Distillation(features=1.0))
-    with pytest.raises(UsageError, match="has 7 classes, the student 10"):
-        check_teacher(student, build_model(tiny_config(NUM_CLASSES=7)), Distillation())
-    coarse = build_model(tiny_config(PATCH_SIZE=4, DEPTHS=[1, 1], NUM_HEADS=[1, 2]))
-    check_teacher(student, coarse, Distillation())
-    with pytest.raises(UsageError, match="features"):
-        check_teacher(student, coarse, Distillation(features=1.0))

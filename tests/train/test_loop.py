@@ -15,7 +15,8 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import quantize
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
-from swin_quant.train.loop import Job, fit
+from swin_quant.train.job import Job
+from swin_quant.train.loop import fit
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
 from swin_quant.train.record import read_table
 from swin_quant.train.snapshot import Snapshots
@@ -91,7 +92,7 @@ def stopping_at(total, how=None):
 
 def test_it_learns(job):
     made = job(replace(RECIPE, epochs=12))
-    position = fit(made)
+    position, _ = fit(made)
     assert not made.model.training and position.best_acc1 >= 95
     assert position.epochs[-1]["train_loss"] < position.epochs[0]["train_loss"] / 2
     assert (position.epoch, position.total) == (12, 36)
@@ -170,7 +171,7 @@ def test_the_best_epoch_is_the_result(job, monkeypatch):
         return {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0}
 
     monkeypatch.setattr(loop, "_validate", scored)
-    position = fit(made := job(folder="out"))
+    position, _ = fit(made := job(folder="out"))
     assert position.best_epoch == 2 and same(weights(made), states[1]) and not same(states[1], states[2])
     scores = iter([10.0, 30.0, 20.0])
     fit(made := job(replace(RECIPE, select="last"), folder="last"))
@@ -182,7 +183,7 @@ def test_it_stops_early_when_validation_gets_no_better(job, monkeypatch):
 
     scores = iter([10.0, 30.0, 20.0, 29.0, 31.0, 32.0])
     monkeypatch.setattr(loop, "_validate", lambda *_: {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0})
-    position = fit(job(replace(RECIPE, epochs=6, patience=2)))
+    position, _ = fit(job(replace(RECIPE, epochs=6, patience=2)))
     assert position.epoch == 4 and position.best_epoch == 2
 
 
@@ -202,7 +203,7 @@ def test_a_loss_that_is_no_number_ends_the_run_by_name_and_keeps_what_was_saved(
 def test_without_validation_the_last_weights_are_the_result(job):
     made = job()
     made.validation = None
-    position = fit(made)
+    position, _ = fit(made)
     assert position.best_epoch is None and "acc1" not in position.epochs[0]
 
 
@@ -223,7 +224,7 @@ def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy,
     recipe = replace(RECIPE, ema=0.9, save_minutes=1e-9)
     whole, keeper = qat(job, mode, recipe, "whole", kind, use_policy=use_policy)
     fit(whole)
-    keeper.settle()
+    keeper.settle(keeper.model)
     stopped, _ = qat(job, mode, recipe, "stopped", kind, use_policy=use_policy)
     inner, stop = stopped.after_step, stopping_at(5)
     stopped.after_step = lambda: (inner(), stop())
@@ -232,7 +233,7 @@ def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy,
     snapshot = Snapshots(stopped.folder / "snapshots").newest()
     resumed, keeper = qat(job, mode, recipe, "stopped", kind, snapshot, use_policy)
     fit(resumed)
-    keeper.settle()
+    keeper.settle(keeper.model)
     assert same(weights(whole), weights(resumed))
 
 
@@ -243,7 +244,7 @@ def test_distillation_pulls_the_student_to_its_teacher(job, tiny_model):
         made = job(replace(RECIPE, epochs=epochs, distill=distill, augment=Augmentation(crop="none", flip=0.0)))
         keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
         made.teacher = tiny_model(seed=3, **keys).eval().requires_grad_(False)
-        losses.append(fit(made).epochs[-1]["train_loss"])
+        losses.append(fit(made)[0].epochs[-1]["train_loss"])
     assert losses[1] < 0.6 * losses[0]
 
 

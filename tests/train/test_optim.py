@@ -89,4 +89,7 @@ def test_constant_and_a_warm_up_longer_than_the_run():
     assert rates(Schedule(name="constant"), 2, 3) == [0.4] * 6
     found = rates(Schedule(warmup_epochs=100), 1, 10)
     assert found[4] == pytest.approx(0.4) and found[-1] < 0.1
-    assert current_lr(torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "role": "weights"}]), "amax") is None
+    assert (
+        current_lr(torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "role": "weights"}]), "amax")
+        is None
+    )
