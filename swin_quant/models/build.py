@@ -4,7 +4,8 @@ from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.config import architecture
-from swin_quant.models.layers import Geometry, LayerNorm, Swin
+from swin_quant.models.geometry import Geometry
+from swin_quant.models.layers import LayerNorm, Swin
 from swin_quant.models.swin import swin
 from swin_quant.models.swin_v2 import SwinV2Block, swin_v2
 from swin_quant.quant.quantizer import named_nodes

@@ -1,7 +1,6 @@
 """Parts that Swin V1 and V2 share: normalisation in float32, MLP, patch embedding, the stage, the whole network."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from swin_quant.compat import import_timm
+from swin_quant.models.geometry import Geometry
 from swin_quant.models.windows import attention_mask, window_partition, window_reverse
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -135,40 +135,6 @@ class Stage(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and self.training else block(x)
         return x if self.downsample is None else self.downsample(x)
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What a config says of an architecture; sizes in pixels, tokens or channels as the names say."""
-
-    image_size: int
-    patch_size: int
-    in_chans: int
-    classes: int
-    embed_dim: int
-    depths: tuple[int, ...]
-    heads: tuple[int, ...]
-    window: int
-    mlp_ratio: float
-    qkv_bias: bool
-    qk_scale: float | None
-    drop: float
-    drop_path: float
-    ape: bool
-    patch_norm: bool
-    pretrained_windows: tuple[int, ...]
-
-    def resolution(self, stage: int) -> int:
-        """Side of the token map of a stage."""
-        return self.image_size // self.patch_size // 2**stage
-
-    def window_in_use(self, stage: int) -> int:
-        """The window side, clipped to the map."""
-        return min(self.window, self.resolution(stage))
-
-    def shift(self, stage: int, block: int) -> int:
-        """Odd blocks are shifted by half a window, unless one window covers the map."""
-        return self.window // 2 if block % 2 and self.resolution(stage) > self.window else 0
 
 
 BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]

@@ -7,7 +7,8 @@ FasterTransformer spec, sections 1.3 and 1.4.
 import torch
 from torch import Tensor, nn
 
-from swin_quant.models.layers import Geometry, PatchMerging, Swin, WindowBlock
+from swin_quant.models.geometry import Geometry
+from swin_quant.models.layers import PatchMerging, Swin, WindowBlock
 from swin_quant.models.windows import relative_position_index
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role

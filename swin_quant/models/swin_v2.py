@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_quant.models.layers import Geometry, PatchMerging, Swin, WindowBlock
+from swin_quant.models.geometry import Geometry
+from swin_quant.models.layers import PatchMerging, Swin, WindowBlock
 from swin_quant.models.swin import add_bias_and_mask
 from swin_quant.models.windows import relative_coords_table, relative_position_index
 from swin_quant.quant.linear import QuantLinear
