@@ -292,7 +292,7 @@ def test_bases_that_multiply_are_refused(tmp_path):
 def test_files_that_are_no_configuration(tmp_path):
     ran = tmp_path / "ran"
     python = write(tmp_path, f"open({str(ran)!r}, 'w')\ncfg = {{}}", "cfg.py")
-    with pytest.raises(UsageError, match=r"cfg\.py: a configuration is a \.yaml"):
+    with pytest.raises(UsageError, match=r"cfg\.py: a configuration file ends in \.yaml"):
         load_config(python)
     assert not ran.exists()
     with pytest.raises(UsageError, match=r"gone\.yaml: no such configuration file"):
@@ -300,7 +300,7 @@ def test_files_that_are_no_configuration(tmp_path):
     with pytest.raises(UsageError, match=r"\.yaml: no such configuration file"):
         (tmp_path / "folder.yaml").mkdir()
         load_config(tmp_path / "folder.yaml")
-    with pytest.raises(UsageError, match=r"user\.yaml: larger than 1048576 bytes"):
+    with pytest.raises(UsageError, match=r"user\.yaml: larger than 1 MB"):
         load_config(write(tmp_path, "#" * (1 << 20) + "\n"))
     with pytest.raises(UsageError, match=r"latin\.yaml: not valid YAML"):
         (tmp_path / "latin.yaml").write_bytes(b"TAG: caf\xe9")

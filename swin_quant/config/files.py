@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from swin_quant.config.values import show
 from swin_quant.errors import UsageError, listed
+from swin_quant.yaml_file import read_yaml
 
 _SHIPPED = ("swin", "swinv2", "demo")
-_MAX_BYTES = 1 << 20
 _MAX_FILES = 32
 
 
@@ -57,24 +55,7 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
 
 
 def _read(path: Path) -> dict[Any, Any]:
-    """One YAML file as a mapping; its content is data and is never evaluated."""
-    if path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"{path}: a configuration is a .yaml or .yml file")
-    try:
-        if not os.path.isfile(path):
-            raise UsageError(f"{path}: no such configuration file")
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes, this is no configuration file")
-        tree = yaml.safe_load(content)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise UsageError(f"{path}: not valid YAML{where}: {what}") from error
+    tree = read_yaml(path, "configuration file")
     if not isinstance(tree, dict):
         raise UsageError(f"{path}: must hold KEY: value lines, not {show.repr(tree)}")
     return tree
