@@ -81,6 +81,16 @@ class Subject:
     card_file: Path | None
 
 
+def card_of(checkpoint: str) -> RunCard | None:
+    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is that of another checkpoint."""
+    path = card_path(checkpoint)
+    if not path.exists():
+        return None
+    card = RunCard.read(path)
+    verify_checkpoint(card, checkpoint)
+    return card
+
+
 def load_for_scoring(
     cfg: CfgNode,
     checkpoint: str,
@@ -94,9 +104,7 @@ def load_for_scoring(
     card needs a policy. A run card beside the checkpoint must be that checkpoint's.
     """
     card_file = card_path(checkpoint)
-    card = RunCard.read(card_file) if card_file.exists() else None
-    if card:
-        verify_checkpoint(card, checkpoint)
+    card = card_of(checkpoint)
     policies = list(policies)
     if not policies and card and card.policy:
         policies = [policy_from_dict(card.policy, str(card_file))]

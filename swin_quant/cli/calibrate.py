@@ -34,6 +34,8 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("no checkpoint: give --resume FILE (or --random-weights to time an untrained model)")
     cfg = options.config_of(args)
     policies = options.policies_of(args) or [load_policy("ft-mode1")]
+    if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
+        raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
     plan = options.plan_of(args, cfg.SEED)
     directory = args.calib_output_path or output_dir(cfg)
     scored = not args.no_eval and has_split(cfg, "val")

@@ -14,11 +14,13 @@ from swin_quant.distributed import World
 from swin_quant.errors import UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.listing import FIELDS, Row, list_nodes
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, policy_from_dict
+from swin_quant.scoring import card_of
 
 HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
 EXAMPLES = """examples:
   swin-quant nodes --cfg swin_tiny_patch4_window7_224 --int8-mode 2
+  swin-quant nodes --cfg my.yaml --resume out/my_calib.pth                              (policy of its run card)
   swin-quant nodes --cfg my.yaml --resume out/my_calib.pth --policy qdq --format csv > nodes.csv"""
 
 
@@ -37,12 +39,15 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("--policy: nodes are listed under one policy at a time")
     with torch.device("cpu" if args.resume else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
-    if policies:
-        apply_policy(model, policies[0])
+    card = card_of(args.resume) if args.resume else None
+    if card and card.policy and not policies:
+        policies = [policy_from_dict(card.policy, card.name)]
+    for policy in policies:
+        apply_policy(model, policy)
     if args.resume:
         load_calibrated(model, args.resume)
-    if policies:
-        apply_policy(model, policies[0])
+    for policy in policies:  # once more: weight ranges take the granularity that it asks for
+        apply_policy(model, policy)
     rows = list_nodes(model, (1, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
     if world.is_main:
         PRINTERS[args.format](rows)

@@ -250,3 +250,9 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, 
         assert "calibrated and saved" in line and saved == ["swin_micro_calib.json", "swin_micro_calib.pth"]
     else:
         assert saved == []
+
+
+def test_policies_of_different_bits_are_not_calibrated_together(run, float_flags, tmp_path):
+    (tmp_path / "four.yaml").write_text("name: four\nrules:\n  - {enable: '*', bits: 4}\n")
+    done = run("calibrate", *float_flags, "--policy", "ft-mode1", tmp_path / "four.yaml")
+    assert "different bits" in done.error(2)

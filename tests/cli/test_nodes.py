@@ -54,6 +54,11 @@ def test_without_a_policy_all_are_off(nodes):
     assert {row["state"] for row in nodes("swin").values()} == {"off"}
 
 
+def test_a_calibrated_checkpoint_brings_the_policy_of_its_card(nodes, calibrated):
+    rows = nodes("swin", "--resume", calibrated)
+    assert sum(row["state"] == "on" for row in rows.values()) == ENABLED["swin", "ft-mode1"]
+
+
 def test_shapes_are_those_of_one_picture(nodes):
     """8 x 8 tokens of 16 channels in 4 windows of 16; then 4 x 4 tokens of 32 channels in one window, two heads."""
     shape = {name: row["shape"] for name, row in nodes("swin").items()}
