@@ -10,12 +10,14 @@ from torch import Tensor
 
 from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, lsq_scale, range_gradient
 
-_BLOCK = 1 << 16  # values: 256 KiB of float32, which fits into the second-level cache beside its results
+_BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`fake_quant(x, amax, qmin, qmax)`: the op itself where a graph is being made; else the same, faster."""
-    if torch.compiler.is_compiling():
+    """`fake_quant(x, amax, qmin, qmax)`: the op itself where a graph is made or nothing is learned; else the same,
+    cheaper in the backward pass."""
+    learning = torch.is_grad_enabled() and (x.requires_grad or amax.requires_grad)
+    if torch.compiler.is_compiling() or not learning:
         return fake_quant(x, amax, qmin, qmax)
     return _StraightThrough.apply(x, amax, qmin, qmax)
 
@@ -64,9 +66,10 @@ class _StraightThrough(torch.autograd.Function):
 
 def _blocks(x: Tensor, range_dim: int) -> list[slice | tuple]:
     """Where to cut the first dimension of x: into blocks on a CPU, not at all elsewhere or with a range per channel."""
-    if range_dim or x.device.type != "cpu" or x.numel() <= _BLOCK:
+    block = _BLOCK * torch.get_num_threads()
+    if range_dim or x.device.type != "cpu" or x.numel() <= block:
         return [()]
-    rows = max(1, _BLOCK * len(x) // x.numel())
+    rows = max(1, block * len(x) // x.numel())
     return [slice(start, start + rows) for start in range(0, len(x), rows)]
 
 
