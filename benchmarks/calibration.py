@@ -63,8 +63,9 @@ def main() -> None:
             seconds[name].append(time.perf_counter() - start)
     memory = {name: peak_memory(name, args) for name in CASES}
 
-    print(f"{args.cfg}, {BATCHES} x {SIZE} pictures, {torch.get_num_threads()} threads, torch {torch.__version__}, ", end="")
-    print(f"{'real pictures' if args.data_path else 'random pictures'}, median of {args.rounds} interleaved rounds\n")
+    source = "real pictures" if args.data_path else "random pictures"
+    print(f"{args.cfg}, {BATCHES} x {SIZE} {source}, {torch.get_num_threads()} threads, torch {torch.__version__},")
+    print(f"median of {args.rounds} interleaved rounds\n")
     print("| | seconds | x float forward | peak memory, MB | x float forward |\n|---|---|---|---|---|")
     base = statistics.median(seconds["float forward"])
     for name, times in seconds.items():
