@@ -5,8 +5,9 @@ Flags that were decorative there either work here or are refused with a sentence
 
 import argparse
 import logging
+from pathlib import Path
 
-from swin_quant.cli import calibrate, evaluate, options
+from swin_quant.cli import calibrate, evaluate, finetune, options, training
 from swin_quant.cli.output import output_dir
 from swin_quant.config import to_dict
 from swin_quant.data.loader import load_batches
@@ -19,7 +20,7 @@ from swin_quant.progress import log
 from swin_quant.scoring import load_for_scoring, open_labelled
 from swin_quant.throughput import throughput
 
-HELP = "FasterTransformer's front door: --calib, --eval and --throughput, alone or together."
+HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
   python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 main.py --calib \\
       --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --resume swin_tiny_patch4_window7_224.pth \\
@@ -27,17 +28,13 @@ EXAMPLES = """examples:
   python main.py --eval --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --int8-mode 1 \\
       --resume out/swin_tiny_patch4_window7_224_calib.pth --data-path imagenet --batch-size 64"""
 
-NO_TRAINING = "this version calibrates and evaluates; it does not train"
+FT_DISTILLATION = {"distill_compat": "ft", "distillation_loss_scale": 10000.0}  # what --distill means there
+# Options that mean something to --train alone.
+TRAINING = ("num_epochs", "qat_lr", "lr", "distill", "teacher", "teacher_cfg", "distillation_loss_scale", "temperature",
+            "distill_compat", "accumulation_steps", "use_checkpoint", "amax", "fsdp", "offload", "recipe", "set",
+            "overwrite", "tensorboard")  # fmt: skip
 # Flag -> (argparse options, why it is refused).
 REFUSED = {
-    "--train": ({"action": "store_true"}, f"{NO_TRAINING} yet"),
-    "--num-epochs": ({"type": int}, NO_TRAINING),
-    "--qat-lr": ({"type": float}, NO_TRAINING),
-    "--distill": ({"action": "store_true"}, NO_TRAINING),
-    "--teacher": ({}, NO_TRAINING),
-    "--distillation_loss_scale": ({"type": float}, NO_TRAINING),
-    "--accumulation-steps": ({"type": int}, NO_TRAINING),
-    "--use-checkpoint": ({"action": "store_true"}, f"gradient checkpointing is for training: {NO_TRAINING}"),
     "--engine": ({}, "this version scores checkpoints; it does not run TensorRT engines yet"),
     "--fused_window_process": (
         {"action": "store_true"},
@@ -52,40 +49,47 @@ REFUSED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
-    parser.add_argument("--pretrained", metavar="FILE", help="float weights to start from, if there is no --resume")
+    training.add_model(parser)
     options.add_data(parser)
     options.add_calibration(parser, batches=4)
     options.add_policy(parser)
+    training.add_training(parser)
+    training.add_qat(parser)
     options.add_run(parser)
     parser.add_argument("--calib", action="store_true", help="calibrate, save <NAME>_calib.pth, score it on val")
+    parser.add_argument("--train", action="store_true", help="QAT of --resume, or of what --calib made; scored on val")
     parser.add_argument("--eval", action="store_true", help="score --resume on val")
     parser.add_argument("--throughput", action="store_true", help="images/s on the first val batch, then stop")
     parser.add_argument("--disable_amp", action="store_true", help="no half-precision baseline (= --half none)")
-    parser.add_argument(
-        "--amp-opt-level", choices=("O0", "O1", "O2"), help="O0 no half-precision baseline, O1 autocast"
-    )
     for flag, (kind, _) in REFUSED.items():
         parser.add_argument(flag, default=None, help=argparse.SUPPRESS, **kind)
-    parser.set_defaults(split="val", no_eval=False, random_weights=False)
+    parser.set_defaults(split="val", random_weights=False)
 
 
 def run(args: argparse.Namespace, world: World) -> None:
     _refuse(args)
-    if args.pretrained and args.resume:
-        raise UsageError("--pretrained and --resume both name the weights: give one of them")
-    args.resume = args.resume or args.pretrained
+    if args.resume != training.AUTO:
+        if args.pretrained and args.resume:
+            raise UsageError("--pretrained and --resume both name the weights: give one of them")
+        args.resume, args.pretrained = args.resume or args.pretrained, None
     if args.disable_amp or args.amp_opt_level == "O0":
         args.half = "none"
-    if not (args.calib or args.eval or args.throughput):
-        raise UsageError("nothing to do: give --calib, --eval or --throughput")
+    if not (args.calib or args.train or args.eval or args.throughput):
+        raise UsageError("nothing to do: give --calib, --train, --eval or --throughput")
     _open_log(args, world)
     if args.throughput:
         _throughput(args, world)
         return
     if args.calib:
         calibrate.run(args, world)  # scores the result too
-    elif args.eval:
+        cfg = options.config_of(args)
+        args.resume = str(Path(args.calib_output_path or output_dir(cfg)) / f"{cfg.MODEL.NAME}_calib.pth")
+    if args.train:
+        if args.distill:
+            for flag, value in FT_DISTILLATION.items():
+                setattr(args, flag, getattr(args, flag) or value)
+        finetune.run(args, world)  # scores the result too
+    elif args.eval and not args.calib:
         evaluate.run(args, world)
 
 
@@ -93,8 +97,12 @@ def _refuse(args: argparse.Namespace) -> None:
     for flag, (_, reason) in REFUSED.items():
         if getattr(args, flag.strip("-").replace("-", "_")):
             raise UsageError(f"{flag}: {reason}")
-    if args.amp_opt_level == "O2":
-        raise UsageError("--amp-opt-level O2: nearly all in half precision is for training; evaluation has O0 and O1")
+    if not args.train and (idle := [name for name in TRAINING if getattr(args, name)]):
+        raise UsageError(f"--{idle[0].replace('_', '-')}: is for training: add --train, or leave it out")
+    if args.amp_opt_level in ("O2", "O3") and not args.train:
+        raise UsageError(f"--amp-opt-level {args.amp_opt_level} is for training: evaluation has O0 and O1")
+    if args.resume == training.AUTO and (args.calib or not args.train):
+        raise UsageError("--resume auto goes on with --train: name the checkpoint for everything else")
 
 
 def _open_log(args: argparse.Namespace, world: World) -> None:

@@ -12,12 +12,12 @@ from swin_quant.train.run import finetune
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
-  swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path imagenet --recipe qat_swin \\
+  swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path imagenet --recipe qat_tiny \\
       --distill --teacher my.pth                                                        (policy of its run card)
   swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path data --zip --recipe micro_w4a4 \\
       --policy ft-mode1 --wprec 4 --aprec 4 --teacher my.pth
   torchrun --nproc_per_node 4 qat_finetune.py ... --resume auto                          (goes on where it stopped)"""
-DEFAULT_RECIPE = "qat_swin"
+DEFAULT_RECIPE = "qat_tiny"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

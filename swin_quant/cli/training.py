@@ -67,8 +67,8 @@ def recipe_of(args: argparse.Namespace, recipe: Recipe, **more: Any) -> Recipe:
     pairs = [pair.partition("=") for pair in args.set]
     if bad := [key for key, sign, _ in pairs if not sign]:
         raise UsageError(f"--set takes KEY=VALUE, but got {bad[0]}")
-    given = {key: getattr(args, option, None) for option, key in RECIPE_KEYS.items()}
-    flags = {key: value for key, value in given.items() if value is not None}
+    given = [(key, getattr(args, option, None)) for option, key in RECIPE_KEYS.items()]
+    flags = {key: value for key, value in given if value is not None}
     return recipe.having({key: value for key, _, value in pairs}, "--set").having(flags | more, "command line")
 
 
@@ -111,7 +111,7 @@ def qat_recipe_of(args: argparse.Namespace, recipe: Recipe) -> Recipe:
     distils = recipe.distill.weight > 0 or recipe.distill.features > 0
     if args.distill and not args.teacher:
         raise UsageError("--distill needs --teacher FILE: the float checkpoint to learn from")
-    if args.teacher and not distils:
+    if (args.distill and not recipe.distill.weight) or (args.teacher and not distils):
         return recipe.having({"distill.weight": 1.0}, "--distill")
     return recipe
 

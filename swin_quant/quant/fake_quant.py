@@ -2,7 +2,7 @@
 
 Arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
 in float32 whatever the input type, so that what is simulated is what an engine computes. It is a custom op and
-therefore opaque to `torch.compile(fullgraph=True)` and `torch.export`, which keep it as one node of the graph.
+therefore one node of any graph; `straight_through` computes the same in the ways that training wants it.
 """
 
 import math
@@ -26,12 +26,17 @@ def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
     x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per
     tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 where |x| <= amax, 0 outside
-    (pytorch-quantization's clipped straight-through estimator). Gradient of amax: that of LSQ, see `range_gradient`.
+    (pytorch-quantization's clipped straight-through estimator). Gradient of amax: that of LSQ, see `slopes`.
     """
-    scale = amax.float() / qmax
+    return quantize_dequantize(x, amax, qmin, qmax)
+
+
+def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
+    """The op's arithmetic in torch's operations; contiguous."""
     alive = amax > TINY_AMAX
-    levels = x.float() / torch.where(alive, scale, torch.inf)
-    return levels.round_().clamp_(qmin, qmax).mul_(torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
+    scale = torch.where(alive, amax.float() / qmax, torch.inf)
+    levels = (x.float() / scale).round().clamp(qmin, qmax)
+    return (levels * torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
 
 
 @fake_quant.register_fake
@@ -39,14 +44,11 @@ def _(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def range_gradient(gradient: Tensor, slopes: Tensor, shape: torch.Size) -> Tensor:
-    """The sum over all values of a range of gradient * dy/dscale, float32 of amax's `shape`.
-
-    dy/dscale is level - x / scale where |x| <= amax, and the saturated level outside.
-    """
+def range_gradient(gradient: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
+    """The sum over all values of a range of gradient * slope (dy/dscale), float32 of amax's `shape`."""
     if not shape:
-        return torch.dot(gradient.reshape(-1).float(), slopes.reshape(-1).float())
-    return (gradient.float() * slopes).sum_to_size(shape)
+        return torch.dot(gradient.reshape(-1).float(), slope.reshape(-1).float())
+    return (gradient.float() * slope).sum_to_size(shape)
 
 
 def lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
@@ -57,19 +59,24 @@ def lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
     return 1 / (qmax * math.sqrt(max(values, 1) / max(math.prod(shape), 1) * qmax))
 
 
+def slopes(x: Tensor, amax: Tensor, qmin: int, qmax: int, inside: Tensor) -> Tensor:
+    """dy/dscale, float32 of x's shape: level - x / scale where x lies `inside` (1 or 0), else the saturated level."""
+    position = x.float() / torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
+    return position.round().clamp(qmin, qmax) - position * inside
+
+
 def _save_for_backward(ctx, inputs, output) -> None:
-    x, amax, ctx.qmin, ctx.qmax = inputs
+    x, amax, *ctx.grid = inputs
     ctx.save_for_backward(x, amax)
 
 
-def _backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     x, amax = ctx.saved_tensors
     inside = x.float().abs() <= amax  # a 0-dim amax would otherwise be rounded to the type of x
     of_amax = None
     if ctx.needs_input_grad[1]:
-        position = x.float() / torch.where(amax > TINY_AMAX, amax / ctx.qmax, torch.inf)
-        slopes = position.round().clamp(ctx.qmin, ctx.qmax) - position * inside
-        of_amax = range_gradient(gradient, slopes, amax.shape) * lsq_scale(x.numel(), amax.shape, ctx.qmax)
+        of_amax = range_gradient(gradient, slopes(x, amax, *ctx.grid, inside), amax.shape)
+        of_amax *= lsq_scale(x.numel(), amax.shape, ctx.grid[1])
     return gradient * inside.to(gradient.dtype), of_amax, None, None
 
 

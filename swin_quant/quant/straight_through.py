@@ -7,51 +7,75 @@ node is little: where `x` saturated, a few places in ten thousand, whose positio
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
-from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, lsq_scale, range_gradient
+from swin_quant.quant.fake_quant import (
+    TINY_AMAX,
+    fake_quant,
+    lsq_scale,
+    quantize_dequantize,
+    range_gradient,
+    slopes,
+)
 
 _BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`fake_quant(x, amax, qmin, qmax)`: the op itself where a graph is made or nothing is learned; else the same,
+    """`fake_quant(x, amax, qmin, qmax)`: the op itself where a graph is exported or nothing is learned; else the same,
     cheaper in the backward pass."""
     learning = torch.is_grad_enabled() and (x.requires_grad or amax.requires_grad)
-    if torch.compiler.is_compiling() or not learning:
+    if torch.compiler.is_exporting() or not learning:
         return fake_quant(x, amax, qmin, qmax)
-    return _StraightThrough.apply(x, amax, qmin, qmax)
+    return _traced(x, amax, qmin, qmax) if torch.compiler.is_compiling() else _Eager.apply(x, amax, qmin, qmax)
 
 
-class _StraightThrough(torch.autograd.Function):
+def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
+    """In plain operations, which a compiler fuses with their neighbours, and whose results it computes again at will.
+
+    Gradients come in by terms that are zero, t - t.detach(). Where x lies inside is a float made without comparing:
+    compilers keep a comparison's bits for the backward pass, and inductor takes ten times as long to store them.
+    """
+    still, fixed = x.detach(), amax.detach()
+    inside = (torch.sign(fixed - still.float().abs()) + 1).clamp(max=1)
+    y = quantize_dequantize(still, fixed, qmin, qmax) + inside.to(x.dtype) * (x - still)
+    if amax.requires_grad:
+        steepness = slopes(still, fixed, qmin, qmax, inside) * lsq_scale(x.numel(), amax.shape, qmax)
+        y = y + (steepness * (amax - fixed)).to(y.dtype)
+    return y
+
+
+class _Eager(torch.autograd.Function):
     """Keeps where x saturated and, if the range is learned, dy/dscale, at most a few times qmax, in float16."""
 
     @staticmethod
     def forward(ctx, x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
         learned = ctx.needs_input_grad[1]
-        differentiated = learned or ctx.needs_input_grad[0]
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        slopes = torch.empty(x.shape, dtype=torch.float16, device=x.device) if learned else None
+        steepness = torch.empty(x.shape, dtype=torch.float16, device=x.device) if learned else None
         scale = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         factor = torch.where(amax > TINY_AMAX, scale, 0.0)
-        saturated = []
-        for place in _blocks(x, amax.dim()):
-            values = x[place].float()
-            levels = values / scale
-            if differentiated:
-                saturated.append(outside := _outside(values, amax))
+        blocks, saturated = _blocks(x, amax.dim()), []
+        buffers = [torch.empty(x[blocks[0]].shape, dtype=torch.float32, device=x.device) for _ in range(2)]
+        for block in blocks:
+            part = x[block]
+            levels, other = buffers if block == () else (buffer[: len(part)] for buffer in buffers)
+            values = part if part.dtype == torch.float32 else other.copy_(part)
+            torch.div(values, scale, out=levels)
+            saturated.append(outside := _outside(torch.abs(values, out=other), amax))
             if learned:
-                unrounded = _zero(levels.clone(memory_format=torch.contiguous_format), outside)
+                unrounded = _zero(other.copy_(levels), outside)
             levels.round_().clamp_(qmin, qmax)
             if learned:
-                torch.sub(levels, unrounded, out=slopes[place])
-            torch.mul(levels, factor, out=y[place])
-        ctx.save_for_backward(slopes, *saturated)
+                torch.sub(levels, unrounded, out=steepness[block])
+            torch.mul(levels, factor, out=y[block])
+        ctx.save_for_backward(steepness, *saturated)
         ctx.amax_shape, ctx.qmax = amax.shape, qmax
         return y
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        slopes, *saturated = ctx.saved_tensors
+        steepness, *saturated = ctx.saved_tensors
         of_x = of_amax = None
         blocks = _blocks(gradient, len(ctx.amax_shape))
         if ctx.needs_input_grad[0]:
@@ -59,7 +83,7 @@ class _StraightThrough(torch.autograd.Function):
             for place, outside in zip(blocks, saturated, strict=True):
                 _zero(of_x[place], outside)
         if ctx.needs_input_grad[1]:
-            of_amax = sum(range_gradient(gradient[place], slopes[place], ctx.amax_shape) for place in blocks)
+            of_amax = sum(range_gradient(gradient[place], steepness[place], ctx.amax_shape) for place in blocks)
             of_amax = of_amax * lsq_scale(gradient.numel(), ctx.amax_shape, ctx.qmax)
         return of_x, of_amax, None, None
 
@@ -67,17 +91,22 @@ class _StraightThrough(torch.autograd.Function):
 def _blocks(x: Tensor, range_dim: int) -> list[slice | tuple]:
     """Where to cut the first dimension of x: into blocks on a CPU, not at all elsewhere or with a range per channel."""
     block = _BLOCK * torch.get_num_threads()
-    if range_dim or x.device.type != "cpu" or x.numel() <= block:
+    if range_dim or not _is_real(x) or x.numel() <= block:
         return [()]
     rows = max(1, block * len(x) // x.numel())
     return [slice(start, start + rows) for start in range(0, len(x), rows)]
 
 
-def _outside(values: Tensor, amax: Tensor) -> Tensor:
-    """Where |values| > amax: flat positions int64 [few] on a CPU; a mask elsewhere, since positions wait for a GPU."""
-    if values.device.type != "cpu":
-        return values.abs() > amax
-    return torch.from_numpy(np.flatnonzero(values.abs().numpy() > amax.numpy()))  # torch's own takes five times as long
+def _is_real(x: Tensor) -> bool:
+    """Whether x has its values in this machine's memory."""
+    return x.device.type == "cpu" and not isinstance(x, FakeTensor)
+
+
+def _outside(magnitudes: Tensor, amax: Tensor) -> Tensor:
+    """Where magnitudes > amax: flat positions int64 [few] on a CPU; a mask elsewhere: a GPU would be waited for."""
+    if not _is_real(magnitudes):
+        return magnitudes > amax
+    return torch.from_numpy(np.flatnonzero(magnitudes.numpy() > amax.numpy()))  # torch's own takes five times as long
 
 
 def _zero(values: Tensor, outside: Tensor) -> Tensor:

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from swin_quant.distributed import all_sum
 from swin_quant.quant.calibration import UNUSED_AMAX, Method, observe, set_ranges
-from swin_quant.quant.fake_quant import TINY_AMAX, grid
+from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
 from swin_quant.quant.linear import QuantLinear
-from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
-from swin_quant.quant.ranges import search_range
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
@@ -32,6 +30,7 @@ class RangeKeeper:
     def __init__(self, model: nn.Module, recipe: Ranges, epochs: int, images: Images) -> None:
         self.model, self.recipe, self.epochs, self.images = model, recipe, epochs, images
         self.nodes = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
+        self.clipped: dict[str, float] = {}
         self.before = {name: node.amax.detach().clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
@@ -52,36 +51,47 @@ class RangeKeeper:
         due = epoch % self.recipe.every_epochs == 0 and epoch <= self.recipe.until * self.epochs
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
-        shares = clipped_shares(self.model, self.images())
+        self.clipped = clipped_shares(self.model, self.images())
         drifts = [_drift(node.amax, self.before[name]) for name, node in enabled_nodes(self.model).items()]
         return {
             "amax_drift": sum(drifts) / max(len(drifts), 1),
-            "clipped_share": sum(shares.values()) / max(len(shares), 1),
+            "clipped_share": sum(self.clipped.values()) / max(len(self.clipped), 1),
         }
+
+    def histograms(self) -> dict[str, list[float]]:
+        """For TensorBoard: the ranges of weights and activations, and the share that each activation node clips."""
+        found: dict[str, list[float]] = {"clipped_share": list(self.clipped.values())}
+        for node in enabled_nodes(self.model).values():
+            kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
+            found.setdefault(f"amax/{kind}", []).append(node.amax.max().item())
+        return found
 
     def reestimate(self) -> None:
         """New ranges for the chosen nodes, from the weights as they are and the sample of pictures."""
         _calibrate(self.model, self.nodes, Method(self.recipe.method), self.images())
-        for name, layer in _weights(self.model, self.nodes):
-            if self.recipe.method != "max":
-                self.nodes[name].amax = _weight_range(name, layer, self.nodes[name], self.recipe.method)
+        if self.recipe.method == "mse":  # calibration gives a weight its maximum, whatever the method
+            for name, layer in _weights(self.model, self.nodes):
+                node = self.nodes[name]
+                node.amax = weight_range(layer.weight, node.bits, node.per_channel)
 
-    def settle(self) -> None:
+    def settle(self, model: nn.Module) -> None:
         """End of training: weights inside their ranges, ranges buffers again, nodes that were off calibrated anew.
+
+        `model` is the trained one: the keeper's own, unless that was sharded.
 
         Clamping a weight to the ends of its grid changes no quantized value. Nodes that the policy switches off took
         no part: their ranges are those of the trained weights with nothing quantized.
         """
         for node in self.nodes.values():
             node.freeze_range()
-        on = enabled_nodes(self.model)
-        for name, layer in _weights(self.model, on):
+        on = enabled_nodes(model)
+        for name, layer in _weights(model, on):
             qmin, qmax = grid(on[name].bits, on[name].narrow_range)
             with torch.no_grad():
                 amax = on[name].amax
                 layer.weight.copy_(torch.minimum(torch.maximum(layer.weight, amax * (qmin / qmax)), amax))
-        off = {name: node for name, node in named_nodes(self.model).items() if name not in on}
-        _calibrate(self.model, off, Method(), self.images())
+        off = {name: node for name, node in named_nodes(model).items() if name not in on}
+        _calibrate(model, off, Method(), self.images())
 
 
 def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, float]:
@@ -140,12 +150,18 @@ def _weights(model: nn.Module, nodes: dict[str, Quantizer]) -> Iterator[tuple[st
             yield f"{name}._weight_quantizer", layer
 
 
-def _weight_range(name: str, layer: QuantLinear, node: Quantizer, method: str) -> Tensor:
-    """The range of a weight, or of each of its rows, by a search of `calibration`'s kind; [] or [out, 1]."""
-    weight = layer.weight.detach()
-    found = []
-    for row in weight if node.per_channel else [weight]:
-        observer = ActivationObserver(name, weight.device, True, None)
-        observer(row[None])
-        found.append(search_range(method, observer.statistics(), node.bits) or UNUSED_AMAX)
-    return torch.tensor(found, device=weight.device).view(-1, 1) if node.per_channel else torch.tensor(found[0])
+def weight_range(weight: Tensor, bits: int, per_channel: bool) -> Tensor:
+    """The range of least squared error of a weight [out, in], 0-dim, or of each of its rows, [out, 1].
+
+    The best of 80 shares of the largest magnitude, each tried on all values.
+    """
+    weight = weight.detach().float()
+    largest = weight.abs().amax(dim=1, keepdim=True) if per_channel else weight.abs().max()
+    largest = torch.where(largest > TINY_AMAX, largest, UNUSED_AMAX)
+    best, least = largest, torch.full_like(largest, torch.inf)
+    for share in torch.linspace(0.21, 1.0, 80).tolist():
+        amax = share * largest
+        error = (fake_quant(weight, amax, *grid(bits)) - weight).square()
+        error = error.sum(dim=1, keepdim=True) if per_channel else error.sum()
+        best, least = torch.where(error < least, amax, best), torch.minimum(error, least)
+    return best

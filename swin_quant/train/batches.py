@@ -7,7 +7,9 @@ number of steps. What does not fill a step is left out, other pictures in every 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,7 +93,7 @@ class TrainingBatches:
     def sample(self, batches: int, size: int = 8) -> Iterator[Tensor]:
         """This rank's share of `batches` batches of training pictures, the same ones each time, not augmented."""
         order = sample(self.count, min(batches * size, self.count), self.seed)
-        parts = shard(chunks(order, size), self.world.rank, self.world.size)
+        parts = [shard(part, self.world.rank, self.world.size) for part in chunks(order, size)]
         loaded = self.small.batches(parts) if self.small else load_batches(self.pictures, self.preprocess, parts)
         for batch in loaded:
             yield batch.images.to(self.world.device)
@@ -136,7 +138,10 @@ class ValidationBatches:
         self.limit = UnreadableLimit(len(pictures), max_unreadable)
         small = is_small(pictures, preprocess.size)
         self.small = decode_all(pictures, preprocess, self.limit, self.workers) if small else None
-        self.parts = chunks(shard(range(len(self.small or pictures)), world.rank, world.size), batch_size)
+        count = len(self.small or pictures)
+        passes = ceil(ceil(count / world.size) / batch_size)  # the same on every rank, since a pass may be collective
+        mine = shard(range(count), world.rank, world.size)
+        self.parts = [part.tolist() for part in np.array_split(mine, passes)]
 
     def __iter__(self) -> Iterator[Batch]:
         if self.small:

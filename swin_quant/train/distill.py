@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_quant.errors import UsageError
-from swin_quant.models.layers import Swin
 from swin_quant.train.recipe import Distillation
 
 
@@ -48,18 +46,6 @@ def feature_distance(student: Tensor, teacher: Tensor) -> Tensor:
 def _similarities(features: Tensor) -> Tensor:
     directions = F.normalize(features, dim=-1)
     return directions @ directions.transpose(1, 2)
-
-
-def check_teacher(student: Swin, teacher: Swin, recipe: Distillation) -> None:
-    """UsageError unless the teacher answers in the student's classes and, for features, in its maps of tokens."""
-    ours, theirs = student.geometry, teacher.geometry
-    if ours.classes != theirs.classes:
-        raise UsageError(f"--teacher: has {theirs.classes} classes, the student {ours.classes}: they must be the same")
-    if ours.image_size != theirs.image_size:
-        raise UsageError(f"--teacher: takes pictures of {theirs.image_size} pixels, the student of {ours.image_size}")
-    maps = [[g.resolution(stage) for stage in range(len(g.depths))] for g in (ours, theirs)]
-    if recipe.features and maps[0] != maps[1]:
-        raise UsageError(f"--teacher: its maps of tokens are {maps[1]}, not {maps[0]}: its features cannot be used")
 
 
 @contextmanager

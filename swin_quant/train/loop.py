@@ -6,68 +6,39 @@ teacher's part of the loss (`distill`), half precision (`precision`), ranges of 
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from swin_quant.distributed import World, all_sum
 from swin_quant.errors import SwinQuantError
 from swin_quant.evaluate import evaluate
-from swin_quant.models.layers import Swin
 from swin_quant.progress import log
 from swin_quant.train.bar import bar
-from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
+from swin_quant.train.batches import MicroBatch
 from swin_quant.train.distill import distillation_loss, stage_outputs
 from swin_quant.train.interruption import interruption
+from swin_quant.train.job import Job
 from swin_quant.train.optim import current_lr, make_optimizer, make_schedule
+from swin_quant.train.parallel import from_main, gathering, is_sharded, parallel, whole
 from swin_quant.train.precision import Precision
-from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import Record
 from swin_quant.train.seeds import seed_all
 from swin_quant.train.snapshot import Snapshots
 from swin_quant.train.state import Position, State, make_average
 
 
-@dataclass
-class Job:
-    """What is trained, on what, how, and where it is written (`folder` None: nowhere).
+def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
+    """Train `job.model` in place; returns how far it got, and its best weights (its last if none are validated).
 
-    `after_step()` and `after_epoch(epochs done)` are for what else must follow the weights, such as ranges; what
-    `after_epoch` returns is recorded with the epoch. `snapshot` is the one to go on from. `settings` go into every
-    snapshot, for whoever resumes to compare.
-    """
-
-    model: Swin
-    recipe: Recipe
-    batches: TrainingBatches
-    validation: ValidationBatches | None
-    seed: int = 0
-    world: World = World()  # noqa: RUF009
-    teacher: Swin | None = None
-    folder: Path | None = None
-    snapshot: dict[str, Any] | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    tensorboard: bool = False
-    after_step: Callable[[], None] = lambda: None
-    after_epoch: Callable[[int], dict[str, float]] = lambda epoch: {}
-
-
-def fit(job: Job) -> Position:
-    """Train `job.model` in place; it ends in evaluation mode with its best weights (its last if none are validated).
-
-    SIGTERM or SIGINT saves after the step in hand, then KeyboardInterrupt. Raises SwinQuantError, naming the step, when
-    loss or gradient is not finite: then the snapshots of before stay.
+    The model ends in evaluation mode with those weights, unless it was sharded. SIGTERM or SIGINT saves after the step
+    in hand, then KeyboardInterrupt. Raises SwinQuantError, naming the step, when loss or gradient is not finite: then
+    the snapshots of before stay.
     """
     recipe, world, batches = job.recipe, job.world, job.batches
     precision = Precision.choose(recipe.precision, recipe.half, world.device)
-    network = _parallel(precision.network(job.model), world)
+    network = parallel(precision.network(job.model), job.model, recipe, world)
     optimizer = make_optimizer(job.model, recipe.optimizer, batches.step_pictures)
     schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, batches.steps)
     average = make_average(job.model, recipe.ema)
@@ -86,23 +57,24 @@ def fit(job: Job) -> Position:
         stage_outputs(job.teacher, features and job.teacher is not None) as theirs,
         bar(recipe.epochs * batches.steps, position.total) as show,
     ):
-        while position.epoch < recipe.epochs and not _exhausted(position, recipe):
+        while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
             network.train()
+            started = time.monotonic()
             for step in batches.epoch(position.epoch, position.step):
-                started = time.monotonic()
                 loss = torch.zeros((), device=world.device)
                 for number, micro in enumerate(step, 1):
-                    with _gathering(network, number == len(step)):
+                    with gathering(network, number == len(step)):
                         seed_all(job.seed, "step", position.epoch, micro.place)  # drop path
                         part = _loss(job, precision, network, micro, ours, theirs) / len(step)
                         state.scaler.scale(part).backward()
                         loss += part.detach()
                 state.scaler.unscale_(optimizer)
                 norm = nn.utils.clip_grad_norm_(job.model.parameters(), recipe.optimizer.clip_grad or math.inf)
+                norm = whole(norm).item()
 
                 due = snapshots is not None and time.monotonic() - saved > 60 * recipe.save_minutes
                 loss, asked, due = _agree(loss.item(), request.asked, due, world)
-                _check_finite(loss, norm.item(), state)
+                _check_finite(loss, norm, state)
 
                 lr, lr_amax = (current_lr(optimizer, role) for role in ("weights", "amax"))
                 state.scaler.step(optimizer)
@@ -113,15 +85,12 @@ def fit(job: Job) -> Position:
                 if average:
                     average.update(job.model, step=position.total + 1)
 
-                position.step += 1
-                position.total += 1
-                position.loss_sum += loss
-                took = time.monotonic() - started
-                position.seconds += took
+                took, started = time.monotonic() - started, time.monotonic()
+                position.finish_step(loss, took)
                 speed = batches.step_pictures / took
                 show(position, loss, lr, speed)
                 if record:
-                    row = {"loss": loss, "lr": lr, "lr_amax": lr_amax, "grad_norm": norm.item()}
+                    row = {"loss": loss, "lr": lr, "lr_amax": lr_amax, "grad_norm": norm}
                     place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
                     record.step(place | row | {"images_per_second": speed})
                 if asked or (due and position.step < batches.steps):
@@ -131,24 +100,27 @@ def fit(job: Job) -> Position:
 
             extras = job.after_epoch(position.epoch + 1)
             result = {"train_loss": position.loss_sum / batches.steps, **_validate(job, precision, state), **extras}
-            _finish_epoch(position, result)
+            position.finish_epoch(result)
             if record:
-                record.epoch(position.epochs[-1], {})
+                record.epoch(position.epochs[-1], job.histograms())
             if result.get("acc1", -1.0) > position.best_acc1:
                 position.best_acc1, position.best_epoch = result["acc1"], position.epoch
-                if snapshots and world.is_main:
-                    snapshots.save_best({"model": state.scored.state_dict(), "epoch": position.epoch})
+                if snapshots:
+                    weights = state.weights()
+                    if world.is_main:
+                        snapshots.save_best({"model": weights, "epoch": position.epoch})
             if snapshots:
                 saved = _save(snapshots, state, job)
-            log.info("%s", _summary(position, recipe))
+            log.info("%s", position.summary(recipe.epochs))
 
     if record:
         record.close()
-    chosen = recipe.select == "best" and position.best_epoch is not None
-    best = snapshots.best() if snapshots and chosen else None
-    job.model.load_state_dict(best["model"] if best else state.scored.state_dict())
-    job.model.eval()
-    return position
+    best = snapshots.best() if snapshots and world.is_main and recipe.select == "best" and position.best_epoch else None
+    weights = from_main(best["model"] if best else None) or from_main(state.weights())
+    if not is_sharded(job.model):
+        job.model.load_state_dict(weights)
+        job.model.eval()
+    return position, weights
 
 
 def _loss(
@@ -173,18 +145,6 @@ def _loss(
     return loss + distillation_loss(recipe.distill, logits, answers, ours, theirs)
 
 
-def _parallel(network: nn.Module, world: World) -> nn.Module:
-    if world.size == 1:
-        return network
-    devices = [world.device] if world.device.type == "cuda" else None
-    return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
-
-
-def _gathering(network: nn.Module, last: bool):
-    """Gradients are summed over ranks once a step, in its last micro-batch."""
-    return nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync()
-
-
 def _agree(loss: float, asked: bool, due: bool, world: World) -> tuple[float, bool, bool]:
     """The mean loss of the ranks, and whether any of them wants to stop, or to save."""
     total, asking, waiting = all_sum(torch.tensor([loss, asked, due], dtype=torch.float64), world.device).tolist()
@@ -205,36 +165,18 @@ def _check_finite(loss: float, norm: float, state: State) -> None:
 def _validate(job: Job, precision: Precision, state: State) -> dict[str, float]:
     if job.validation is None:
         return {}
-    network = precision.view(state.scored).eval()
+    network = precision.view(state.scored).eval()  # the loop switches back
     score = evaluate({"model": lambda images: precision.logits(network, images)}, job.validation, job.world.device)
     return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
 
 
-def _finish_epoch(position: Position, result: dict[str, float]) -> None:
-    position.epoch += 1
-    row = {"epoch": position.epoch, "total": position.total, **result, "seconds": position.seconds}
-    position.epochs.append(row)
-    position.step, position.loss_sum, position.seconds = 0, 0.0, 0.0
-
-
-def _exhausted(position: Position, recipe: Recipe) -> bool:
-    """Whether validation has not got better for `patience` epochs."""
-    waited = position.epoch - (position.best_epoch or 0)
-    return recipe.patience is not None and position.best_epoch is not None and waited >= recipe.patience
-
-
 def _save(snapshots: Snapshots | None, state: State, job: Job) -> float:
-    if snapshots and job.world.is_main:
-        snapshots.save(state.position.total, state.capture() | {"settings": job.settings})
+    if snapshots and (job.world.is_main or is_sharded(job.model)):
+        content = state.capture() | {"settings": job.settings}
+        if job.world.is_main:
+            snapshots.save(state.position.total, content)
     return time.monotonic()
 
 
 def _writes(job: Job) -> bool:
     return job.folder is not None and job.world.is_main
-
-
-def _summary(position: Position, recipe: Recipe) -> str:
-    row = position.epochs[-1]
-    scored = f", val top-1 {row['acc1']:.2f} %, loss {row['val_loss']:.4f}" if "acc1" in row else ""
-    best = f" (best {position.best_acc1:.2f} in epoch {position.best_epoch})" if position.best_epoch else ""
-    return f"epoch {position.epoch}/{recipe.epochs}: loss {row['train_loss']:.4f}{scored}{best}, {row['seconds']:.0f} s"

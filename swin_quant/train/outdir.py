@@ -29,7 +29,7 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
 
 
 def open_folder(
-    folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int, main: bool
+    folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int
 ) -> dict[str, Any] | None:
     """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is then gone.
 
@@ -45,11 +45,10 @@ def open_folder(
         _compare(content.get("settings") or {}, settings, folder)
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
-    if main:
-        ensure_writable_dir(folder)
-        snapshots.clear()
-        for name in (STEPS, EPOCHS):
-            (folder / name).unlink(missing_ok=True)
+    ensure_writable_dir(folder)
+    snapshots.clear()
+    for name in (STEPS, EPOCHS):
+        (folder / name).unlink(missing_ok=True)
     return None
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from swin_quant.progress import log
+
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -28,7 +30,11 @@ class Precision:
     def choose(cls, level: str, half: str, device: torch.device) -> "Precision":
         """`auto` is bfloat16, or float16 on a GPU that has no bfloat16."""
         automatic = "float16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
-        return cls(level, TYPES[automatic if half == "auto" else half], device)
+        chosen = automatic if half == "auto" else half
+        slow = device.type == "cpu" and chosen == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if slow and level != "O0":
+            log.warning("this CPU has no bfloat16 arithmetic, so %s is emulated: O0 is faster", level)
+        return cls(level, TYPES[chosen], device)
 
     def network(self, model: nn.Module) -> nn.Module:
         """What computes the logits; its parameters are those that the optimizer updates."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from swin_quant.errors import SwinQuantError
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason
 
@@ -67,13 +69,13 @@ class Record:
         if self.board:
             _scalars(self.board, "step", row, row["total"])
 
-    def epoch(self, row: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
+    def epoch(self, row: Mapping[str, Any], histograms: Mapping[str, list[float]]) -> None:
         """`histograms`: name -> values, for TensorBoard alone."""
         self.epochs.add(row)
         if self.board:
             _scalars(self.board, "epoch", row, row["total"])
             for name, values in histograms.items():
-                self.board.add_histogram(name, values, row["total"])
+                self.board.add_histogram(name, np.array(values), row["total"])
             self.board.flush()
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
 """Training runs start to end: a config, a recipe and pictures in; a checkpoint, its run card and logs out."""
 
+import logging
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,8 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.distributed import World
-from swin_quant.errors import UsageError
-from swin_quant.files import ensure_writable_dir, sha256_of
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import sha256_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log
@@ -25,11 +27,14 @@ from swin_quant.runcard import RunCard, SourceRecord, versions
 from swin_quant.scoring import load_for_scoring, open_labelled
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
-from swin_quant.train.distill import check_teacher
-from swin_quant.train.loop import Job, fit
+from swin_quant.train.job import Job
+from swin_quant.train.loop import fit
 from swin_quant.train.outdir import open_folder, settings_of
+from swin_quant.train.parallel import check_parallel, from_main
+from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.state import Position
+from swin_quant.train.teacher import load_teacher
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Request:
     resume: bool = False
     overwrite: bool = False
     tensorboard: bool = False
+    plot: str | None = None
     replace_head: bool = False
     max_unreadable: float = 0.01
 
@@ -64,7 +70,7 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
     model = build_model(training_config(cfg, recipe))
     source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
     path = request.folder / f"{cfg.MODEL.NAME}.pth"
-    position, record = run(model, cfg, recipe, request, world)
+    model, position, record = run(model, cfg, recipe, request, world)
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source)
     if world.is_main:
         save_float(model, path)
@@ -90,14 +96,14 @@ def finetune(
         raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
     subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world)
     if len(subject.policies) != 1:
-        raise UsageError(f"{request.start}: QAT needs one policy: give --int8-mode 1, 2 or a --policy")
+        raise UsageError(f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there")
     model, policy = subject.model, subject.policies[0]
     apply_policy(model, policy)
     if not enabled_nodes(model):
         raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
     quantize(model)
     path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
-    position, record = run(model, cfg, recipe, request, world, policy)
+    model, position, record = run(model, cfg, recipe, request, world, policy)
     card = replace(subject.card, policy=policy.to_dict(), training=record, results=[], versions=versions())
     if world.is_main:
         card = save_with_card(model, path, card)
@@ -106,17 +112,23 @@ def finetune(
 
 def run(
     model: Swin, cfg: CfgNode, recipe: Recipe, request: Request, world: World, policy: Policy | None = None
-) -> tuple[Position, dict[str, Any]]:
-    """Train `model` in place by `recipe` on the config's pictures; returns how far it got, and the card's `training`.
+) -> tuple[Swin, Position, dict[str, Any]]:
+    """Train `model` by `recipe` on the config's pictures; returns it, how far it got, and the card's `training`.
 
     Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
     """
+    check_parallel(recipe, world)
     start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)} if request.start else None
     settings = settings_of(
         recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict()
     )
-    snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, world.is_main)
-    teacher, teacher_source = load_teacher(cfg, recipe, request, model, world)
+    snapshot = None
+    if world.is_main:
+        snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep)
+    snapshot = from_main(snapshot)
+    teacher, teacher_source = load_teacher(
+        request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
+    )
     preprocess = Preprocess.from_config(cfg)
     pictures = open_labelled(cfg, "train", world)
     reading = {"world": world, "workers": cfg.DATA.NUM_WORKERS, "max_unreadable": request.max_unreadable}
@@ -127,8 +139,6 @@ def run(
         validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
     else:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
-    if world.is_main:
-        ensure_writable_dir(request.folder)
     for stage in model.layers:
         stage.checkpointing = recipe.memory.checkpointing
     model.to(world.device)
@@ -138,13 +148,26 @@ def run(
     )  # fmt: skip
     if policy:
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, partial(batches.sample, recipe.amax.batches))
-        job.after_step, job.after_epoch = keeper.after_step, keeper.after_epoch
+        job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
     log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
-    position = fit(job)
+    unsharded = deepcopy(model).eval() if recipe.memory.fsdp else model
+    position, weights = fit(job)
+    if recipe.memory.fsdp:
+        unsharded.load_state_dict(weights)
     if policy:
-        keeper.settle()
+        keeper.settle(unsharded)
+    if world.is_main:
+        _plot(request)
     record = training_record(recipe, cfg, batches, pictures, position, teacher_source, world)
-    return position, record | {"start": start}
+    return unsharded, position, record | {"start": start}
+
+
+def _plot(request: Request) -> None:
+    """The plot, which nobody has to want: without matplotlib there is none, unless it was asked for."""
+    try:
+        log.info("plot: %s", draw(request.folder, request.plot or "png"))
+    except SwinQuantError as error:
+        log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
 
 
 def training_record(
@@ -170,23 +193,6 @@ def training_record(
         "best_epoch": position.best_epoch,
         "epochs": position.epochs,
     }
-
-
-def load_teacher(
-    cfg: CfgNode, recipe: Recipe, request: Request, student: Swin, world: World
-) -> tuple[Swin | None, SourceRecord | None]:
-    """The float teacher that the recipe distils from, if it does: any model of the same classes."""
-    wanted = recipe.distill.weight > 0 or recipe.distill.features > 0
-    if not wanted:
-        if request.teacher:
-            raise UsageError("--teacher needs a recipe that distils: set distill.weight, or give --distill")
-        return None, None
-    if not request.teacher:
-        raise UsageError(f"recipe {recipe.name} distils: give the float checkpoint of the teacher as --teacher")
-    teacher = build_model(request.teacher_cfg or cfg)
-    check_teacher(student, teacher, recipe.distill)
-    source = load_float(teacher, request.teacher)
-    return teacher.to(world.device).eval().requires_grad_(False), source.record()
 
 
 def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.compat import import_timm
+from swin_quant.train.parallel import full_states, load_full_states
 from swin_quant.train.snapshot import random_states, set_random_states
 
 
@@ -23,6 +24,27 @@ class Position:
     best_acc1: float = -1.0
     best_epoch: int | None = None
     epochs: list[dict[str, Any]] = field(default_factory=list)
+
+    def finish_step(self, loss: float, seconds: float) -> None:
+        self.step, self.total = self.step + 1, self.total + 1
+        self.loss_sum, self.seconds = self.loss_sum + loss, self.seconds + seconds
+
+    def finish_epoch(self, result: dict[str, float]) -> None:
+        """Note what an epoch gave and go to the next."""
+        self.epoch += 1
+        self.epochs.append({"epoch": self.epoch, "total": self.total, **result, "seconds": self.seconds})
+        self.step, self.loss_sum, self.seconds = 0, 0.0, 0.0
+
+    def exhausted(self, patience: int | None) -> bool:
+        """Whether validation has not got better for `patience` epochs."""
+        return None not in (patience, self.best_epoch) and self.epoch - self.best_epoch >= patience
+
+    def summary(self, epochs: int) -> str:
+        """The last epoch in one line."""
+        row = self.epochs[-1]
+        scored = f", val top-1 {row['acc1']:.2f} %, loss {row['val_loss']:.4f}" if "acc1" in row else ""
+        best = f" (best {self.best_acc1:.2f} in epoch {self.best_epoch})" if self.best_epoch else ""
+        return f"epoch {self.epoch}/{epochs}: loss {row['train_loss']:.4f}{scored}{best}, {row['seconds']:.0f} s"
 
 
 @dataclass
@@ -41,11 +63,16 @@ class State:
         """The model that is validated and kept: the average where there is one."""
         return self.average.module if self.average else self.model
 
+    def weights(self) -> dict[str, Any]:
+        """The state_dict of what is kept, in one piece."""
+        return self.average.module.state_dict() if self.average else full_states(self.model, self.optimizer)[0]
+
     def capture(self) -> dict[str, Any]:
-        """All of it as tensors and plain data."""
+        """All of it as tensors and plain data; of a sharded model on rank 0, though every rank has to ask."""
+        model, optimizer = full_states(self.model, self.optimizer)
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": model,
+            "optimizer": optimizer,
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "average": self.average.module.state_dict() if self.average else None,
@@ -55,8 +82,7 @@ class State:
 
     def restore(self, content: dict[str, Any]) -> None:
         """Become what `capture` gave."""
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        load_full_states(self.model, self.optimizer, (content["model"], content["optimizer"]))
         self.schedule.load_state_dict(content["schedule"])
         self.scaler.load_state_dict(content["scaler"])
         if self.average:

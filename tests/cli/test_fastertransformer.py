@@ -57,7 +57,7 @@ def test_unknown_misspelt_and_shortened_flags_are_errors(main_py, flags, flag, t
 
 
 def test_something_to_do(main_py, flags):
-    assert "--calib, --eval or --throughput" in main_py(*flags).error(2)
+    assert "--calib, --train, --eval or --throughput" in main_py(*flags).error(2)
     assert "--cfg" in main_py("--calib").error(2)
 
 
@@ -149,3 +149,10 @@ def test_throughput_without_a_readable_picture(main_py, scoring_flags, micro, ow
 def test_local_rank_is_accepted_in_both_spellings(main_py, flags, flag):
     value = [] if "=" in flag else [0]
     assert main_py("--calib", *flags, flag, *value).code == 0
+
+
+@pytest.mark.parametrize(
+    "flag", [["--qat-lr", 1e-5], ["--num-epochs", 3], ["--distill"], ["--accumulation-steps", 2], ["--use-checkpoint"]]
+)
+def test_training_flags_without_train_are_refused_not_ignored(run, float_flags, flag):
+    assert flag[0] in run("main.py", "--calib", *float_flags, "--int8-mode", 1, *flag).error(2)

@@ -32,8 +32,18 @@ def gradients(op, x, amax, bits=8, narrow=False):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_is_the_op(monkeypatch, layout, dtype, block):
     monkeypatch.setattr(straight_through, "_BLOCK", block)
-    x, amax = LAYOUTS[layout]().to(dtype), torch.tensor(0.8)
-    (y, of_x, of_amax), (y_op, of_x_op, of_amax_op) = (gradients(op, x, amax) for op in (simulate, fake_quant))
+    same_as_the_op(simulate, LAYOUTS[layout]().to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_compiler_sees_is_the_op(layout, dtype):
+    same_as_the_op(straight_through._traced, LAYOUTS[layout]().to(dtype))
+
+
+def same_as_the_op(way, x):
+    amax = torch.tensor(0.8)
+    (y, of_x, of_amax), (y_op, of_x_op, of_amax_op) = (gradients(op, x, amax) for op in (way, fake_quant))
     assert torch.equal(y, y_op) and torch.equal(of_x, of_x_op)
     assert torch.allclose(of_amax, of_amax_op, rtol=2e-3, atol=1e-6)
     frozen = simulate(x, amax, -128, 127)

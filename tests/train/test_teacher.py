@@ -12,10 +12,9 @@ CPU = torch.device("cpu")
 
 def test_a_teacher_comes_as_saved_and_leaves_the_random_state_alone(tiny_config, tiny_model, tmp_path):
     save_float(tiny_model(seed=4), tmp_path / "teacher.pth")
+    student = tiny_model()
     before = torch.get_rng_state()
-    teacher, source = load_teacher(
-        str(tmp_path / "teacher.pth"), tiny_config(), Distillation(weight=1.0), tiny_model(), CPU
-    )
+    teacher, source = load_teacher(str(tmp_path / "teacher.pth"), tiny_config(), Distillation(weight=1.0), student, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(teacher.head.weight, tiny_model(seed=4).head.weight) and source["file"] == "teacher.pth"
     assert not teacher.training and not any(parameter.requires_grad for parameter in teacher.parameters())

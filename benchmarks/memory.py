@@ -1,0 +1,84 @@
+"""Memory of one training step for Swin-T, B and L: writes docs/results/memory.md. No GPU is needed, nothing is run.
+
+    python benchmarks/memory.py [--batch 32] [--ranks 4] [--output docs/results/memory.md]
+
+Counted as `swin_quant.train.memory` says, on tensors without values, for AdamW and the frozen ranges of ft-mode1.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from swin_quant.config import find_config, load_config
+from swin_quant.models import build_model
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.quantizer import named_nodes
+from swin_quant.train.memory import checkpointed_bytes, saved_bytes, state_bytes
+
+MODELS = (
+    "swin_tiny_patch4_window7_224",
+    "swin_base_patch4_window7_224",
+    "swin_large_patch4_window7_224_22kto1k_finetune",
+    "swin_large_patch4_window12_384_22kto1k_finetune",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=Path("docs/results/memory.md"))
+    args = parser.parse_args()
+    lines = [
+        "# Memory of a training step",
+        "",
+        f"GiB, counted on tensors without values (`python benchmarks/memory.py --batch {args.batch} --ranks"
+        f" {args.ranks}`, torch {torch.__version__}): AdamW, batch {args.batch} a GPU. *State*: weights, gradients and"
+        f" moments on one GPU; *FSDP2* the same on each of {args.ranks}; with `--offload` it lies on the CPU and a GPU"
+        " holds about one"
+        " block of it. *Kept* is what autograd holds when the forward pass ends; *checkpointing* computes blocks again."
+        " Temporaries of single operations and the allocator's slack come on top.",
+        "",
+        f"| model | training | precision | state | FSDP2 x {args.ranks} | kept | kept, checkpointing |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in args.models:
+        for training in ("float", "QAT"):
+            for precision in ("O0", "O1"):
+                state, kept, checkpointed = (value / 2**30 for value in counted(name, training, precision, args.batch))
+                cells = [f"{value:.2f}" for value in (state, state / args.ranks, kept, checkpointed)]
+                lines.append("| " + " | ".join([name, training, precision, *cells]) + " |")
+                print(lines[-1], flush=True)
+    args.output.write_text("\n".join(lines) + "\n")
+
+
+def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, int, int]:
+    """Bytes of state, of what the forward pass keeps, and of that with checkpointing."""
+    cfg = load_config(find_config(name))
+    with torch.device("meta"):
+        model = build_model(cfg)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        if training == "QAT":
+            apply_policy(model, load_policy("ft-mode1"))
+            for node in named_nodes(model).values():
+                node.amax = torch.ones(())
+            quantize(model)
+        model.train()
+        images = torch.empty(batch, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
+        labels = torch.empty(batch, dtype=torch.int64)
+
+        def forward() -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "O1"):
+                return F.cross_entropy(model(images).float(), labels)
+
+        return state_bytes(model), saved_bytes(model, forward), checkpointed_bytes(model, forward)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What a training step needs of memory, counted: weights, gradients, optimizer state, and what autograd keeps.
+
+Tensors are counted by their storages, each once. The count is exact and holds for any device; under torch's
+`FakeTensorMode`, where tensors have shapes and no values, models of any size are counted in seconds. It is what has to
+be held when the forward pass ends: the temporaries of single operations and the allocator's slack come on top.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.models.layers import Swin
+
+ADAM_STATES = 2  # float32 moments of every weight
+
+
+@dataclass
+class Storages:
+    """A set of storages. A storage is known by its address, so tensors are held, lest one is freed and used again."""
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    held: list[Tensor] = field(default_factory=list)
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.sizes[storage._cdata] = storage.nbytes()
+        self.held.append(tensor.detach())
+
+    def nbytes(self, without: Iterable[Tensor] = ()) -> int:
+        """Bytes of all, less those of the storages of some tensors."""
+        known = {tensor.untyped_storage()._cdata for tensor in without}
+        return sum(size for address, size in self.sizes.items() if address not in known)
+
+
+def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """Bytes that autograd keeps of `forward()` for its backward pass, the weights and buffers of `model` left out."""
+    kept = Storages()
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.add(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = forward()
+    del result
+    return kept.nbytes(without=[*model.parameters(), *model.buffers()])
+
+
+def checkpointed_bytes(model: Swin, forward: Callable[[], Tensor]) -> int:
+    """The same with activation checkpointing: the inputs of all blocks, and all of the block that keeps most.
+
+    What lies between blocks (embedding, merging, head), a few hundredths, is left out.
+    """
+    inputs, most = Storages(), 0
+
+    def measure(block: nn.Module, arguments: tuple[Tensor]) -> None:
+        nonlocal most
+        inputs.add(arguments[0])
+        most = max(most, saved_bytes(block, lambda: type(block).forward(block, *arguments)))
+
+    hooks = [block.register_forward_pre_hook(measure) for stage in model.layers for block in stage.blocks]
+    try:
+        forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs.nbytes() + most
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
+    """Bytes of weights and buffers, of a gradient for every trainable weight, and of the optimizer's state.
+
+    Without an optimizer, that of AdamW: two moments in float32 of every trainable weight.
+    """
+    weights = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if optimizer is None:
+        states = ADAM_STATES * 4 * sum(parameter.numel() for parameter in trained)
+    else:
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        states = sum(value.nbytes for value in values if isinstance(value, Tensor))
+    return weights + sum(parameter.nbytes for parameter in trained) + states

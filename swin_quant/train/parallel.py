@@ -1,0 +1,116 @@
+"""One model over several ranks: a copy on each (DDP), or shards of it (FSDP2), which may lie on the CPU."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+from swin_quant.models.layers import Swin
+from swin_quant.train.recipe import Recipe
+
+T = TypeVar("T")
+
+
+def check_parallel(recipe: Recipe, world: World) -> None:
+    """UsageError for what FSDP2 cannot do with this recipe."""
+    if recipe.memory.offload and not recipe.memory.fsdp:
+        raise UsageError("--offload is a part of FSDP: give --fsdp too")
+    if not recipe.memory.fsdp:
+        return
+    if world.size < 2:
+        raise UsageError("--fsdp shards a model over ranks, and this is one: start it by torchrun --nproc_per_node N")
+    if recipe.memory.offload and world.device.type != "cuda":
+        raise UsageError("--offload moves the state of a model from its GPU to the CPU: on a CPU it is there already")
+    refused = {
+        "precision O2 or O3": recipe.precision in ("O2", "O3"),
+        "an EMA": recipe.ema > 0,
+        "learned ranges": recipe.amax.mode == "learned",
+    }
+    if found := [what for what, wanted in refused.items() if wanted]:
+        raise UsageError(f"--fsdp does not go with {' and '.join(found)}: change the recipe")
+
+
+def parallel(network: nn.Module, model: Swin, recipe: Recipe, world: World) -> nn.Module:
+    """What computes the logits on every rank. To be called before the optimizer takes the parameters."""
+    if world.size == 1:
+        return network
+    if recipe.memory.fsdp:
+        return _sharded(model, recipe, world)
+    devices = [world.device] if world.device.type == "cuda" else None
+    with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers; its successor does less than is needed
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def _sharded(model: Swin, recipe: Recipe, world: World) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    policy = CPUOffloadPolicy() if recipe.memory.offload else OffloadPolicy()
+    for stage in model.layers:
+        for block in stage.blocks:
+            fully_shard(block, mesh=mesh, offload_policy=policy)
+    return fully_shard(model, mesh=mesh, offload_policy=policy)
+
+
+@contextmanager
+def gathering(network: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients are summed over ranks once a step, in the backward pass of its last micro-batch."""
+    context: AbstractContextManager = nullcontext()
+    if hasattr(network, "set_requires_gradient_sync"):
+        network.set_requires_gradient_sync(last)
+    elif isinstance(network, DistributedDataParallel) and not last:
+        context = network.no_sync()
+    with context:
+        yield
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that may be sharded, in one piece."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the parameters of a model lie in shards over the ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state_dicts of a model and its optimizer in one piece: on rank 0 if they are sharded, which all ranks ask."""
+    if not is_sharded(model):
+        return model.state_dict(), optimizer.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def from_main(value: T) -> T:
+    """What rank 0 has, on every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def load_full_states(
+    model: nn.Module, optimizer: torch.optim.Optimizer, states: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    """The reverse, every rank holding all of both."""
+    if not is_sharded(model):
+        model.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    options = StateDictOptions(full_state_dict=True)
+    set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)

@@ -1,0 +1,267 @@
+"""swin-quant finetune and train, main.py --train: what is written, what is refused, and going on after any end."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+
+from swin_quant.checkpoint import read_state_dict
+from swin_quant.train.record import read_table
+
+NAME = "swin_micro"
+FAST = ["--num-epochs", 2, "--batch-size", 2, "--set", "augment.crop=padded", "schedule.warmup_epochs=0"]
+
+
+@pytest.fixture
+def qat_flags(scoring_flags, calibrated, tmp_path):
+    """A run of 2 epochs x 6 steps of the calibrated micro model under ft-mode1, its card's policy."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("epochs: 2\naugment: {crop: padded}\noptimizer: {lr: 1.0e-3}\n")
+    flags = ["--pretrained", calibrated, "--batch-size", 2, "--recipe", recipe, "--output", tmp_path / "out"]
+    return [*scoring_flags, *flags]
+
+
+@pytest.fixture
+def float_run(micro, pictures, tmp_path):
+    """Float training of 2 epochs x 6 steps."""
+    recipe = tmp_path / "float.yaml"
+    recipe.write_text("epochs: 2\nbatch_size: 2\naugment: {crop: padded, cutmix: 1.0}\nema: 0.9\n")
+    flags = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
+    return ["train", *flags, "--recipe", recipe, "--no-eval"]
+
+
+def folder(root):
+    return root / NAME / "default"
+
+
+def weights(file):
+    return read_state_dict(file)[0]
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("amax", ["frozen", "learned", "reestimated"])
+def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
+    done = run("finetune", *qat_flags, "--amax", amax)
+    assert done.code == 0, done
+    out = folder(tmp_path / "out")
+    before, after = weights(calibrated), weights(out / f"{NAME}_qat.pth")
+    assert before.keys() == after.keys() and not same(before, after)
+    for key, weight in after.items():
+        if key.endswith(("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight", "reduction.weight")):
+            range_of = after.get(key.removesuffix("weight") + "_weight_quantizer._amax")
+            assert range_of is None or weight.abs().max() <= range_of * 128 / 127 * (1 + 1e-6)
+    card = card_of(out / f"{NAME}_qat.pth")
+    training = card["training"]
+    assert training["recipe"]["amax"]["mode"] == amax and training["steps"] == 12 == 2 * 6
+    assert training["start"]["file"] == calibrated.name and len(training["pictures_sha256"]) == 64
+    assert [row["epoch"] for row in training["epochs"]] == [1, 2] and {"acc1", "train_loss"} <= set(
+        training["epochs"][0]
+    )
+    assert [result["precision"] for result in card["results"]] == ["float32", "int8"]
+    assert card["policy"]["name"] == "ft-mode1" and card["calibration"] == card_of(calibrated)["calibration"]
+    assert len(read_table(out / "steps.csv")) == 12 and len(read_table(out / "epochs.csv")) == 2
+    again = run("evaluate", *qat_flags[:8], "--resume", out / f"{NAME}_qat.pth")
+    assert again.code == 0 and "ft-mode1" in again.out
+
+
+def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_run, float_flags, tmp_path, card_of):
+    assert run(*float_run, "--output", tmp_path / "out").code == 0
+    file = folder(tmp_path / "out") / f"{NAME}.pth"
+    card = card_of(file)
+    assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
+    done = run("calibrate", *float_flags, "--resume", file, "--no-eval", "--calib-output-path", tmp_path / "calib")
+    assert done.code == 0, done
+
+
+def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
+    words = [word for word in float_run if word != "--recipe" and "float.yaml" not in str(word)]
+    assert run(*words, "--output", tmp_path / "out", *FAST[:4], "--amp-opt-level", "O0").code == 0
+    recipe = card_of(folder(tmp_path / "out") / f"{NAME}.pth")["training"]["recipe"]
+    assert (recipe["name"], recipe["epochs"], recipe["optimizer"]["lr_batch"]) == ("config", 2, 512)
+
+
+def test_distillation_by_another_model(run, qat_flags, tmp_path, micro, write_config, card_of):
+    flags = ["--teacher", micro / "swinv2.pth", "--teacher-cfg", micro / "swinv2.yaml", "--distill"]
+    assert run("finetune", *qat_flags, *flags, "--temperature", 2, "--set", "distill.features=1").code == 0
+    training = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")["training"]
+    assert training["teacher"]["file"] == "swinv2.pth"
+    assert (training["recipe"]["distill"]["weight"], training["recipe"]["distill"]["temperature"]) == (1.0, 2.0)
+
+
+def test_fastertransformers_command_calibrates_trains_and_scores(
+    run, float_flags, tmp_path, monkeypatch, micro, card_of
+):
+    monkeypatch.chdir(tmp_path)
+    teach = ["--distill", "--teacher", micro / "swin.pth", "--num-epochs", 1, "--qat-lr", 1e-4]
+    teach += ["--batch-size", 4, "--amp-opt-level", "O0", "--calib-output-path", tmp_path / "calib"]
+    done = run("main.py", "--calib", "--train", "--eval", *float_flags, "--int8-mode", 2, *teach)
+    assert done.code == 0, done
+    training = card_of(folder(tmp_path / "output") / f"{NAME}_qat.pth")["training"]
+    assert training["start"]["file"] == f"{NAME}_calib.pth" and training["recipe"]["optimizer"]["lr"] == 1e-4
+    assert (training["recipe"]["distill"]["compat"], training["recipe"]["distill"]["weight"]) == ("ft", 10000.0)
+    assert done.out.count("ft-mode2") >= 2
+
+
+def wait_for_rows(file, count, seconds=60.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if file.exists() and len(read_table(file)) >= count:
+            return
+        time.sleep(0.005)
+    pytest.fail(f"{file} never had {count} rows")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
+    slow = [*float_run, "--num-epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
+    assert run(*slow, "--output", tmp_path / "whole").code == 0
+    child = fork([*slow, "--output", tmp_path / "killed"])
+    wait_for_rows(folder(tmp_path / "killed") / "steps.csv", 8)
+    os.kill(child.pid, how)
+    assert child.wait(30).code == (-9 if how == signal.SIGKILL else 130)
+    assert not (folder(tmp_path / "killed") / f"{NAME}.pth").exists()
+    assert run(*slow, "--output", tmp_path / "killed", "--resume", "auto").code == 0
+    one, other = (folder(tmp_path / name) / f"{NAME}.pth" for name in ("whole", "killed"))
+    assert same(weights(one), weights(other))
+    assert len(read_table(folder(tmp_path / "killed") / "steps.csv")) == 36
+
+
+def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
+    assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
+    ends = forked(2, *float_run, "--output", tmp_path / "two")
+    assert [done.code for done in ends] == [0, 0], ends
+    tables = [read_table(folder(tmp_path / name) / "steps.csv") for name in ("one", "two")]
+    for one, two in zip(*tables, strict=True):
+        assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-5)
+    one, two = (weights(folder(tmp_path / name) / f"{NAME}.pth") for name in ("one", "two"))
+    assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
+
+
+def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
+    flags = [*float_run, "--set", "ema=0", "save_minutes=1e-9"]
+    assert run(*flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
+
+    def stop(rank):
+        from swin_quant.train import loop
+
+        original, calls = loop._agree, []
+
+        def agree(loss, asked, due, world):
+            calls.append(1)
+            return original(loss, asked or len(calls) == 4, due, world)
+
+        loop._agree = agree
+
+    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", before=stop)
+    assert [done.code for done in ends] == [130, 130], ends
+    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--resume", "auto")
+    assert [done.code for done in ends] == [0, 0], ends
+    one, two = (weights(folder(tmp_path / name) / f"{NAME}.pth") for name in ("one", "two"))
+    assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
+
+
+def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
+    flags = ["--amax", "reestimated", "--set", "amax.batches=2"]
+    assert run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--tag", "one").code == 0
+    ends = forked(2, "finetune", *qat_flags, *flags, "--tag", "two")
+    assert [done.code for done in ends] == [0, 0], ends
+    one, two = (card_of(tmp_path / "out" / NAME / tag / f"{NAME}_qat.pth")["training"] for tag in ("one", "two"))
+    for a, b in zip(one["epochs"], two["epochs"], strict=True):
+        assert a["acc1"] == b["acc1"] and a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
+        assert a["clipped_share"] == pytest.approx(b["clipped_share"], rel=1e-3)
+
+
+def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
+    words = [*float_run, "--output", tmp_path / "out"]
+    assert run(*words).code == 0
+    before = snapshot(tmp_path / "out")
+    assert "holds another run" in run(*words).error(2)
+    line = run(*words, "--resume", "auto", "--lr", 0.5).error(2)
+    assert "other settings: optimizer.lr 0.001 -> 0.5" in line
+    assert snapshot(tmp_path / "out") == before
+    assert run(*words, "--resume", "auto").code == 0  # is complete, and stays so
+    assert same(weights(folder(tmp_path / "out") / f"{NAME}.pth"), weights_of(before, tmp_path))
+    assert run(*words, "--overwrite", "--lr", 0.5).code == 0
+    assert not same(weights(folder(tmp_path / "out") / f"{NAME}.pth"), weights_of(before, tmp_path))
+
+
+def weights_of(files, tmp_path):
+    file = tmp_path / "before.pth"
+    file.write_bytes(files[f"{NAME}/default/{NAME}.pth"])
+    return weights(file)
+
+
+BAD = {
+    "uncalibrated": (["--pretrained", "{micro}/swin.pth"], 2, "is not calibrated"),
+    "uncalibrated with a policy": (["--pretrained", "{micro}/swin.pth", "--int8-mode", 1], 1, "never calibrated"),
+    "no checkpoint": (["--pretrained", ""], 2, "no checkpoint"),
+    "nothing to quantize": (["--quant-disable"], 2, "quantizes nothing"),
+    "unknown key": (["--set", "optimizer.speed=1"], 2, "unknown key 'optimizer.speed'"),
+    "no value": (["--set", "optimizer.lr"], 2, "--set takes KEY=VALUE"),
+    "LR 0": (["--qat-lr", 0], 2, "optimizer.lr is 0"),
+    "LR NaN": (["--qat-lr", "nan"], 2, "optimizer.lr is nan"),
+    "LR below 0": (["--set", "optimizer.lr=-1"], 2, "optimizer.lr is -1"),
+    "no such recipe": (["--recipe", "fastest"], 2, "no recipe 'fastest'"),
+    "distil without teacher": (["--distill"], 2, "--distill needs --teacher"),
+    "teacher of other classes": (["--teacher", "{tmp}/other.pth", "--teacher-cfg", "{tmp}/other.yaml"], 2, "5 classes"),
+    "teacher that is not there": (["--teacher", "{tmp}/none.pth"], 1, "no such checkpoint"),
+    "more than there is": (["--batch-size", 13], 2, "12 training pictures do not fill one step"),
+    "no training pictures": (["--data-path", "{tmp}/empty"], 1, "train"),
+    "fsdp alone": (["--fsdp"], 2, "torchrun"),
+    "offload alone": (["--offload"], 2, "--fsdp"),
+    "two policies": (["--policy", "ft-mode1", "ft-mode2"], 2, "one policy"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(run, qat_flags, case, tmp_path, micro, pictures):
+    flags, code, says = BAD[case]
+    config = yaml.safe_load((micro / "swin.yaml").read_text())
+    config["MODEL"]["NUM_CLASSES"] = 5
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(config))
+    shutil.copytree(pictures / "val", tmp_path / "empty" / "val")
+    (tmp_path / "empty" / "train" / "cat").mkdir(parents=True)
+    flags = [str(flag).format(micro=micro, tmp=tmp_path) for flag in flags]
+    line = run("finetune", *qat_flags, *flags).error(code)
+    assert says in line, line
+    assert not list((tmp_path / "out").rglob("*_qat.pth"))
+
+
+def test_a_recipe_with_a_fault_names_file_and_key(run, qat_flags, tmp_path):
+    for text, says in (
+        ("epoch: 2\n", "unknown key 'epoch'; did you mean epochs?"),
+        ("optimizer: {lr: .nan}\n", "lr is nan"),
+    ):
+        (tmp_path / "bad.yaml").write_text(text)
+        line = run("finetune", *qat_flags, "--recipe", tmp_path / "bad.yaml").error(2)
+        assert "bad.yaml: " in line and says in line
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_run, tmp_path):
+    words = [*float_run, "--output", tmp_path / "out", "--set", "save_minutes=1e-9"]
+
+    def poison():
+        from swin_quant.train import loop
+
+        original, calls = loop._loss, []
+
+        def loss(*arguments):
+            calls.append(1)
+            return original(*arguments) * (float("nan") if len(calls) == 9 else 1.0)
+
+        loop._loss = loss
+
+    done = fork(words, before=poison).wait(60)
+    assert done.code == 1 and "the loss is nan at step 3 of epoch 2 (step 9 in all)" in done.err.splitlines()[-1]
+    assert run(*words, "--resume", "auto").code == 0
+    card = json.loads((folder(tmp_path / "out") / f"{NAME}.json").read_text())
+    assert card["training"]["steps"] == 12

@@ -1,0 +1,149 @@
+import pytest
+import torch
+
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.fake_quant import fake_quant, grid
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.train.amax import RangeKeeper, clipped_shares, weight_range
+from swin_quant.train.recipe import Ranges
+
+IMAGES = [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(n)) for n in range(2)]
+
+
+@pytest.fixture
+def made(tiny_model, use_policy):
+    """make(recipe, policy, kind) -> calibrated model with its nodes on, and its keeper."""
+
+    def make(policy="ft-mode1", kind="swin", bits=None, percentile=99.0, **recipe):
+        stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+        model = tiny_model(kind, DEPTHS=[2, 1], NUM_HEADS=[1, 2], **stages)
+        calibrate(model, IMAGES, Method("percentile", percentile))
+        use_policy(model, policy)
+        for node in enabled_nodes(model).values():
+            node.bits = bits or node.bits
+        quantize(model)
+        return model, RangeKeeper(model, Ranges(**recipe), 4, lambda: IMAGES)
+
+    return make
+
+
+def move_weights(model):
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("weight"):
+                parameter.add_(0.5 * parameter.std() * torch.randn(parameter.shape, generator=generator))
+
+
+def ranges(model, on=True):
+    return {name: node.amax.clone() for name, node in named_nodes(model).items() if node.enabled is on}
+
+
+def moved(before, after):
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_frozen_ranges_stay(made):
+    model, keeper = made()
+    before = ranges(model)
+    move_weights(model)
+    keeper.after_step()
+    row = keeper.after_epoch(1)
+    assert not moved(before, ranges(model)) and row["amax_drift"] == 0 and row["clipped_share"] > 0
+    assert not [name for name, _ in model.named_parameters() if "_amax" in name]
+
+
+@pytest.mark.parametrize(("which", "roles"), [("weights", "W"), ("activations", "A"), ("both", "WA")])
+def test_learned_ranges_are_parameters_of_the_chosen_nodes_only(made, which, roles):
+    model, keeper = made(mode="learned", weights="W" in roles, activations="A" in roles)
+    kinds = {name: "W" if node.role is Role.GEMM_WEIGHT else "A" for name, node in enabled_nodes(model).items()}
+    expected = {f"{name}._amax" for name, kind in kinds.items() if kind in roles}
+    assert {name for name, _ in model.named_parameters() if name.endswith("_amax")} == expected
+    model.train()(IMAGES[0]).square().sum().backward()
+    parameters = dict(model.named_parameters())
+    assert all(parameters[name].grad.isfinite().all() for name in expected)
+    assert sum(bool(parameters[name].grad.abs().max() > 0) for name in expected) > 0.9 * len(expected)
+    for name in expected:
+        parameters[name].data.sub_(1e9)
+    keeper.after_step()
+    assert all((node.amax > 0).all() for node in enabled_nodes(model).values())
+    assert keeper.after_epoch(1)["amax_drift"] > 0.1
+
+
+def test_reestimated_ranges_follow_on_schedule(made):
+    model, keeper = made(mode="reestimated", every_epochs=2, until=0.5, activations=False)
+    before = ranges(model)
+    changes = []
+    for epoch in (1, 2, 3, 4):
+        move_weights(model)
+        keeper.after_epoch(epoch)
+        changes.append(moved(before, ranges(model)))
+        before = ranges(model)
+    weights = {name for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
+    assert changes == [set(), weights, set(), set()]
+
+
+def test_a_better_start_for_few_bits(made):
+    """Ranges of least error at 4 bits bring the quantized model nearer to the float one than those of all values."""
+    errors = []
+    for start in ("calibrated", "reestimated"):
+        model, _ = made(bits=4, percentile=100.0, initial=start, method="mse")
+        with torch.no_grad():
+            quantized = model(IMAGES[0])
+            dequantize(model)
+            errors.append((quantized - model(IMAGES[0])).square().mean().item())
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
+@pytest.mark.parametrize("mode", ["frozen", "learned", "reestimated"])
+def test_settled_weights_lie_in_their_ranges_and_say_what_they_said(made, mode, policy, kind):
+    model, keeper = made(policy, kind, mode=mode)
+    move_weights(model)
+    with torch.no_grad():
+        before = model(IMAGES[0])
+        stale = ranges(model, on=False)
+        keeper.settle(model)
+        assert torch.equal(model(IMAGES[0]), before)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("_amax")]
+    for name, node in enabled_nodes(model).items():
+        if node.role is Role.GEMM_WEIGHT:
+            weight = model.get_submodule(name.rpartition(".")[0]).weight
+            assert (weight.abs() <= node.amax * (1 + 1 / 127) * (1 + 1e-6)).all()
+            assert torch.equal(torch.as_tensor(node.amax.dim()), torch.tensor(2 if policy == "qdq" else 0))
+    assert moved(stale, ranges(model, on=False)), "nodes that were off belong to the trained weights now"
+
+
+def test_clipped_shares_are_exact(made):
+    model, _ = made()
+    nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
+    seen = {name: [] for name in nodes}
+    hooks = [
+        node.register_forward_pre_hook(lambda _, inputs, name=name: seen[name].append(inputs[0].detach().clone()))
+        for name, node in nodes.items()
+    ]
+    shares = clipped_shares(model, IMAGES)
+    for hook in hooks:
+        hook.remove()
+    assert shares.keys() == nodes.keys() and not any(node._forward_pre_hooks for node in nodes.values())
+    for name, node in nodes.items():
+        values = torch.cat([x.flatten() for x in seen[name]])
+        assert shares[name] == pytest.approx((values.abs() > node.amax).double().mean().item())
+    assert 0 < sum(shares.values()) / len(shares) < 0.1
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_weights_range_has_the_least_error(bits):
+    weight = torch.randn(5, 300) * torch.tensor([[0.1], [1.0], [3.0], [0.0], [2.0]])
+    weight[4, 0] = 40.0
+
+    def error(rows, amax):
+        return (fake_quant(rows, amax, *grid(bits)) - rows).square().sum().item()
+
+    by_row = weight_range(weight, bits, per_channel=True)
+    assert by_row.shape == (5, 1) and (by_row > 0).all() and weight_range(weight, bits, False).shape == ()
+    for row, amax in zip(weight, by_row[:, 0], strict=True):
+        others = [error(row, row.abs().max() * share) for share in (0.3, 0.45, 0.6, 0.75, 0.9, 1.0) if row.abs().max()]
+        assert error(row, amax) <= min(others, default=0) * 1.02

@@ -1,0 +1,90 @@
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from swin_quant.train.precision import HalfCopy, Precision
+
+CPU = torch.device("cpu")
+
+
+def types_of_outputs(model):
+    """A dictionary that the next forward fills: module name -> type of its result."""
+    types = {}
+
+    def note(name):
+        def hook(module, inputs, output):
+            types[name] = output.dtype
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(note(name))
+    return types
+
+
+def precision(level, half="bfloat16"):
+    return Precision.choose(level, half, CPU)
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_all_levels_compute_about_the_same(tiny_model, kind, level):
+    images = torch.randn(4, 3, 32, 32)
+    exact = tiny_model(kind)(images)
+    model = tiny_model(kind)
+    logits = precision(level).logits(precision(level).network(model), images)
+    assert logits.dtype == torch.float32
+    signal, noise = exact.square().sum(), (logits - exact).square().sum()
+    assert noise < 0.01 * signal and (noise == 0) == (level == "O0")
+
+
+@pytest.mark.parametrize(
+    ("level", "weights", "gradients"),
+    [("O0", "float32", "float32"), ("O1", "float32", "float32"), ("O2", "float32", "float32"),
+     ("O3", "bfloat16", "bfloat16")],
+)  # fmt: skip
+def test_what_the_optimizer_updates(tiny_model, level, weights, gradients):
+    model = tiny_model()
+    network = precision(level).network(model)
+    F.cross_entropy(precision(level).logits(network, torch.randn(2, 3, 32, 32)), torch.tensor([0, 1])).backward()
+    assert {str(p.dtype) for p in model.parameters()} == {f"torch.{weights}"}
+    assert {str(p.grad.dtype) for p in model.parameters()} == {f"torch.{gradients}"}
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_o2_computes_in_half_throughout(tiny_model):
+    model = tiny_model()
+    types = types_of_outputs(model)
+    network = precision("O2").network(model)
+    assert isinstance(network, HalfCopy)
+    precision("O2").logits(network, torch.randn(2, 3, 32, 32))
+    assert set(types.values()) == {torch.bfloat16}
+    assert model.layers[0].blocks[0].attn.qkv.weight.dtype == torch.float32
+
+
+def test_o1_keeps_norms_and_the_residual_stream_in_float32(tiny_model):
+    model = tiny_model()
+    types = types_of_outputs(model)
+    precision("O1").logits(model, torch.randn(2, 3, 32, 32))
+    assert types["layers.0.blocks.0.norm1"] == types["layers.0"] == torch.float32
+    assert types["layers.0.blocks.0.mlp.fc1"] == torch.bfloat16
+
+
+def test_loss_scaling_is_for_float16_gradients_of_float32_weights():
+    enabled = {
+        (level, half): precision(level, half).scaler().is_enabled()
+        for level in ("O0", "O1", "O2", "O3")
+        for half in ("bfloat16", "float16")
+    }
+    assert [key for key, value in enabled.items() if value] == [("O1", "float16"), ("O2", "float16")]
+
+
+def test_a_processor_without_bfloat16_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    with caplog.at_level(logging.WARNING, "swin_quant"):
+        Precision.choose("O0", "auto", CPU)
+        assert caplog.text == ""
+        Precision.choose("O1", "auto", CPU)
+    assert "no bfloat16" in caplog.text
