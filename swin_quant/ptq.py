@@ -101,9 +101,9 @@ def calibrate_checkpoint(
     return Calibrated(model, path, card)
 
 
-def save_with_card(model: Swin, path: Path, card: RunCard) -> RunCard:
+def save_with_card(model: Swin, path: Path, card: RunCard, by_channel: bool = False) -> RunCard:
     """Write a calibrated checkpoint, then the card that holds its hash; returns that card."""
-    save_calibrated(model, path)
+    save_calibrated(model, path, by_channel)
     card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
     card.write(path.with_suffix(".json"))
     log.info("calibrated checkpoint: %s", path)

@@ -14,25 +14,26 @@ from swin_quant.files import atomic_write_bytes
 from swin_quant.quant.quantizer import named_nodes
 
 
-def calibrated_state(model: nn.Module) -> "OrderedDict[str, Tensor]":
+def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict[str, Tensor]":
     """A bare state_dict in FasterTransformer's layout (spec, sections 1.1 to 1.3), on the CPU.
 
     Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
     read them all, whichever a policy enables. A per-channel range becomes its maximum, which is the per-tensor
-    one. Raises when a node has no positive, finite range.
+    one; with `by_channel` it stays [out, 1], as what was trained against such ranges needs it. Raises when a node has
+    no positive, finite range.
     """
     unfit = [name for name, node in named_nodes(model).items() if not finite_positive(node.amax)]
     if unfit:
         raise SwinQuantError(f"{len(unfit)} nodes have no positive, finite range: {listed(unfit)}; calibrate the model")
     state = OrderedDict()
     for key, value in model.state_dict().items():
-        state[key] = _portable(value.max() if is_range(key) else value)
+        state[key] = _portable(value.max() if is_range(key) and not by_channel else value)
     return state
 
 
-def save_calibrated(model: nn.Module, path: str | os.PathLike) -> None:
-    """Write `calibrated_state(model)` to `path`, atomically."""
-    _save(calibrated_state(model), path)
+def save_calibrated(model: nn.Module, path: str | os.PathLike, by_channel: bool = False) -> None:
+    """Write `calibrated_state(model, by_channel)` to `path`, atomically."""
+    _save(calibrated_state(model, by_channel), path)
 
 
 def save_float(model: nn.Module, path: str | os.PathLike) -> None:

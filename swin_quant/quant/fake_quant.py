@@ -35,8 +35,8 @@ def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor
     """The op's arithmetic in torch's operations; contiguous."""
     alive = amax > TINY_AMAX
     scale = torch.where(alive, amax.float() / qmax, torch.inf)
-    levels = (x.float() / scale).round().clamp(qmin, qmax)
-    return (levels * torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
+    levels = (x.float() / scale).round_().clamp_(qmin, qmax)  # in place: a large tensor is moved, not computed
+    return levels.mul_(torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
 
 
 @fake_quant.register_fake

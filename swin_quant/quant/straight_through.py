@@ -68,7 +68,10 @@ class _Eager(torch.autograd.Function):
             levels.round_().clamp_(qmin, qmax)
             if learned:
                 torch.sub(levels, unrounded, out=steepness[block])
-            torch.mul(levels, factor, out=y[block])
+            if y.dtype == torch.float32:
+                torch.mul(levels, factor, out=y[block])
+            else:  # a product that converts on the way takes several times as long as the two after each other
+                y[block].copy_(levels.mul_(factor))
         ctx.save_for_backward(steepness, *saturated)
         ctx.amax_shape, ctx.qmax = amax.shape, qmax
         return y

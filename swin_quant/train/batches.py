@@ -145,8 +145,12 @@ class ValidationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.small:
-            return self.small.batches(self.parts)
-        return load_batches(self.pictures, self.preprocess, self.parts, self.workers)
+            yield from self.small.batches(self.parts)
+            return
+        for batch in load_batches(self.pictures, self.preprocess, self.parts, self.workers):
+            self.limit.count(batch.unreadable)
+            self.limit.check()
+            yield batch
 
 
 def _filled(batch: Batch, size: int) -> Batch:

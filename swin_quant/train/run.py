@@ -16,7 +16,7 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import sha256_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
@@ -106,7 +106,7 @@ def finetune(
     model, position, record = run(model, cfg, recipe, request, world, policy)
     card = replace(subject.card, policy=policy.to_dict(), training=record, results=[], versions=versions())
     if world.is_main:
-        card = save_with_card(model, path, card)
+        card = save_with_card(model, path, card, by_channel=True)
     return Trained(model, path, card, position)
 
 
@@ -152,6 +152,8 @@ def run(
     log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
     unsharded = deepcopy(model).eval() if recipe.memory.fsdp else model
     position, weights = fit(job)
+    if batches.limit.names:
+        log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
     if recipe.memory.fsdp:
         unsharded.load_state_dict(weights)
     if policy:

@@ -1,0 +1,85 @@
+import builtins
+import importlib.util
+
+import pytest
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.train.plot import draw
+from swin_quant.train.record import Record, read_table
+
+
+def filled(folder, epochs=3, total=0, epoch=0):
+    record = Record(folder, total, epoch)
+    for number in range(epoch + 1, epochs + 1):
+        for step in (1, 2):
+            place = {"total": 2 * (number - 1) + step, "epoch": number, "step": step}
+            record.step(place | {"loss": 1 / number, "lr": 1e-3, "grad_norm": 1.0, "images_per_second": 100.0})
+        row = {"epoch": number, "total": 2 * number, "train_loss": 0.5, "val_loss": 0.6, "acc1": 70.0 + number}
+        record.epoch(row | {"acc5": 99.0, "amax_drift": 0.01, "clipped_share": 1e-4, "seconds": 3.0}, {})
+    record.close()
+
+
+def test_rows_are_written_as_they_come(tmp_path):
+    filled(tmp_path / "out")
+    steps = read_table(tmp_path / "out" / "steps.csv")
+    assert [row["total"] for row in steps] == ["1", "2", "3", "4", "5", "6"]
+    assert steps[2]["loss"] == "0.5" and steps[2]["lr_amax"] == ""
+    assert [row["acc1"] for row in read_table(tmp_path / "out" / "epochs.csv")] == ["71", "72", "73"]
+
+
+def test_going_on_drops_what_is_done_again_and_a_row_that_was_cut(tmp_path):
+    filled(tmp_path)
+    with open(tmp_path / "steps.csv", "a") as file:
+        file.write("7,4,1,0.2")
+    filled(tmp_path, epochs=2, total=2, epoch=1)
+    assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]
+    assert [row["epoch"] for row in read_table(tmp_path / "epochs.csv")] == ["1", "2"]
+    filled(tmp_path, epochs=1)
+    assert len(read_table(tmp_path / "steps.csv")) == 2
+
+
+@pytest.mark.parametrize(("form", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_the_plot(tmp_path, form, start):
+    pytest.importorskip("matplotlib")
+    filled(tmp_path)
+    path = draw(tmp_path, form)
+    assert path.name == f"training.{form}" and path.read_bytes().startswith(start)
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes packages look not installed."""
+
+    def hide(*names):
+        original = builtins.__import__
+
+        def hidden(name, *arguments, **keywords):
+            if name.split(".")[0] in names or name in names:
+                raise ImportError(name)
+            return original(name, *arguments, **keywords)
+
+        monkeypatch.setattr(builtins, "__import__", hidden)
+
+    return hide
+
+
+def test_what_is_not_installed_is_said(tmp_path, without):
+    filled(tmp_path)
+    without("matplotlib", "torch.utils.tensorboard")
+    with pytest.raises(SwinQuantError, match=r"swin-quant\[logs\]"):
+        draw(tmp_path)
+    with pytest.raises(SwinQuantError, match=r"swin-quant\[logs\]"):
+        Record(tmp_path, 0, 0, tensorboard=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
+def test_tensorboard_has_scalars_and_histograms(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = Record(tmp_path, 0, 0, tensorboard=True)
+    record.step({"total": 1, "epoch": 1, "step": 1, "loss": 0.5, "lr": 1e-3})
+    record.epoch({"epoch": 1, "total": 1, "train_loss": 0.5, "acc1": 70.0}, {"amax/weights": [0.1, 0.2, 0.4]})
+    record.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"step/loss", "step/lr", "epoch/train_loss", "epoch/acc1"} <= set(events.Tags()["scalars"])
+    assert events.Tags()["histograms"] == ["amax/weights"]
