@@ -1,15 +1,16 @@
-"""The engines that torch itself provides: the float model, its half-precision form, and the fake-quantized one."""
+"""What an engine is, and those that torch itself provides: the float model, its half form, the fake-quantized one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.errors import UsageError
-from swin_quant.evaluate import Engine
+from swin_quant.evaluate import Engine as Run
 from swin_quant.quant.policy import (
     Policy,
     Setting,
@@ -38,15 +39,22 @@ def half_type(name: str, device: torch.device) -> str | None:
 
 
 @dataclass(frozen=True)
-class TorchEngine:
-    """Images [B, 3, H, W] to logits [B, classes] by torch, at one precision and, if quantized, under one policy."""
+class Engine:
+    """Images float32 [B, 3, H, W] to logits float [B, classes], at one precision and, if quantized, under one policy.
+
+    `details` is what the engine knows of itself (versions, types that its layers really run in), for reports.
+    """
 
     name: str
     precision: str
     policy: str | None
-    run: Engine
+    run: Run
+    max_batch: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Tensor:
+        if self.max_batch and len(images) > self.max_batch:
+            raise UsageError(f"{self.name}: a batch of {len(images)} is above its limit of {self.max_batch} pictures")
         return self.run(images)
 
     @property
@@ -57,21 +65,21 @@ class TorchEngine:
 
 def torch_engines(
     model: nn.Module, device: torch.device, half: str | None, policies: Sequence[Policy] = ()
-) -> dict[str, TorchEngine]:
+) -> dict[str, Engine]:
     """Engines by label: float32 first, then `half` unless None, then one for each policy that enables a node.
 
     Half precision is autocast: matmuls in half, residual stream, LayerNorm and softmax in float32. Raises
     SwinQuantError with the names of enabled nodes that have no range, before any picture is read.
     """
-    engines = [TorchEngine(EAGER, "float32", None, partial(_run_float, model))]
+    engines = [Engine(EAGER, "float32", None, partial(_run_float, model))]
     if half:
-        engines.append(TorchEngine(EAGER, half, None, partial(_run_half, model, device, HALF_TYPES[half])))
+        engines.append(Engine(EAGER, half, None, partial(_run_half, model, device, HALF_TYPES[half])))
     for policy in policies:
         settings = settings_for(model, policy)
         with _quantizing(model, settings):
             if enabled_nodes(model):
                 run = partial(_run_quantized, model, settings)
-                engines.append(TorchEngine(FAKE_QUANT, precision_of(model), policy.name, run))
+                engines.append(Engine(FAKE_QUANT, precision_of(model), policy.name, run))
     return {engine.label: engine for engine in engines}
 
 

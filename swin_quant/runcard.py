@@ -73,6 +73,20 @@ class TrainingRecord(TypedDict):
     epochs: list[dict[str, Any]]
 
 
+class ArtifactRecord(TypedDict):
+    """What a backend was given to run: its main file beside the card, and the `others` that belong to it.
+
+    `precision` is int8, float32, float16, W4A8, mixed, ...; `options` are what the export was asked for.
+    """
+
+    backend: str
+    file: str
+    sha256: str
+    precision: str
+    options: dict[str, Any]
+    others: list[CheckpointRecord]
+
+
 class DatasetRecord(TypedDict):
     """The pictures that a result was measured on; `sha256` is of their list."""
 
@@ -125,6 +139,7 @@ class RunCard:
     policy: dict[str, Any] | None = None
     calibration: CalibrationRecord | None = None
     training: TrainingRecord | None = None
+    artifact: ArtifactRecord | None = None
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
@@ -220,8 +235,9 @@ def _check_card(content: Any, where: str) -> None:
     check_json({key: value for key, value in content.items() if key != "schema"}, RunCard, where)
     for index, result in enumerate(content["results"]):
         check_json(result, Result, where, f"results[{index}]")
-    for section in ("source", "checkpoint"):
-        record = content[section]
+    others = content["artifact"]["others"] if content["artifact"] else []
+    records = {section: content[section] for section in ("source", "checkpoint", "artifact")}
+    for section, record in {**records, **{f"artifact.others[{i}]": other for i, other in enumerate(others)}}.items():
         if record and not re.fullmatch(r"[0-9a-f]{64}", record["sha256"]):
             raise SwinQuantError(f"{where}: {section}.sha256 is not 64 hexadecimal digits")
         if record and not _is_bare_name(record["file"]):

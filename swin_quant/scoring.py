@@ -14,7 +14,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
 from swin_quant.distributed import World, gather
-from swin_quant.engines import TorchEngine, half_type, torch_engines
+from swin_quant.engines import Engine, half_type, torch_engines
 from swin_quant.errors import UsageError, listed
 from swin_quant.evaluate import Score, evaluate
 from swin_quant.models import build_model
@@ -144,7 +144,7 @@ def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None
 
 
 def _score(
-    engines: Mapping[str, TorchEngine],
+    engines: Mapping[str, Engine],
     pictures: Pictures,
     preprocess: Preprocess,
     cfg: CfgNode,

@@ -1,0 +1,69 @@
+"""An artifact: the file that will be deployed, the files that belong to it, and its run card beside it.
+
+The card is written last: an artifact without one was never finished. Its hash vouches for the file.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.files import sha256_of
+from swin_quant.runcard import ArtifactRecord, RunCard, card_path, versions
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A main file and its card; `card.artifact` says what it is, `card.checkpoint` what it was made from."""
+
+    file: Path
+    card: RunCard
+
+    @property
+    def record(self) -> ArtifactRecord:
+        """What the card says of the artifact. SwinQuantError if it says nothing."""
+        if self.card.artifact is None:
+            raise SwinQuantError(f"{card_path(self.file)}: is the card of a checkpoint, not of an exported artifact")
+        return self.card.artifact
+
+
+def finish_artifact(
+    file: Path,
+    card: RunCard,
+    backend: str,
+    precision: str,
+    options: Mapping[str, Any],
+    others: Sequence[Path] = (),
+) -> Artifact:
+    """Write the card of `file`, whose `others` lie beside it. `card` is the checkpoint's; its results stay with it."""
+    record = ArtifactRecord(
+        backend=backend,
+        file=file.name,
+        sha256=sha256_of(file),
+        precision=precision,
+        options=dict(options),
+        others=[{"file": other.name, "sha256": sha256_of(other)} for other in others],
+    )
+    card = replace(card, artifact=record, results=[], versions=versions())
+    card.write(card_path(file))
+    return Artifact(file, card)
+
+
+def open_artifact(path: str | Path) -> Artifact:
+    """The artifact at `path`. SwinQuantError without a card, with a foreign one, or if any of its files was changed."""
+    file = Path(path)
+    if not file.is_file():
+        raise SwinQuantError(f"{file}: no such file")
+    if not card_path(file).is_file():
+        raise SwinQuantError(f"{file}: has no run card {card_path(file).name}: the export did not finish; export again")
+    artifact = Artifact(file, RunCard.read(card_path(file)))
+    for record in (artifact.record, *artifact.record["others"]):
+        part = file.with_name(record["file"])
+        if not part.is_file():
+            raise SwinQuantError(f"{part}: is missing: it belongs to {file.name}; export again")
+        if sha256_of(part) != record["sha256"]:
+            raise SwinQuantError(f"{part}: is not the file of its run card {card_path(file).name}: one was replaced")
+    if artifact.record["file"] != file.name:
+        raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")
+    return artifact

@@ -1,0 +1,54 @@
+"""Artifacts: finished or not there, and vouched for by their card."""
+
+import pytest
+
+from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.errors import SwinQuantError
+from swin_quant.runcard import RunCard
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    file, other = tmp_path / "x.onnx", tmp_path / "x.data"
+    file.write_bytes(b"graph")
+    other.write_bytes(b"weights")
+    return finish_artifact(file, RunCard("x", {}, {}), "onnx", "int8", {"opset": 20}, [other])
+
+
+def test_an_artifact_is_opened_with_its_record(artifact):
+    record = open_artifact(artifact.file).record
+    assert record["backend"] == "onnx" and record["options"] == {"opset": 20} and record["precision"] == "int8"
+
+
+def test_an_export_that_did_not_finish_is_refused(artifact):
+    artifact.file.with_suffix(".json").unlink()
+    with pytest.raises(SwinQuantError, match="has no run card"):
+        open_artifact(artifact.file)
+
+
+@pytest.mark.parametrize("name", ["x.onnx", "x.data"])
+def test_a_replaced_file_is_refused(artifact, name):
+    artifact.file.with_name(name).write_bytes(b"other")
+    with pytest.raises(SwinQuantError, match=f"{name}: is not the file of its run card"):
+        open_artifact(artifact.file)
+
+
+def test_a_missing_part_is_named(artifact):
+    artifact.file.with_name("x.data").unlink()
+    with pytest.raises(SwinQuantError, match="x.data: is missing"):
+        open_artifact(artifact.file)
+
+
+def test_the_card_of_another_artifact_is_refused(artifact):
+    artifact.file.rename(artifact.file.with_name("y.onnx"))
+    artifact.file.with_suffix(".json").rename(artifact.file.with_name("y.json"))
+    artifact.file.with_name("x.onnx").write_bytes(b"graph")
+    with pytest.raises(SwinQuantError, match="is the run card of x.onnx, not of y.onnx"):
+        open_artifact(artifact.file.with_name("y.onnx"))
+
+
+def test_the_card_of_a_checkpoint_is_no_artifact(tmp_path):
+    (tmp_path / "x.pth").write_bytes(b"weights")
+    RunCard("x", {}, {}).write(tmp_path / "x.json")
+    with pytest.raises(SwinQuantError, match="card of a checkpoint"):
+        open_artifact(tmp_path / "x.pth")
