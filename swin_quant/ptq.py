@@ -161,6 +161,7 @@ def _calibrate(
         files=names,
         unreadable=sorted(limit.names),
         dead_nodes=calibration.dead,
+        beyond_half=calibration.beyond_half,
     )
 
 

@@ -39,7 +39,10 @@ class CheckpointRecord(TypedDict):
 
 
 class CalibrationRecord(TypedDict):
-    """How ranges were found, and from exactly which pictures; `files` are names relative to the data set."""
+    """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
+
+    `dead_nodes` saw only zeros; the values of `beyond_half` overflow float16.
+    """
 
     method: str
     percentile: float | None
@@ -54,6 +57,7 @@ class CalibrationRecord(TypedDict):
     files: list[str]
     unreadable: list[str]
     dead_nodes: list[str]
+    beyond_half: list[str]
 
 
 class TrainingRecord(TypedDict):

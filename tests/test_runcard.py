@@ -29,6 +29,7 @@ CALIBRATION = {
     "files": ["a/é.png", "b.png"],
     "unreadable": [],
     "dead_nodes": [],
+    "beyond_half": [],
 }
 RESULT = Result("fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", sqnr_db=35.6)
 

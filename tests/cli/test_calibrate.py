@@ -43,6 +43,7 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
         **{"method": "percentile", "percentile": 99.99, "exact": False, "batches": 2, "batch_size": 4, "seed": 0},
         **{"split": "train", "augment": False, "pictures": 8, "pictures_sha256": 0, "files": 0, "unreadable": []},
         "dead_nodes": [],
+        "beyond_half": [],
     }
     assert [(r["precision"], r["policy"], r["pictures"]) for r in card["results"]] == [
         ("float32", None, 7),

@@ -23,6 +23,7 @@ CALIBRATION = {
     "files": [],
     "unreadable": [],
     "dead_nodes": [],
+    "beyond_half": [],
 }
 
 

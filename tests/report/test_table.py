@@ -21,6 +21,7 @@ CALIBRATION = {
     "files": [],
     "unreadable": [],
     "dead_nodes": [],
+    "beyond_half": [],
 }
 # FasterTransformer's guide: acc@1, acc@5, acc@1(I), acc@5(I), and the differences as people would work them out.
 GUIDE = {

@@ -1,0 +1,18 @@
+"""What the caller of an engine may choose; an engine refuses what it does not have."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an artifact is run.
+
+    `threads` None: the library's own choice. `float_type` (float32, bfloat16, float16) is the type of what is not int8,
+    for engines that choose it themselves; None: float32, so that no engine is faster by a type that nobody asked for.
+    `device`: cpu or cuda. `optimize`: whether the library may rewrite the graph.
+    """
+
+    threads: int | None = None
+    float_type: str | None = None
+    device: str = "cpu"
+    optimize: bool = True
