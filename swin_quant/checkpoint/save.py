@@ -3,8 +3,10 @@
 import io
 import os
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -36,15 +38,27 @@ def save_calibrated(model: nn.Module, path: str | os.PathLike, by_channel: bool 
     _save(calibrated_state(model, by_channel), path)
 
 
-def save_float(model: nn.Module, path: str | os.PathLike) -> None:
-    """Write the weights without any range to `path` as Microsoft does, `{'model': state_dict}`, atomically."""
-    state = model.state_dict()
-    _save({"model": OrderedDict((key, _portable(value)) for key, value in state.items() if not is_range(key))}, path)
+def save_float(model: nn.Module, path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> None:
+    """Write the weights without any range to `path`, atomically; floating point as `dtype`.
+
+    A name that ends in .safetensors gets that format; any other is written as Microsoft does, `{'model': state_dict}`.
+    Raises when a weight overflows `dtype`.
+    """
+    state = OrderedDict()
+    for key, value in model.state_dict().items():
+        if not is_range(key):
+            state[key] = value = _portable(value, dtype)
+            if not value.isfinite().all():
+                raise SwinQuantError(f"{path}: {key} does not fit into {dtype}: write another type")
+    if Path(path).suffix == ".safetensors":
+        atomic_write_bytes(path, safetensors.torch.save(state))
+    else:
+        _save({"model": state}, path)
 
 
-def _portable(value: Tensor) -> Tensor:
+def _portable(value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     value = value.detach().cpu().contiguous()
-    return value.float() if value.is_floating_point() else value
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def _save(content: Any, path: str | os.PathLike) -> None:

@@ -1,0 +1,56 @@
+"""swin-quant convert."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from swin_quant.checkpoint import load_float, save_float
+from swin_quant.cli import options
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+from swin_quant.files import ensure_writable_dir, sha256_of
+from swin_quant.models import build_model
+from swin_quant.progress import log
+from swin_quant.ptq import portable_config
+from swin_quant.runcard import RunCard, card_path
+from swin_quant.scoring import card_of
+
+HELP = (
+    "Write the float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."
+)
+EXAMPLES = """examples:
+  swin-quant convert --cfg swin_tiny_patch4_window7_224 --resume timm_swin_tiny.safetensors --to swin_tiny.pth
+  swin-quant convert --cfg my.yaml --resume my.pth --to my.safetensors --dtype float16       (half the size)"""
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+FORMATS = (".pth", ".safetensors")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    parser.add_argument("--to", required=True, metavar="FILE", help=f"what to write: {' or '.join(FORMATS)}")
+    parser.add_argument("--dtype", default="float32", choices=tuple(TYPES), help="of the weights (default float32)")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    if not args.resume:
+        raise UsageError("no checkpoint: give --resume FILE")
+    target = Path(args.to)
+    if target.suffix not in FORMATS:
+        raise UsageError(f"--to {target}: must end in {' or '.join(FORMATS)}")
+    if target.exists() and target.samefile(args.resume):
+        raise UsageError(f"--to {target}: is the checkpoint that is read; give another name")
+    cfg = options.config_of(args)
+    model = build_model(cfg)
+    source = load_float(model, args.resume, replace_head=args.replace_head)
+    before = card_of(args.resume)
+    ensure_writable_dir(target.parent)
+    save_float(model, target, TYPES[args.dtype])
+    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
+    if before:  # how it was trained stays known; what was measured was measured of the other file
+        card = replace(card, preprocess=before.preprocess, training=before.training)
+    replace(card, checkpoint={"file": target.name, "sha256": sha256_of(target)}).write(card_path(target))
+    log.info("checkpoint: %s", target)
+    log.info("run card: %s", card_path(target))
