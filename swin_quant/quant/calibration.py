@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.progress import track
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.linear import QuantLinear
@@ -81,6 +81,8 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
     Weights always take their maximum (spec, section 1.6). May be called again with another method on the same
     statistics, since searching needs no forward.
     """
+    if method.name != "max" and len(calibration.statistics) < len(calibration.largest):
+        raise UsageError(f"calibrator {method.name} needs histograms, and max was observed: observe again")
     device = next(model.parameters()).device
     observed = track(calibration.largest.items(), f"searching ranges, {method.name}", len(calibration.largest))
     ranges = {

@@ -142,7 +142,7 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
 def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) -> dict[str, None]:
     """Names that any selector matches, in model order."""
     found: set[str] = set()
-    for selector in selectors:
+    for selector in _selectors(list(selectors), where):
         if selector.startswith("role:"):
             names = {name for name, role in roles.items() if role in ROLES[selector.removeprefix("role:")]}
         else:

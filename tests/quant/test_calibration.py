@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import (
     UNUSED_AMAX,
@@ -410,3 +410,10 @@ def test_layers_of_a_model_are_all_seen(tiny_model):
     calibration = observe(model, [torch.randn(1, 3, 32, 32)])
     layers = sum(isinstance(module, QuantLinear) for module in model.modules())
     assert len(calibration.largest) == len(calibration.statistics) == len(named_nodes(model)) - layers
+
+
+def test_a_search_without_histograms_is_refused(tiny_model):
+    model = tiny_model()
+    seen = observe(model, [torch.randn(1, 3, 32, 32)], Method("max"))
+    with pytest.raises(UsageError, match="needs histograms"):
+        set_ranges(model, seen, Method("mse"))

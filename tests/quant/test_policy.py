@@ -331,3 +331,8 @@ def test_bits_reach_the_arithmetic(calibrated):
     quantize(model)
     levels = Counter((layer._weight_quantizer(layer.weight) / layer.weight.abs().max() * 3).round().flatten().tolist())
     assert set(levels) == {-3, -2, -1, 0, 1, 2, 3}
+
+
+def test_a_role_that_does_not_exist_is_named_in_rules_made_in_code_too():
+    with pytest.raises(UsageError, match="there is no role 'bogus'"):
+        decide(Policy("p", (Rule(enable=("role:bogus",)),)), {"a": Role.GEMM_INPUT})
