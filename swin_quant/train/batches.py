@@ -1,8 +1,9 @@
 """Training data: which pictures make up every step of every epoch, on any number of ranks, from any position.
 
-An epoch is one seeded order of all pictures, cut into micro-batches. Step s takes the next `accumulation * world` of
-them, so that two ranks see in one step what one rank sees with twice the accumulation, and every rank has the same
-number of steps. What does not fill a step is left out, other pictures in every epoch.
+An epoch is one seeded order of all pictures, or the first `epoch_pictures` of it, cut into micro-batches. Step s takes
+the next `accumulation * world` of them, so that two ranks see in one step what one rank sees with twice the
+accumulation, and every rank has the same number of steps. What does not fill a step is left out, other pictures in
+every epoch.
 """
 
 from collections.abc import Iterator
@@ -67,10 +68,11 @@ class TrainingBatches:
             self.small = decode_all(pictures, preprocess, self.limit, self.workers)
         self.count = len(self.small or pictures)
         self.step_pictures = recipe.batch_size * recipe.accumulation_steps * world.size
-        self.steps = self.count // self.step_pictures
+        taken = min(recipe.epoch_pictures or self.count, self.count)
+        self.steps = taken // self.step_pictures
         if self.steps == 0:
             raise UsageError(
-                f"{self.count} training pictures do not fill one step of {recipe.batch_size} pictures x "
+                f"{taken} training pictures do not fill one step of {recipe.batch_size} pictures x "
                 f"{recipe.accumulation_steps} accumulation steps x {world.size} ranks: lower --batch-size"
             )
 

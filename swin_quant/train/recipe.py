@@ -105,13 +105,16 @@ class Memory(Section):
 
 @dataclass(frozen=True)
 class Recipe(Section):
-    """How a model is trained. `batch_size` is of one rank and one accumulation step; `patience` counts epochs without
+    """How a model is trained. `epoch_pictures` is how many pictures an epoch takes, others each time, None: all.
+
+    `batch_size` is of one rank and one accumulation step; `patience` counts epochs without
     a better validation accuracy, `select` says which epoch's weights are the result, `save_minutes` and `keep` are
     about snapshots."""
 
     name: str = "custom"
     description: str = ""
     epochs: int = number(10, least=1, most=100_000)
+    epoch_pictures: int | None = number(None, least=1)
     batch_size: int | None = number(None, least=1)
     accumulation_steps: int = number(1, least=1, most=100_000)
     precision: Literal["O0", "O1", "O2", "O3"] = "O0"

@@ -56,6 +56,12 @@ def test_an_epoch_shows_each_picture_at_most_once_in_a_new_order():
     assert epoch(data, 0) == epoch(made(50), 0) != epoch(made(50, seed=1), 0)
 
 
+def test_a_short_epoch_takes_so_many_pictures_and_others_each_time():
+    data = made(50, batch_size=4, epoch_pictures=18)
+    seen = [{index for step in epoch(data, n) for micro in step for index in micro} for n in (0, 1)]
+    assert data.steps == 4 and all(len(pictures) == 16 for pictures in seen) and seen[0] != seen[1]
+
+
 def test_labels_belong_to_pictures():
     for step in made().epoch(0):
         assert step[0].targets.tolist() == [index % 3 for index in which(step[0].images)]
