@@ -1,0 +1,215 @@
+"""Swin on CPU engines, all in one interleaved run: our files beside NNCF's and ONNX Runtime's own quantization.
+
+    python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224] [--work DIR] [--batch 1 8] [--rounds 5]
+        [--output docs/results/cpu_engines.md]
+
+Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
+comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
+from the plain float graph of the same weights. NNCF is measured where it is installed (`pip install nncf`).
+"""
+
+import argparse
+import importlib.util
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.onnx.export import Options, export
+from swin_quant.backends.options import EngineOptions
+from swin_quant.bench import table
+from swin_quant.bench.cpu import usable_cores
+from swin_quant.bench.lineup import REFERENCE, artifact_engine, torch_engine
+from swin_quant.bench.measure import Plan, measure, noise
+from swin_quant.bench.runner import Contender
+from swin_quant.checkpoint import save_calibrated
+from swin_quant.config import find_config, load_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines import Engine
+from swin_quant.files import atomic_write_bytes, sha256_of
+from swin_quant.models import build_model
+from swin_quant.progress import set_up
+from swin_quant.ptq import portable_config
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+from swin_quant.runcard import RunCard
+
+CALIBRATION = 16  # pictures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
+    parser.add_argument("--work", type=Path, default=Path("out/cpu_engines"))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    set_up()
+    args.work.mkdir(parents=True, exist_ok=True)
+    model, card, checkpoint = calibrated(args.model, args.work)
+    side = model.geometry.image_size
+    plain = export(model, card, args.work / "plain", Options(precision="float", rewrites=frozenset()))
+    float_file = str(plain.file)
+    contenders = [
+        Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint),
+        on("openvino", plain, "openvino float32"),
+        on("openvino", plain, "openvino bfloat16", "bfloat16"),
+        *nncf_contenders(float_file, args.work, side),
+        on("onnxruntime", plain, "onnxruntime float32"),
+        own_quantization(float_file, args.work, side),
+    ]
+    for target, policy, float_type in (
+        ("openvino", "cpu", None),
+        ("openvino", "cpu", "bfloat16"),
+        ("openvino", "cpu-amx", "bfloat16"),
+        ("openvino", "qdq", "bfloat16"),
+        ("onnxruntime", "cpu", None),
+        ("onnxruntime", "qdq", None),
+    ):
+        told = replace(card, policy=load_policy(policy).to_dict())
+        artifact = export(model, told, args.work / policy, Options(target=target))
+        name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
+        contenders.append(on(target, artifact, name, float_type))
+    plan = Plan(tuple(args.batch), args.rounds, args.seconds, args.threads)
+    report = measure(args.model, contenders, plan, side, noise(16, 3, side))
+    print(table.terminal(report))
+    if args.output:
+        atomic_write_bytes(args.output, (heading(args.model) + table.markdown(report)).encode())
+
+
+def heading(model: str) -> str:
+    return (
+        f"# {model} on CPU engines\n\nRandom weights, seeded noise: latencies are real, accuracies would mean nothing. "
+        "Written by `python benchmarks/cpu_engines.py`.\n\n"
+    )
+
+
+def calibrated(name: str, folder: Path) -> tuple:
+    """A model of random weights with ranges, its card, and its checkpoint."""
+    cfg = load_config(find_config(name))
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    for key, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            spread = 0.1 if key.endswith("weight") else 0.02
+            parameter.data.add_(spread * torch.randn(parameter.shape))
+    apply_policy(model, load_policy("qdq"))
+    calibrate(model, seeded(CALIBRATION, cfg.DATA.IMG_SIZE).split(8), Method())
+    file = folder / f"{name}_calib.pth"
+    save_calibrated(model, file)
+    record = {"file": file.name, "sha256": sha256_of(file)}
+    preprocess = Preprocess.from_config(cfg).to_dict()
+    return model, RunCard(name, portable_config(cfg), preprocess, checkpoint=record), file
+
+
+def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> Contender:
+    """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
+    load = partial(artifact_engine, str(artifact.file), engine, EngineOptions(usable_cores(), float_type))
+    return Contender(name, load, artifact.file, f"{engine} float32")
+
+
+def nncf_contenders(float_file: str, folder: Path, side: int) -> list[Contender]:
+    """NNCF's quantization for transformers, as it comes and without SmoothQuant, run beside bfloat16."""
+    if not importlib.util.find_spec("nncf"):
+        print("nncf is not installed: left out")
+        return []
+    import nncf
+    import openvino
+
+    data = nncf.Dataset([picture[None].numpy() for picture in seeded(CALIBRATION, side)])
+    off = nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
+    ways = {"default": {}, "no SmoothQuant": {
+        "advanced_parameters": nncf.AdvancedQuantizationParameters(smooth_quant_alphas=off)}}  # fmt: skip
+    found = []
+    for name, extra in ways.items():
+        model = openvino.Core().read_model(float_file)
+        quantized = nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATION, **extra)
+        file = folder / f"nncf_{name.replace(' ', '_')}.xml"
+        openvino.save_model(quantized, str(file), compress_to_fp16=False)
+        load = partial(openvino_ir, str(file), usable_cores())
+        found.append(
+            Contender(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
+        )
+    return found
+
+
+def openvino_ir(file: str, threads: int) -> Engine:
+    """An IR file as our own engine runs ONNX: latency, one stream, shapes fixed."""
+    import openvino
+
+    core = openvino.Core()
+    settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads,
+                "INFERENCE_PRECISION_HINT": "bf16"}  # fmt: skip
+    compiled = {}
+
+    def run(images: Tensor) -> Tensor:
+        if tuple(images.shape) not in compiled:
+            model = core.read_model(file)
+            model.reshape(list(images.shape))
+            compiled[tuple(images.shape)] = core.compile_model(model, "CPU", settings).create_infer_request()
+        request = compiled[tuple(images.shape)]
+        request.infer([images.numpy()], share_inputs=True)
+        return torch.from_numpy(request.get_output_tensor(0).data.copy())
+
+    return Engine("openvino", "int8", "NNCF", run)
+
+
+def own_quantization(float_file: str, folder: Path, side: int) -> Contender:
+    """ONNX Runtime's static quantization: uint8 activations, int8 weights a column, linears alone, no quantized result.
+
+    That is the fastest of its settings (products of two activations stay float).
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    graph = onnx.load(float_file).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    linears = [node.name for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in stored]
+
+    class Pictures(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = iter(seeded(CALIBRATION, side))
+
+        def get_next(self) -> dict | None:
+            picture = next(self.left, None)
+            return None if picture is None else {graph.input[0].name: picture[None].numpy()}
+
+    file = folder / "onnxruntime_own.onnx"
+    quantize_static(
+        float_file, str(file), Pictures(), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_quantize=linears,
+        extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
+    )  # fmt: skip
+    load = partial(onnxruntime_file, str(file), usable_cores())
+    return Contender("onnxruntime int8 its own, linears", load, file, "onnxruntime float32")
+
+
+def onnxruntime_file(file: str, threads: int) -> Engine:
+    """Any ONNX file on ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+    return Engine("onnxruntime", "int8", "its own", run)
+
+
+def seeded(count: int, side: int) -> Tensor:
+    """Noise pictures, others than those that logits are compared on."""
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+if __name__ == "__main__":
+    main()
