@@ -11,6 +11,7 @@ import platform
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -91,6 +92,28 @@ class ArtifactRecord(TypedDict):
     others: list[CheckpointRecord]
 
 
+class VerificationRecord(TypedDict):
+    """How far the logits of an artifact on one engine are from those of its checkpoint, on the same pictures.
+
+    `mean` and `max` are of |Δlogit|; `step` is what int8 would resolve over the reference's logits, their amax / 127;
+    `agreement` (top-1) is in percent, SQNR in dB (None if equal). `tolerance` is of the mean; None: not a criterion.
+    """
+
+    engine: str
+    precision: str
+    policy: str | None
+    reference: str
+    pictures: int
+    pictures_sha256: str
+    mean: float
+    max: float
+    step: float
+    agreement: float
+    sqnr_db: float | None
+    tolerance: float | None
+    passed: bool | None
+
+
 class DatasetRecord(TypedDict):
     """The pictures that a result was measured on; `sha256` is of their list."""
 
@@ -146,6 +169,7 @@ class RunCard:
     artifact: ArtifactRecord | None = None
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
+    verification: list[VerificationRecord] = field(default_factory=list)
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
     def __post_init__(self) -> None:
@@ -163,6 +187,12 @@ class RunCard:
             results.append(record)
         return dataclasses.replace(self, results=results)
 
+    def with_verification(self, record: VerificationRecord) -> "RunCard":
+        """A card that also holds `record`, instead of what it said of the same engine, precision and reference."""
+        identity = itemgetter("engine", "precision", "policy", "reference")
+        kept = [old for old in self.verification if identity(old) != identity(record)]
+        return dataclasses.replace(self, verification=[*kept, finite(record)])
+
     def write(self, path: str | os.PathLike) -> None:
         """Write the card to `path`, atomically."""
         write_json(path, _as_json(self))
@@ -171,6 +201,8 @@ class RunCard:
     def read(cls, path: str | os.PathLike) -> "RunCard":
         """Read and check a card; errors name the file and the key."""
         content = read_json(path, "run card")
+        if isinstance(content, dict):
+            content.setdefault("verification", [])  # cards of before artifacts were verified have none
         try:
             _check_card(content, str(path))
             return cls(**{key: value for key, value in content.items() if key != "schema"})

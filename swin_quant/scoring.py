@@ -22,7 +22,9 @@ from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
 from swin_quant.ptq import portable_config
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
-from swin_quant.runcard import Result, RunCard, card_path, verify_checkpoint
+from swin_quant.runcard import DatasetRecord, Result, RunCard, card_path, verify_checkpoint
+
+BASELINE = "float32"
 
 
 def score_model(
@@ -40,26 +42,40 @@ def score_model(
     Preprocessing is the card's; the model's nodes must be calibrated for the policies. Every rank scores its
     share; all return the same card.
     """
-    pictures = open_labelled(cfg, split, world)
     preprocess = Preprocess.from_dict(card.preprocess)
     if preprocess != Preprocess.from_config(cfg):
         log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
     engines = torch_engines(model, world.device, half_type(half, world.device), policies)
+    for result in score_engines(engines, cfg, preprocess, world, split, max_unreadable).values():
+        card = card.with_result(result)
+    return card
+
+
+def score_engines(
+    engines: Mapping[str, Engine],
+    cfg: CfgNode,
+    preprocess: Preprocess,
+    world: World = World(),  # noqa: B008
+    split: str = "val",
+    max_unreadable: float = 0.01,
+) -> dict[str, Result]:
+    """A result for each engine, all on the same pictures in one pass, by the engines' keys.
+
+    An engine called `float32` comes first and is what the others are compared with; without one there are no
+    comparisons. Every rank scores its share; all return the same results.
+    """
+    pictures = open_labelled(cfg, split, world)
     scores, unreadable = _score(engines, pictures, preprocess, cfg, world, max_unreadable)
-    dataset = {
-        "name": Path(cfg.DATA.DATA_PATH).name,
-        "split": split,
-        "pictures": len(pictures),
-        "sha256": digest(pictures.names),
-    }
-    for label, score in scores.items():
+    dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
+    results = {}
+    for key, score in scores.items():
         measured = asdict(score)
-        if label == "float32":  # it is the baseline of the comparisons, not one of them
+        if key == BASELINE or BASELINE not in engines:
             measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
-        result = Result(
-            engine=engines[label].name,
-            precision=engines[label].precision,
-            policy=engines[label].policy,
+        results[key] = Result(
+            engine=engines[key].name,
+            precision=engines[key].precision,
+            policy=engines[key].policy,
             dataset=dataset,
             batch_size=cfg.DATA.BATCH_SIZE,
             device=world.device.type,
@@ -67,8 +83,12 @@ def score_model(
             note=f"unreadable: {listed(unreadable)}" if unreadable else None,
             **measured,
         )
-        card = card.with_result(result)
-    return card
+    return results
+
+
+def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRecord:
+    """The pictures as a run card names them: without the folders of the machine."""
+    return DatasetRecord(name=Path(data_path).name, split=split, pictures=len(pictures), sha256=digest(pictures.names))
 
 
 @dataclass(frozen=True)

@@ -151,13 +151,37 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, key):
 
 def test_every_key_is_needed(tmp_path):
     content = written(tmp_path / "x.json")
-    for key in content:
+    for key in content.keys() - {"verification"}:
         less = {name: value for name, value in content.items() if name != key}
         refused(tmp_path / "x.json", less, key)
     for key in content["results"][0]:
         less = copy.deepcopy(content)
         del less["results"][0][key]
         refused(tmp_path / "x.json", less, f"results[0].{key}")
+
+
+def test_a_card_of_before_artifacts_were_verified_is_read(tmp_path):
+    content = written(tmp_path / "x.json")
+    del content["verification"]
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    assert RunCard.read(tmp_path / "x.json").verification == []
+
+
+def test_a_newer_verification_takes_the_place_of_one_of_the_same_engine_and_reference(tmp_path):
+    record = {"engine": "openvino", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant",
+              "pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.01, "max": 0.1, "step": 0.05, "agreement": 100.0,
+              "sqnr_db": float("inf"), "tolerance": 0.1, "passed": True}  # fmt: skip
+    card = RunCard("x", {}, {}).with_verification(record).with_verification({**record, "engine": "onnxruntime"})
+    card = card.with_verification({**record, "mean": 0.2, "passed": False})
+    card.write(tmp_path / "x.json")
+    read = RunCard.read(tmp_path / "x.json").verification
+    assert [(one["engine"], one["mean"], one["sqnr_db"]) for one in read] == [
+        ("onnxruntime", 0.01, None),
+        ("openvino", 0.2, None),
+    ]
+    content = json.loads((tmp_path / "x.json").read_text())
+    content["verification"][0]["passed"] = "yes"
+    refused(tmp_path / "x.json", content, "verification[0].passed")
 
 
 @pytest.mark.parametrize(

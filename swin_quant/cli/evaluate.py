@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from swin_quant.cli import options
+from swin_quant.cli import deployed, options
 from swin_quant.cli.output import output_dir, print_table
 from swin_quant.distributed import World
 from swin_quant.errors import UsageError
@@ -13,24 +13,63 @@ from swin_quant.progress import log
 from swin_quant.runcard import RunCard
 from swin_quant.scoring import load_for_scoring, score_model
 
-HELP = "Score a checkpoint on labelled pictures: float32 first, half precision, and INT8 if it is calibrated."
+HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
   swin-quant evaluate --cfg my.yaml --resume out/my_calib.pth --data-path imagenet      (policy of its run card)
   swin-quant evaluate --cfg my.yaml --resume out/my_calib.pth --data-path data --zip --policy ft-mode1 ft-mode2 qdq
-  swin-quant evaluate --cfg my.yaml --resume my.pth --data-path imagenet                (a float checkpoint)"""
+  swin-quant evaluate --cfg my.yaml --resume my.pth --data-path imagenet                (a float checkpoint)
+  swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
+  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --resume out/my_calib.pth --data-path data"""
+_OF_CHECKPOINTS = ("cfg", "opts", "policy", "int8_mode", "wprec", "aprec", "quant_per_tensor", "narrow_range",
+                   "quant_disable", "quant_disable_keyword", "replace_head", "output", "tag")  # fmt: skip
+_OF_ARTIFACTS = ("engines", "threads", "float_type", "fake_quant")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    parser.add_argument("artifacts", nargs="*", metavar="ARTIFACT", help="exported file; its run card lies beside it")
+    options.add_model(parser, required=False)
     options.add_data(parser)
     options.add_policy(parser)
+    deployed.add_engines(parser)
     options.add_run(parser)
     parser.add_argument("--split", default="val", help="pictures to score (default val)")
+    parser.add_argument("--fake-quant", action="store_true", help="score the simulation beside an artifact")
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    if not args.resume:
-        raise UsageError("no checkpoint: give --resume FILE")
+    artifacts = getattr(args, "artifacts", None)  # main.py has no such option
+    kind, others = ("artifacts", _OF_CHECKPOINTS) if artifacts else ("checkpoints", _OF_ARTIFACTS)
+    if wrong := [name for name in others if getattr(args, name, None)]:
+        flag = {"engines": "engine"}.get(wrong[0], wrong[0]).replace("_", "-")
+        more = "their run cards say that" if artifacts else "name an ARTIFACT"
+        raise UsageError(f"--{flag} is not for {kind}: {more}")
+    (_run_artifacts if artifacts else _run_checkpoint)(args, world)
+
+
+def _run_artifacts(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.artifact_scoring import Scoring, score_artifacts, write_cards
+    from swin_quant.backends.artifact import open_artifact
+
+    scoring = Scoring(
+        args.engines,
+        deployed.engine_options(args, world),
+        deployed.overrides_of(args),
+        args.resume,
+        args.split,
+        args.half,
+        args.fake_quant,
+        args.max_unreadable,
+    )
+    artifacts = [open_artifact(path) for path in dict.fromkeys(args.artifacts)]
+    scored = score_artifacts(artifacts, scoring, world)
+    if world.is_main:
+        write_cards(scored)
+        print_table([artifact.card for artifact in scored])
+
+
+def _run_checkpoint(args: argparse.Namespace, world: World) -> None:
+    if not args.cfg or not args.resume:
+        raise UsageError("nothing to score: give --cfg FILE and --resume FILE, or an ARTIFACT")
     cfg = options.config_of(args)
     subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
     path = subject.card_file or output_dir(cfg) / f"{cfg.MODEL.NAME}_eval.json"

@@ -31,9 +31,10 @@ CONFIG_KEYS = {
 }
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
+    group.add_argument("--cfg", required=required, metavar="FILE",
+                       help="YAML of the model, or the name of a shipped one")  # fmt: skip
     group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
     group.add_argument("--resume", metavar="FILE", help="checkpoint: Microsoft, timm, safetensors, calibrated")
     group.add_argument("--replace-head", action="store_true", help="leave out a head of another number of classes")

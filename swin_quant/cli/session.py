@@ -59,7 +59,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 def _run(name: str, arguments: Sequence[str]) -> None:
     if name not in (*COMMANDS, FRONT_DOOR):
         raise UsageError(f"no command {name!r}: there are {', '.join(COMMANDS)}")
-    command = importlib.import_module(f"swin_quant.cli.{name}")
+    command = importlib.import_module(f"swin_quant.cli.{name.replace('-', '_')}")
     prog = "main.py" if name == FRONT_DOOR else f"swin-quant {name}"
     parser = _Parser(
         prog=prog,

@@ -14,12 +14,15 @@ from swin_quant.runcard import Result
 
 Rule: TypeAlias = Callable[[Row, Sequence[Row]], str | None]
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
+_EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would
 _LONGEST_NOTE = 300
 _NAMES = (
     ("name",),
     ("name", "calibrator"),
     ("name", "policy"),
+    ("engine", "precision"),
     ("name", "policy", "calibrator"),
+    ("name", "policy", "engine"),
     ("name", "dataset", "policy", "precision", "calibrator", "engine"),
 )
 
@@ -54,8 +57,11 @@ def footnotes(rows: Sequence[Row]) -> list[Footnote]:
 
 
 def _simulated(row: Row, rows: Sequence[Row]) -> str | None:
-    if row.quantized and row.quantized.engine == FAKE_QUANT and row.quantized.ms_per_picture is not None:
-        return f"ms(I) of {FAKE_QUANT} is that of the simulation, not of an INT8 engine"
+    quantized = row.quantized
+    if quantized is None or quantized.ms_per_picture is None:
+        return None
+    if quantized.engine == FAKE_QUANT or quantized.engine.endswith(_EMULATED):
+        return f"ms(I) of {quantized.engine} is that of the simulation, not of an INT8 engine"
     return None
 
 
@@ -97,6 +103,19 @@ def _unreadable(row: Row, rows: Sequence[Row]) -> str | None:
 def _remark(row: Row, rows: Sequence[Row]) -> str | None:
     remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
     return "; ".join(remarks) or None
+
+
+def _verified(row: Row, rows: Sequence[Row]) -> str | None:
+    """How far the row's engine was found to be from its checkpoint, where that was a matter of pass or fail."""
+    identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
+    said = [
+        f"mean |Δlogit| against {record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
+        f"(max {record['max']:.2g}, top-1 agreement {record['agreement']:.1f} %): "
+        f"{'within' if record['passed'] else 'NOT within'} {record['tolerance']:g}"
+        for record in row.card.verification
+        if record["tolerance"] is not None and (record["engine"], record["precision"], record["policy"]) == identity
+    ]
+    return f"verified: {'; '.join(said)}" if said else None
 
 
 def _dead_nodes(row: Row, rows: Sequence[Row]) -> str | None:
@@ -157,6 +176,7 @@ RULES: tuple[Rule, ...] = (
     _unlike_baselines,
     _unlike_pictures,
     _unreadable,
+    _verified,
     _dead_nodes,
     _not_shown,
     _remark,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from swin_quant.files import finite
 from swin_quant.report.footnotes import Footnote, footnotes
-from swin_quant.report.table import COLUMNS, LEGEND, Column, Row, rows_of
+from swin_quant.report.table import COLUMNS, Column, Row, legend, rows_of, shown
 from swin_quant.report.terminal import terminal
 from swin_quant.runcard import RunCard
 
@@ -41,14 +41,14 @@ def print_text(text: str) -> None:
 
 def markdown(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
     """A pipe table of GitHub's Markdown, and a list of footnotes."""
-    columns = [column for column in COLUMNS if column.title]
+    columns = shown(rows)
     lines = [
         [column.title for column in columns],
         ["---:" if column.form else "---" for column in columns],
         *([_markdown_cell(column, row) for column in columns] for row in rows),
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    remarks = [LEGEND, *(_markdown_text(note.about(rows)) for note in notes)]
+    remarks = [*legend(rows), *(_markdown_text(note.about(rows)) for note in notes)]
     return table + "\n" + "".join(f"* {remark}\n" for remark in remarks)
 
 

@@ -5,7 +5,7 @@ them needs. Three deltas printed in that guide contradict their own columns; her
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from swin_quant.engines import EAGER, HALF_TYPES
@@ -13,17 +13,20 @@ from swin_quant.runcard import DatasetRecord, Result, RunCard
 
 BLANK = "-"
 LEGEND = (
-    "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized; Δ = (I) - float32, from "
-    "unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, not distinguishable from no change"
+    "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized, or an artifact on its "
+    "engine; Δ = (I) - float32, from unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, "
+    "not distinguishable from no change"
 )
+OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
 Value: TypeAlias = str | int | float | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantized result on one data set, beside the float results of the same card on the same pictures.
+    """One quantized result, or one of an artifact on its engine, beside torch's float results on the same pictures.
 
-    `quantized` is None for a data set on which a card has float results only.
+    `quantized` is None for a data set on which a card has torch's float results only. `own` is the fastest float
+    result of the row's engine with the same checkpoint, from whichever card has it.
     """
 
     card: RunCard
@@ -31,6 +34,7 @@ class Row:
     float32: Result | None
     half: Result | None
     quantized: Result | None
+    own: Result | None = None
 
     @property
     def measured(self) -> list[Result]:
@@ -46,7 +50,7 @@ class Row:
     def calibrator(self) -> str | None:
         """The method that found the ranges, with its percentile where it has one."""
         record = self.card.calibration
-        if record is None or self.quantized is None:
+        if record is None or self.quantized is None or is_float(self.quantized):
             return None
         percentile = record["percentile"] if record["method"] == "percentile" else None
         return record["method"] if percentile is None else f"{record['method']} {percentile}"
@@ -81,7 +85,7 @@ class Column:
     """One column: its key in CSV and JSON, its title elsewhere (none: CSV and JSON only), its value and how it looks.
 
     `form` is what str.format makes of the value; only numbers have one. `show` replaces it where a cell is more
-    than its value.
+    than its value. A column that `may_lack` is left out of tables for people where no row has a value.
     """
 
     key: str
@@ -89,6 +93,7 @@ class Column:
     of: Callable[[Row], Value]
     form: str = ""
     show: Callable[[Row], str] | None = None
+    may_lack: bool = False
 
     def value(self, row: Row) -> Value:
         """What was recorded, unrounded; None if it was not. Text is one printable line."""
@@ -143,6 +148,9 @@ COLUMNS = (
     Column("half_ms", "ms(H)", _of("half", "ms_per_picture"), "{:.3f}"),
     Column("quantized_ms", "ms(I)", _of("quantized", "ms_per_picture"), "{:.3f}"),
     Column("engine", "engine", _of("quantized", "engine")),
+    Column("own_precision", "float (E)", _of("own", "precision"), may_lack=True),
+    Column("own_acc1", "acc@1(E)", _of("own", "acc1"), "{:.3f}", may_lack=True),
+    Column("own_ms", "ms(E)", _of("own", "ms_per_picture"), "{:.3f}", may_lack=True),
     Column("device", "", lambda row: row.measured[-1].device),
     Column("batch_size", "", lambda row: row.measured[-1].batch_size),
 )
@@ -152,13 +160,23 @@ COLUMN = {column.key: column for column in COLUMNS}
 
 
 def rows_of(cards: Iterable[RunCard]) -> list[Row]:
-    """A row for each quantized result of each card and data set, by name, data set, policy and calibrator."""
+    """A row for each quantized result and each of an artifact, of each card and data set, in an order of their own."""
     rows = [row for card in cards for row in _rows_of_card(card)]
-    return sorted(rows, key=_order)
+    return sorted((replace(row, own=_own(row, rows)) for row in rows), key=_order)
+
+
+def shown(rows: Sequence[Row]) -> list[Column]:
+    """The columns that a table for people has: titled, and with a value somewhere where they may lack one."""
+    return [c for c in COLUMNS if c.title and not (c.may_lack and all(c.value(row) is None for row in rows))]
+
+
+def legend(rows: Sequence[Row]) -> list[str]:
+    """What the columns of a table mean."""
+    return [LEGEND, OWN_LEGEND] if any(row.own for row in rows) else [LEGEND]
 
 
 def is_float(result: Result) -> bool:
-    """Whether a result is of float32 or half precision: a baseline, not a row."""
+    """Whether a result is of float32 or half precision."""
     return result.precision == "float32" or result.precision in HALF_TYPES
 
 
@@ -177,21 +195,38 @@ def _rows_of_card(card: RunCard) -> Iterable[Row]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        rows: list[Result | None] = [result for result in group if not is_float(result)]
+        baselines = [result for result in group if is_float(result) and result.engine == EAGER]
+        float32 = next((result for result in baselines if result.precision == "float32"), None)
+        half = next((result for result in baselines if result.precision in HALF_TYPES), None)
+        rows: list[Result | None] = [result for result in group if result not in baselines]
         for quantized in rows or [None]:
-            engine = quantized.engine if quantized else EAGER
-            float32 = _nearest(group, {"float32"}, engine)
-            half = _nearest(group, set(HALF_TYPES), engine)
             yield Row(card, group[0].dataset, float32, half, quantized)
 
 
-def _nearest(results: Sequence[Result], precisions: set[str], engine: str) -> Result | None:
-    """The first result of these precisions, of the same engine rather than torch's, of torch's rather than others."""
-    found = [result for result in results if result.precision in precisions]
-    return min(found, key=lambda result: (result.engine != engine, result.engine != EAGER), default=None)
+def _own(row: Row, rows: Sequence[Row]) -> Result | None:
+    """The fastest float result of the row's engine on the same pictures, of the same weights; not the row itself."""
+    if row.quantized is None or is_float(row.quantized):
+        return None
+    found = [
+        other.quantized
+        for other in rows
+        if other.quantized
+        and is_float(other.quantized)
+        and other.quantized.engine == row.quantized.engine
+        and _weights(other.card) == _weights(row.card)
+        and dataset_key(other.dataset) == dataset_key(row.dataset)
+    ]
+    return min(found, key=lambda result: (result.ms_per_picture is None, result.ms_per_picture), default=None)
+
+
+def _weights(card: RunCard) -> tuple[str, str | None]:
+    """Which weights a card is about: those of its calibrated checkpoint, or of the float one."""
+    record = card.checkpoint or card.source
+    return card.name, record["sha256"] if record else None
 
 
 def _order(row: Row) -> tuple[str, ...]:
     quantized = row.quantized
     policy, precision = (quantized.policy or "", quantized.precision) if quantized else ("", "")
-    return (row.card.name, *dataset_key(row.dataset), policy, row.calibrator or "", precision)
+    engine = quantized.engine if quantized else ""
+    return (row.card.name, *dataset_key(row.dataset), policy, row.calibrator or "", precision, engine)

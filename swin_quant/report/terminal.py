@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swin_quant.report.footnotes import Footnote
-from swin_quant.report.table import BLANK, COLUMN, LEGEND, Row, dataset_key
+from swin_quant.report.table import BLANK, COLUMN, Row, dataset_key, is_float, legend, shown
 
 Stack: TypeAlias = tuple[str, ...]  # keys of the table's columns that are one column here, one above the other
 _HEADING = ("name", "resolution", "dataset", "pictures")
@@ -34,6 +34,9 @@ _ONE_LINE: tuple[Stack, ...] = (
     ("sqnr_db",),
     ("quantized_ms",),
     ("engine",),
+    ("own_precision",),
+    ("own_acc1",),
+    ("own_ms",),
 )
 _TWO_LINES: tuple[Stack, ...] = (
     ("policy", "calibrator"),
@@ -41,7 +44,8 @@ _TWO_LINES: tuple[Stack, ...] = (
     ("delta_acc1", "delta_acc5"),
     ("agreement", "sqnr_db"),
     ("quantized_ms", "precision"),
-    ("engine",),
+    ("engine", "own_precision"),
+    ("own_acc1", "own_ms"),
 )
 _GAP = 2
 _NARROWEST_NAME = 10
@@ -50,8 +54,9 @@ _NARROWEST_NAME = 10
 def terminal(rows: Sequence[Row], notes: Sequence[Footnote], width: int = 100, color: bool = False) -> str:
     """The table and its footnotes for a terminal of `width` columns; with ANSI styles if `color`."""
     quantized = [row for row in rows if row.quantized]
-    shared = [key for key in _HEADING_IF_ALL_THE_SAME if len({COLUMN[key].cell(row) for row in quantized}) == 1]
-    layouts = [_without(shared, layout) for layout in (_ONE_LINE, _TWO_LINES)]
+    shared = [key for key in _HEADING_IF_ALL_THE_SAME if _same(key, quantized)]
+    lacking = [key for key, column in COLUMN.items() if column not in shown(rows)]
+    layouts = [_without([*shared, *lacking], layout) for layout in (_ONE_LINE, _TWO_LINES)]
     stacks = next((stacks for stacks in layouts if _total(_widths(quantized, stacks)) <= width), layouts[-1])
     widths = _widths(quantized, stacks)
     widths[0] = max(min(widths[0], _NARROWEST_NAME), widths[0] - max(0, _total(widths) - width))
@@ -66,8 +71,14 @@ def terminal(rows: Sequence[Row], notes: Sequence[Footnote], width: int = 100, c
         if lines:
             console.print(_table(lines, stacks, widths))
         console.print()
-    console.print(_footer([LEGEND, *(note.about(rows) for note in notes)]), width=width)
+    console.print(_footer([*legend(rows), *(note.about(rows) for note in notes)]), width=width)
     return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
+
+
+def _same(key: str, rows: Sequence[Row]) -> bool:
+    """Whether rows share a cell; a float artifact has no calibrator, which tells nothing of the others."""
+    of = [row for row in rows if key != "calibrator" or (row.quantized and not is_float(row.quantized))]
+    return len({COLUMN[key].cell(row) for row in of}) == 1
 
 
 def _blocks(rows: Sequence[Row]) -> list[list[Row]]:

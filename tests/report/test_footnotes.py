@@ -130,3 +130,16 @@ def test_a_footnote_names_its_rows_as_briefly_as_it_can():
     assert note.startswith("swin_micro qdq: 2 unreadable")
     (note,) = said(card(FLOAT, bad, with_(bad, policy="x")), card(FLOAT, INT8, name="other"))
     assert note.startswith("swin_micro: 2 unreadable")
+
+
+def test_a_verification_is_told_with_its_verdict():
+    record = {"engine": "onnxruntime", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant",
+              "pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.0123, "max": 0.5, "step": 0.05,
+              "agreement": 98.4, "sqnr_db": 40.0, "tolerance": 0.1, "passed": True}  # fmt: skip
+    against_float = {**record, "reference": "torch float32", "tolerance": None, "passed": None}
+    verified = card(FLOAT, INT8).with_verification(record).with_verification(against_float)
+    (note,) = said(verified)
+    assert "0.012 (max 0.5, top-1 agreement 98.4 %): within 0.1" in note and "float32" not in note
+    (note,) = said(verified.with_verification({**record, "mean": 0.2, "passed": False}))
+    assert "NOT within 0.1" in note
+    assert said(card(FLOAT, with_(INT8, engine="openvino")).with_verification(record)) == []

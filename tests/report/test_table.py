@@ -1,8 +1,10 @@
 """Rows hold what was measured, deltas are arithmetic on it, and nothing else gets a number."""
 
+import dataclasses
+
 import pytest
 
-from swin_quant.report.table import COLUMN, COLUMNS, rows_of
+from swin_quant.report.table import COLUMNS, rows_of
 from swin_quant.runcard import Result, RunCard
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
@@ -124,18 +126,49 @@ def test_a_float32_result_on_other_pictures_is_no_baseline():
     ]
 
 
-def test_the_baseline_is_of_the_same_engine_where_there_is_one():
-    rows = rows_of(
-        [
-            card(
-                result("float32", 79.0, engine="onnxruntime"),
-                result("float32", 80.0),
-                result("int8", 78.0, policy="qdq", engine="onnxruntime"),
-                result("int8", 78.0, policy="qdq", engine="openvino"),
-            )
-        ]
+def test_a_float_artifact_on_an_engine_is_a_row_and_torch_the_baseline_of_all():
+    rows = cells(
+        card(
+            result("float32", 79.0, engine="onnxruntime"),
+            result("float32", 80.0),
+            result("int8", 78.0, policy="qdq", engine="onnxruntime"),
+        )
     )
-    assert {row.quantized.engine: COLUMN["acc1"].value(row) for row in rows} == {"onnxruntime": 79.0, "openvino": 80.0}
+    assert [
+        (row["engine"], row["precision"], row["acc1"], row["quantized_acc1"], row["delta_acc1"]) for row in rows
+    ] == [
+        ("onnxruntime", "float32", "80.000", "79.000", "-1.000"),
+        ("onnxruntime", "int8", "80.000", "78.000", "-2.000"),
+    ]
+
+
+def test_an_engine_s_own_float_result_is_no_baseline_for_accuracy():
+    (row,) = [row for row in cells(card(result("float32", 79.0, engine="openvino"),
+                                        result("int8", 78.0, policy="qdq", engine="openvino")))
+              if row["precision"] == "int8"]  # fmt: skip
+    assert row["acc1"] == "-" == row["delta_acc1"] and row["own_acc1"] == "79.000"
+
+
+def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int8_from_whichever_card():
+    def of(*results, sha="a", **more):
+        source = {"file": "x.pth", "sha256": sha * 64, "format": "pth"}
+        return dataclasses.replace(card(*results, **more), source=source)
+
+    quantized = of(result("float32", 80.0, ms_per_picture=50.0),
+                   result("int8", 79.0, policy="qdq", engine="openvino", ms_per_picture=3.0),
+                   result("int8", 79.0, policy="qdq", engine="onnxruntime", ms_per_picture=4.0))  # fmt: skip
+    slow = of(result("float32", 80.0, engine="openvino", ms_per_picture=9.0))
+    fast = of(result("bfloat16", 79.9, engine="openvino", ms_per_picture=6.0))
+    others = [
+        of(result("bfloat16", 1.0, engine="openvino", ms_per_picture=0.1), sha="b"),  # other weights
+        of(result("bfloat16", 1.0, engine="openvino", ms_per_picture=0.1, dataset=CIFAR)),  # other pictures
+    ]
+    rows = {row["engine"]: row for row in cells(quantized, slow, fast, *others) if row["precision"] == "int8"}
+    shown = [[rows[engine][key] for key in ("own_precision", "own_acc1", "own_ms")] for engine in rows]
+    assert dict(zip(rows, shown, strict=True)) == {
+        "openvino": ["bfloat16", "79.900", "6.000"],
+        "onnxruntime": ["-", "-", "-"],
+    }
 
 
 def test_the_order_does_not_depend_on_the_order_of_the_cards():

@@ -1,0 +1,8 @@
+"""Export: calibrated checkpoint -> FasterTransformer's files (the same as `swin-quant export-ft`)."""
+
+import sys
+
+from swin_quant.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["export-ft", *sys.argv[1:]]))

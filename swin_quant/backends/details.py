@@ -1,0 +1,38 @@
+"""What an engine says of itself. Which type each matrix product runs in is found out only when somebody asks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.engines import HALF_TYPES
+
+
+class Details(Mapping[str, Any]):
+    """`known` at once; by calling `find`, once: `gemms` (matrix product -> type), `int8_gemms` and `all_gemms`."""
+
+    def __init__(self, known: Mapping[str, Any], find: Callable[[], Mapping[str, str]]) -> None:
+        self._known, self._find = dict(known), find
+
+    @cached_property
+    def _all(self) -> dict[str, Any]:
+        gemms = dict(self._find())
+        types = Counter(gemms.values())
+        return self._known | {"int8_gemms": types["int8"], "all_gemms": types.total(), "gemms": gemms}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._known[key] if key in self._known else self._all[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def policy_of(artifact: Artifact) -> str | None:
+    """The name of the policy under which an artifact was exported; None for one that is float."""
+    if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
+        return None
+    return artifact.card.policy["name"]

@@ -1,0 +1,83 @@
+"""`--check`: an export read back, every layout undone, and compared with the model it was made from.
+
+The comparison is with the model's own values in float32, so that a wrong layout, cast or rounding shows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.fastertransformer.slots import Slot
+from swin_quant.backends.fastertransformer.stored import Stored, read_export
+from swin_quant.backends.fastertransformer.weights import Source
+from swin_quant.errors import SwinQuantError, listed
+from swin_quant.models.layers import Swin
+
+# The largest difference that storing may make: half a unit of rounding, and for kernels a rounding to float16 before.
+_HALF_ULP = {"float16": 2.0**-11, "float32": 2.0**-24}
+_SMALLEST = {"float16": 2.0**-25, "float32": 0.0}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference of a tensor from its source: `largest` in the source's unit, for kernels in int8 steps.
+
+    `allowed` is what rounding alone may make of it at that element.
+    """
+
+    slot: Slot
+    largest: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        return self.largest <= self.allowed
+
+
+def check(artifact: Artifact, model: Swin) -> list[Difference]:
+    """Differences of every tensor of the export. SwinQuantError with names where one is more than rounding."""
+    stored = read_export(artifact)
+    source = Source(model)
+    differences = [_difference(slot, stored, source) for slot in stored.entries if slot.layout != "empty"]
+    head = [(stored.head[0] - model.head.weight.cpu()), (stored.head[1] - model.head.bias.cpu())]
+    broken = [d.slot.name for d in differences if not d.holds]
+    broken += [name for name, rest in zip(stored.manifest["head"], head, strict=True) if rest.abs().max() > 0]
+    if broken:
+        raise SwinQuantError(
+            f"{artifact.file}: {len(broken)} tensors differ from the model by more than rounding: {listed(broken, 3)}; "
+            "export again"
+        )
+    return differences
+
+
+def _difference(slot: Slot, stored: Stored, source: Source) -> Difference:
+    got, want = stored.tensors[slot.name].double(), source(slot).double()
+    if slot.container:
+        steps = want * 127 / source.weight_range(slot)
+        allowed = 0.5 + steps.abs() * _HALF_ULP["float16"] + 1e-4
+        return _worst(slot, got, steps.clamp(-128, 127), allowed)
+    allowed = want.abs() * _HALF_ULP[slot.dtype] + _SMALLEST[slot.dtype]
+    return _worst(slot, got, want, allowed)
+
+
+def _worst(slot: Slot, got: Tensor, want: Tensor, allowed: Tensor) -> Difference:
+    difference = (got - want).abs()
+    at = int((difference - allowed).argmax()) if (difference > allowed).any() else int(difference.argmax())
+    return Difference(slot, difference.flatten()[at].item(), allowed.flatten()[at].item())
+
+
+def summary(differences: Sequence[Difference]) -> list[str]:
+    """One line for each kind of tensor: how many, and the largest difference of all."""
+    lines = []
+    kinds: dict[tuple[str, str], list[Difference]] = {}
+    for difference in differences:
+        kinds.setdefault((difference.slot.dtype, difference.slot.layout), []).append(difference)
+    for (dtype, layout), group in kinds.items():
+        worst = max(group, key=lambda d: d.largest)
+        unit = " int8 steps" if worst.slot.container else ""
+        lines.append(
+            f"{dtype} {layout}: {len(group)} tensors, largest difference {worst.largest:.3g}{unit} ({worst.slot.name})"
+        )
+    return lines

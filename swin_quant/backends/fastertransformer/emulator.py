@@ -1,0 +1,117 @@
+"""What FasterTransformer's INT8 Swin computes, from an export alone (FasterTransformer spec, section 3.8).
+
+Integers are exact, and every rounding that the kernels' source shows is made where it makes it: int8 between GEMMs,
+float16 in the residual stream, biases and norms. Pooled features end in float16; the head, outside the op, in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_quant.backends.fastertransformer.arithmetic import as_half, int8_gemm, layer_norm, look_up, to_int8
+from swin_quant.backends.fastertransformer.attention import attention
+from swin_quant.backends.fastertransformer.limits import is_fused
+from swin_quant.backends.fastertransformer.network import Block, Merging, Norm, Reader
+from swin_quant.backends.fastertransformer.scales import REDUCTION
+from swin_quant.backends.fastertransformer.stored import Stored
+from swin_quant.errors import UsageError
+from swin_quant.models.windows import window_partition, window_reverse
+
+# V1's norms inside blocks have an epsilon of their own; all others, V2's included, have 1e-6.
+BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}
+EPSILON = 1e-6
+
+
+class Emulator:
+    """Images float [B, in, S, S] -> logits float32 [B, classes]. `fused` None: what the target GPU would run."""
+
+    def __init__(self, stored: Stored, fused: bool | None = None, device: str = "cpu") -> None:
+        case, self.device = stored.case, torch.device(device)
+        self.version, self.int8_mode = case.form.version, case.int8_mode
+        self.picture = (case.g.in_chans, case.g.image_size, case.g.image_size)
+        self.fused = is_fused(case.g, case.form.sm) if fused is None else fused
+        reader = Reader(stored, self.fused, self.device)
+        self.blocks = [[reader.block(i, j) for j in range(depth)] for i, depth in enumerate(case.g.depths)]
+        self.mergings = [reader.merging(i) for i in range(len(case.g.depths) - 1)]
+        self.patch, self.patch_norm = reader.layer("patch_embed.proj"), reader.norm("patch_embed.norm")
+        self.norm = reader.norm("norm")
+        self.head = [tensor.to(self.device) for tensor in stored.head]
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        return F.linear(self.features(images).float(), *self.head)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the op returns: pooled features, float16 [B, 8E]. UsageError for pictures of another size."""
+        if tuple(images.shape[1:]) != self.picture:
+            wanted, given = (" x ".join(map(str, shape)) for shape in (self.picture, images.shape[1:]))
+            raise UsageError(f"the export takes pictures of {wanted}, not {given}")
+        x = self.embed(images.to(self.device))
+        for stage, blocks in enumerate(self.blocks):
+            for block in blocks:
+                x = self.block(x, block)
+            if stage < len(self.mergings):
+                x = self.merge(x, self.mergings[stage])
+        x = _normed(self.norm, EPSILON)(x).half()
+        return x.flatten(1, 2).mean(1, dtype=torch.float32).half()
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patches -> the residual stream, float16 [B, R, R, E]: convolution, bias and norm, each rounded."""
+        batch, channels, side, _ = images.shape
+        kernel = self.patch.kernel
+        patch = kernel.shape[-1]
+        x = images.half().float().reshape(batch, channels, side // patch, patch, side // patch, patch)
+        x = F.linear(x.permute(0, 2, 4, 1, 3, 5).flatten(3), kernel.flatten(1)).half() + self.patch.bias
+        return _normed(self.patch_norm, EPSILON)(x).half()
+
+    def block(self, x: Tensor, b: Block) -> Tensor:
+        """float16 [B, R, R, C] -> the same."""
+        s, epsilon = b.scales, BLOCK_EPSILON[self.version]
+        first, second = (_normed(norm, epsilon) for norm in (b.norm1, b.norm2))
+        before = first(x) if self.version == 1 else x.float()
+        y = self._attention(to_int8(before * s.levels("attn.qkv._input_quantizer")), b)
+        y = to_int8(int8_gemm(y, b.proj.kernel) * s.gemm("attn.proj"))
+        step = s.step("attn.proj._aftergemm_quantizer")
+        if self.version == 1:
+            x = x + (y * step).half() + b.proj.bias
+            given = second(x)
+        else:
+            given = first(y.half() * as_half(step) + b.proj.bias) + x.float()
+            x = given.half()
+        y = to_int8(given * s.levels("mlp.fc1._input_quantizer"))
+        y = look_up(b.gelu, to_int8(int8_gemm(y, b.fc1.kernel) * s.gemm("mlp.fc1")))
+        sums, step = int8_gemm(y, b.fc2.kernel), s.step("mlp.fc2._aftergemm_quantizer")
+        if self.version == 2:
+            y = to_int8(sums * s.gemm("mlp.fc2")).half() * as_half(step) + b.fc2.bias
+            return (second(y) + x.float()).half()
+        if self.int8_mode == 1:
+            y = to_int8(sums * s.gemm("mlp.fc2")) * step
+        else:
+            y = sums * (s.amax("mlp.fc2._input_quantizer") / 127) * (s.weight("mlp.fc2") / 127)
+        return (y + b.fc2.bias + x.float()).half()
+
+    def merge(self, x: Tensor, m: Merging) -> Tensor:
+        """float16 [B, R, R, C] -> [B, R / 2, R / 2, 2C]; neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+        s = m.scales
+        x = torch.cat([x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)], dim=-1)
+        normed = _normed(m.norm, EPSILON)
+        levels = s.levels(f"{REDUCTION}._input_quantizer")
+        x = to_int8((normed(x) if self.version == 1 else x.float()) * levels)
+        sums = int8_gemm(x, m.reduction)
+        if self.version == 1 and self.int8_mode == 2:
+            return (sums * (1 / levels * (s.weight(REDUCTION) / 127))).half()
+        x = to_int8(sums * s.gemm(REDUCTION)) * s.step(f"{REDUCTION}._aftergemm_quantizer")
+        return x.half() if self.version == 1 else normed(x).half()
+
+    def _attention(self, x: Tensor, b: Block) -> Tensor:
+        """int8 tokens -> int8 context, both in the order of the map."""
+        side = x.shape[1]
+        x = torch.roll(x, (-b.shift, -b.shift), dims=(1, 2)) if b.shift else x
+        x = window_reverse(attention(window_partition(x, b.window), b.attn, self.fused), b.window, side, side)
+        return torch.roll(x, (b.shift, b.shift), dims=(1, 2)) if b.shift else x
+
+
+def _normed(norm: Norm, epsilon: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: layer_norm(x, norm.weight, norm.bias, epsilon)

@@ -1,0 +1,75 @@
+"""The engine of a FasterTransformer export: its INT8 kernels emulated, for those who have no such GPU at hand."""
+
+from functools import partial
+
+import torch
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.fastertransformer.emulator import Emulator
+from swin_quant.backends.fastertransformer.limits import is_fused
+from swin_quant.backends.fastertransformer.slots import trt_side
+from swin_quant.backends.fastertransformer.stored import Stored, read_export
+from swin_quant.backends.options import EngineOptions
+from swin_quant.engines import Engine
+from swin_quant.errors import UsageError
+
+NAME = "FasterTransformer (emulated)"
+ATTENTION = {"auto": None, "fused": True, "unfused": False}
+
+
+def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention: str = "auto") -> Engine:  # noqa: B008
+    """An engine from the exported files alone. `attention`: auto (what the target GPU runs), fused or unfused.
+
+    Errors: a float export, a type other than float16 beside int8, a changed or contradictory file.
+    """
+    if options.float_type not in (None, "float16"):
+        raise UsageError(
+            f"--float-type {options.float_type}: FasterTransformer's INT8 kernels keep the rest in float16"
+        )
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no GPU here")
+    stored = read_export(artifact)
+    if not stored.case.form.int8:
+        raise UsageError(
+            f"{artifact.file}: is a {stored.case.form.kind} export, and the emulator is of the INT8 kernels: evaluate "
+            "its checkpoint instead"
+        )
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    fused = _fused(stored, attention)
+    return Engine(
+        name=NAME,
+        precision="int8",
+        policy=policy_of(artifact),
+        run=Emulator(stored, fused, options.device),
+        max_batch=stored.manifest["arguments"]["max_batch"],
+        details=Details(
+            {
+                "sm": stored.case.form.sm,
+                "int8_mode": stored.case.int8_mode,
+                "attention": "fused" if fused else "unfused",
+                "float_type": "float16",
+            },
+            partial(_gemms, stored),
+        ),
+    )
+
+
+def _gemms(stored: Stored) -> dict[str, str]:
+    """Matrix product -> the type that it runs in."""
+    linears = {slot.name.removesuffix(".weight"): "int8" for slot in stored.entries if slot.container}
+    blocks = [name.removesuffix("qkv") for name in linears if name.endswith("qkv")]
+    products = {f"{at}{product}": "int8" for at in blocks for product in ("q k", "a v")}
+    return {"patch_embed.proj": "float16", **linears, **products, "head": "float32"}
+
+
+def _fused(stored: Stored, attention: str) -> bool:
+    if attention not in ATTENTION:
+        raise UsageError(f"attention {attention!r}: must be {', '.join(ATTENTION)}")
+    g, form = stored.case.g, stored.case.form
+    wanted = ATTENTION[attention]
+    fused = is_fused(g, form.sm) if wanted is None else wanted
+    if fused and not all(trt_side(g, form, stage) for stage in range(len(g.depths))):
+        raise UsageError("attention fused: the kernels are for heads of 32 channels and windows of up to 256 tokens")
+    return fused

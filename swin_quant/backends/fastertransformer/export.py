@@ -1,0 +1,126 @@
+"""Export to FasterTransformer: the calibrated checkpoint for its scripts, and the very list that its op takes.
+
+Files of one export: <NAME>_<kind>_sm<sm>.safetensors with its run card and manifest, load_weights.py, and the
+checkpoint. All are written to a folder of their own beside them and moved when the last is complete, the card last.
+"""
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.fastertransformer import load_weights
+from swin_quant.backends.fastertransformer.check import check, summary
+from swin_quant.backends.fastertransformer.limits import (
+    FUSED_SMS,
+    Case,
+    check_finite,
+    check_half_range,
+    check_limits,
+    int8_mode_of,
+)
+from swin_quant.backends.fastertransformer.manifest import make_manifest, manifest_name
+from swin_quant.backends.fastertransformer.slots import HEAD, Form, slots
+from swin_quant.backends.fastertransformer.weights import Source, stored_form, version_of
+from swin_quant.checkpoint import save_calibrated, save_float
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason, sha256_of, write_json
+from swin_quant.models.layers import Swin
+from swin_quant.progress import log
+from swin_quant.quant.policy import policy_from_dict
+from swin_quant.runcard import RunCard, card_path
+
+BACKEND = "fastertransformer"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to export: `sm` is the target's compute capability (80 for 8.0), `kind` int8, float16 or float32.
+
+    `max_batch` is the most pictures that the op takes. `check` reads the export back and compares it with the model.
+    """
+
+    sm: int = 80
+    kind: str = "int8"
+    max_batch: int = 128
+    check: bool = False
+
+
+def export(model: Swin, card: RunCard, folder: Path, options: Options = Options()) -> Artifact:  # noqa: B008
+    """Write the export of a calibrated `model` into `folder`. The policy of `card` decides the int8 mode.
+
+    UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
+    """
+    case = _case(model, card, options)
+    source = Source(model)
+    beyond = card.calibration["beyond_half"] if card.calibration else []
+    check_half_range(source.ranges, beyond, options.kind)
+    name = f"{card.name}_{options.kind}_sm{options.sm}"
+    folder = ensure_writable_dir(folder)
+    file = folder / f"{name}.safetensors"
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
+            others = _write(model, card.name, case, source, options.max_batch, Path(scratch) / file.name)
+            _refuse_to_lose(folder / others[0].name, others[0], file)
+            card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
+            for part in (*others, Path(scratch) / file.name):
+                os.replace(part, folder / part.name)
+    except OSError as error:
+        raise SwinQuantError(f"{folder}: the export cannot be written: {reason(error)}") from error
+    if case.form.int8 and options.sm not in FUSED_SMS:
+        log.warning("sm %d runs the unfused attention, and nobody has published INT8 Swin on it: measure", options.sm)
+    card = card if case.form.int8 else replace(card, policy=None)
+    made = {"sm": options.sm, "kind": options.kind, "max_batch": options.max_batch, "int8_mode": case.int8_mode}
+    artifact = finish_artifact(file, card, BACKEND, options.kind, made, [folder / part.name for part in others])
+    if options.check:
+        for line in summary(check(artifact, model)):
+            log.info("check: %s", line)
+    return artifact
+
+
+def _case(model: Swin, card: RunCard, options: Options) -> Case:
+    if options.max_batch < 1:
+        raise UsageError(f"--batch {options.max_batch}: must be at least 1")
+    mode = None
+    if options.kind == "int8":
+        policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None
+        mode = int8_mode_of(model, policy)
+    case = Case(model.geometry, Form(version_of(model), options.kind, options.sm), mode)
+    check_limits(case)
+    return case
+
+
+def _write(model: Swin, name: str, case: Case, source: Source, max_batch: int, file: Path) -> list[Path]:
+    """Write every file of the export beside `file`; those besides it, the checkpoint first."""
+    checkpoint = file.with_name(f"{name}_calib.pth" if case.form.int8 else f"{file.stem}.pth")
+    if case.form.int8:
+        save_calibrated(model, checkpoint)  # refuses nodes without a positive range, by name
+    else:
+        save_float(model, checkpoint)
+    tensors: dict[str, Tensor] = {}
+    for slot in slots(case.g, case.form):
+        tensors[slot.key] = stored_form(slot, source, case.g)
+        check_finite(slot.name, tensors[slot.key])
+    for key in HEAD:
+        tensors[key] = model.get_parameter(key).detach().float().cpu().contiguous()
+    atomic_write_bytes(file, save(tensors, {"format": "pt"}))
+    manifest = file.with_name(manifest_name(file))
+    write_json(manifest, make_manifest(name, file.name, case, max_batch))
+    loader = file.with_name("load_weights.py")
+    shutil.copyfile(load_weights.__file__, loader)
+    return [checkpoint, manifest, loader]
+
+
+def _refuse_to_lose(target: Path, new: Path, file: Path) -> None:
+    """UsageError if `target` is a checkpoint of the user's that the export would replace."""
+    if not target.exists() or sha256_of(target) == sha256_of(new):
+        return
+    earlier = RunCard.read(card_path(file)).artifact if card_path(file).is_file() else None
+    known = {other["file"]: other["sha256"] for other in earlier["others"]} if earlier else {}
+    if known.get(target.name) != sha256_of(target):
+        raise UsageError(f"{target}: is another checkpoint, and would be overwritten: export into another folder")

@@ -1,0 +1,150 @@
+"""What FasterTransformer's kernels cannot do, refused before anything is written (FasterTransformer spec, section 3.9).
+
+Most of these would not fail on the GPU: the op checks only the number of tensors, and computes garbage.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swin_quant.backends.fastertransformer.interface import DEFAULT_SCALE, is_default_scale
+from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim
+from swin_quant.backends.fastertransformer.trt_mask import LARGEST
+from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.models.geometry import Geometry
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policies import INT8_MODES, load_policy
+from swin_quant.quant.policy import Policy, settings_for
+
+KINDS = ("int8", "float16", "float32")
+FUSED_SMS = (75, 80, 86)
+FUSED_TOKENS = 384
+LARGEST_HALF = 65504.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an export is asked to be."""
+
+    g: Geometry
+    form: Form
+    int8_mode: int | None
+
+    @property
+    def fused(self) -> bool:
+        return is_fused(self.g, self.form.sm)
+
+    @property
+    def tokens(self) -> int:
+        return self.g.window**2
+
+
+def is_fused(g: Geometry, sm: int) -> bool:
+    """Whether the INT8 op runs the fused attention: decided once for all stages, from the configured window."""
+    return sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
+
+
+def _hidden(case: Case) -> int:
+    return int(case.g.embed_dim * case.g.mlp_ratio)
+
+
+Limit = tuple[Callable[[Case], bool], str]
+
+ALWAYS: tuple[Limit, ...] = (
+    (lambda c: not 52 <= c.form.sm <= 90, "--sm {sm}: FasterTransformer builds for compute capability 52 to 90"),
+    (lambda c: c.g.ape, "APE: the kernels add no absolute position embedding"),
+    (lambda c: not c.g.qkv_bias, "QKV_BIAS False: the kernels always add a bias to q, k and v"),
+    (lambda c: not c.g.patch_norm, "PATCH_NORM False: the op's list has a norm after the patch embedding"),
+    (lambda c: c.g.window > 32, "WINDOW_SIZE {window}: position biases are for windows of up to 32"),
+    (
+        lambda c: any(c.g.embed_dim * 2**i // heads != head_dim(c.g) for i, heads in enumerate(c.g.heads)),
+        "NUM_HEADS {heads}: the op takes the head's width of stage 0 ({d}) for that of every stage",
+    ),
+    (
+        lambda c: c.g.qk_scale == DEFAULT_SCALE and not is_default_scale(c.g),
+        "QK_SCALE 1.0: to the op that number means the default, head width ** -0.5",
+    ),
+)
+INT8: tuple[Limit, ...] = (
+    (lambda c: c.form.sm < 75, "--sm {sm}: the INT8 GEMMs need compute capability 75 or above; --kind float16 exports"),
+    (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
+    (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
+    (lambda c: _hidden(c) % 32 > 0, "MLP_RATIO {ratio}: the INT8 layouts need hidden channels in multiples of 32"),
+    (
+        lambda c: c.form.version == 2 and c.int8_mode == 2,
+        "Swin V2 under ft-mode2: the kernels ignore mode 2 in V2 and quantize what the policy leaves in float; use "
+        "ft-mode1",
+    ),
+    (
+        lambda c: c.fused and c.tokens > LARGEST,
+        "WINDOW_SIZE {window} on sm {sm}: the fused attention would run without its position bias, which is packed for "
+        "at most 256 tokens; only GPUs that run it unfused (--sm 89, 90) can run this model",
+    ),
+    (
+        lambda c: c.fused and not is_default_scale(c.g),
+        "QK_SCALE {scale} on sm {sm}: the fused INT8 attention ignores it; only GPUs that run it unfused (--sm 89, 90) "
+        "can run this model",
+    ),
+    (
+        lambda c: c.form.version == 2 and c.form.sm < 80 and not c.fused,
+        "Swin V2 with WINDOW_SIZE {window} and head width {d} on sm {sm}: the unfused attention normalizes k in the "
+        "layout of sm 80; use --sm 80 or a window of up to 16",
+    ),
+)
+
+
+def check_limits(case: Case) -> None:
+    """UsageError with the reason if the kernels cannot run a model of this geometry, exactly as it is."""
+    g, form = case.g, case.form
+    if form.kind not in KINDS:
+        raise UsageError(f"--kind {form.kind}: must be {', '.join(KINDS)}")
+    for holds, reason in ALWAYS + (INT8 if form.int8 else ()):
+        if holds(case):
+            text = reason.format(
+                sm=form.sm, window=g.window, heads=list(g.heads), d=head_dim(g), embed=g.embed_dim, ratio=g.mlp_ratio,
+                scale=g.qk_scale,
+            )  # fmt: skip
+            raise UsageError(f"FasterTransformer cannot run this model: {text}")
+
+
+def int8_mode_of(model: Swin, policy: Policy | None) -> int:
+    """1 or 2: the mode that quantizes exactly what `policy` does. UsageError with the nodes if neither."""
+    if policy is None:
+        raise UsageError("an INT8 export needs a policy: calibrate with --int8-mode 1 or 2, or give the one to export")
+    wanted = settings_for(model, policy)
+    for mode, name in INT8_MODES.items():
+        offered = settings_for(model, load_policy(name))
+        other = [
+            node for node in wanted if (wanted[node].enabled or offered[node].enabled) and wanted[node] != offered[node]
+        ]
+        if not other:
+            return mode
+    raise UsageError(
+        f"policy {policy.name}: FasterTransformer's kernels run ft-mode1 and ft-mode2 only, with int8 per tensor; "
+        f"it differs in {listed(other, 2)}"
+    )
+
+
+def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: str) -> None:
+    """SwinQuantError where values that the kernels keep in float16 are known to overflow it."""
+    streams = ("layernorm_input1", "layernorm_input2", "add1_residual", "add1_local", "add2_residual", "add2_local")
+    nodes = [n for n in beyond_half if kind == "float16" or n.rpartition(".")[2].startswith(streams)]
+    if nodes and kind != "float32":
+        raise SwinQuantError(
+            f"calibration saw values beyond float16 (65504) in {listed(nodes, 2)}: FasterTransformer keeps the "
+            "residual stream in float16 and would overflow; export with --kind float32 or use another backend"
+        )
+    if kind == "int8":
+        tiny = [n for n, a in ranges.items() if n.endswith("mlp.fc2._input_quantizer") and 0 < a < 127 / LARGEST_HALF]
+        if tiny:
+            raise SwinQuantError(
+                f"range too small for float16 in {listed(tiny, 2)}: the kernel after GELU multiplies by 127 / amax in "
+                "float16, which overflows below 0.00194; calibrate with --calibrator max or look at that branch"
+            )
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """SwinQuantError if a float16 tensor of the list overflowed."""
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise SwinQuantError(f"{name} has values beyond float16 (65504): export with --kind float32")

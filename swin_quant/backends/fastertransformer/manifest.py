@@ -1,0 +1,126 @@
+"""The JSON beside the exported tensors: the list of the op, entry by entry, and its other arguments.
+
+All of it follows from the geometry and the target, so a manifest that was read is compared with what it should say.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypedDict
+
+from swin_quant.backends.fastertransformer.interface import OPS, geometry_of, op_arguments, plugin
+from swin_quant.backends.fastertransformer.limits import KINDS, Case, check_limits
+from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import check_json, read_json
+from swin_quant.models.geometry import Geometry
+
+SCHEMA = "swin-quant/fastertransformer/1"
+LARGEST = {"depths": 256, "num_heads": 4096, "embed_dim": 8192, "img_size": 8192, "in_chans": 1024}
+
+
+class Target(TypedDict):
+    """What the list is for: an op's class, its kind of list, the compute capability of the GPU (80 for 8.0)."""
+
+    op: str
+    kind: str
+    sm: int
+    classes: int
+
+
+class Manifest(TypedDict):
+    """`arguments` follow the weights in the op's constructor, in order; `head` is outside the op, in float32."""
+
+    schema: str
+    name: str
+    file: str
+    target: Target
+    arguments: dict[str, Any]
+    entries: list[dict[str, Any]]
+    head: list[str]
+    plugin: dict[str, Any]
+
+
+def manifest_name(file: Path) -> str:
+    """Of the manifest beside an exported file."""
+    return f"{file.stem}_manifest.json"
+
+
+def make_manifest(name: str, file: str, case: Case, max_batch: int) -> Manifest:
+    """What there is to say of an export."""
+    g, form, mode = case.g, case.form, case.int8_mode
+    entries = slots(g, form)
+    return Manifest(
+        schema=SCHEMA,
+        name=name,
+        file=file,
+        target=Target(op=OPS[form.int8], kind=form.kind, sm=form.sm, classes=g.classes),
+        arguments=op_arguments(g, form, mode, max_batch),
+        entries=[_entry(slot) for slot in entries],
+        head=list(HEAD),
+        plugin=plugin(g, form, mode, max_batch, entries),
+    )
+
+
+def _entry(slot: Slot) -> dict[str, Any]:
+    said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
+    parts = ("part", "stage", "block")
+    return {
+        "key": slot.key,
+        "name": slot.name,
+        "field": slot.field,
+        **{k: v for k, v in said.items() if k not in parts},
+    }
+
+
+def read_manifest(path: Path) -> tuple[Manifest, Case]:
+    """Read and check a manifest; SwinQuantError names what differs from what its own arguments imply."""
+    manifest = read_json(path, "FasterTransformer manifest")
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SCHEMA:
+        raise SwinQuantError(f"{path}: is not a FasterTransformer manifest of this version ({SCHEMA}); export again")
+    check_json(manifest, Manifest, str(path))
+    case, max_batch = _case(manifest, path)
+    expected = make_manifest(manifest["name"], manifest["file"], case, max_batch)
+    for key, value in expected.items():
+        if key != "entries" and manifest[key] != value:
+            raise SwinQuantError(f"{path}: {key} contradicts the arguments of the op; export again")
+    if len(manifest["entries"]) != len(expected["entries"]):
+        count, wanted = len(manifest["entries"]), len(expected["entries"])
+        raise SwinQuantError(f"{path}: lists {count} tensors, the op takes {wanted}; export again")
+    for given, wanted in zip(manifest["entries"], expected["entries"], strict=True):
+        if given != wanted:
+            raise SwinQuantError(f"{path}: entry {wanted['key']} is not what the op takes there; export again")
+    return manifest, case
+
+
+def _case(manifest: Manifest, path: Path) -> tuple[Case, int]:
+    """The case that the arguments describe, every number within bounds before anything is computed from it."""
+    target, arguments = manifest["target"], manifest["arguments"]
+    form = Form(arguments.get("version"), target["kind"], target["sm"])
+    blank = Geometry(32, 1, 1, 1, 32, (1,), (1,), 1, 4.0, True, None, 0.0, 0.0, False, True, (0,))
+    like = op_arguments(blank, Form(1, target["kind"], 80), 1, 1)
+    if target["kind"] not in KINDS or arguments.keys() != like.keys() or form.version not in (1, 2):
+        raise SwinQuantError(f"{path}: its arguments are not those of {manifest['target']['op']!r:.60}; export again")
+    for name, value in arguments.items():
+        values = value if isinstance(value, list) and isinstance(like[name], list) else [value]
+        kind = type(like[name][0]) if isinstance(like[name], list) else type(like[name])
+        bound = LARGEST.get(name, 65536)
+        if not 0 < len(values) <= 16 or any(type(v) is not kind or not 0 <= v <= bound for v in values):
+            raise SwinQuantError(f"{path}: argument {name} cannot be {value!r:.60}")
+    if arguments.get("int8_mode", 1) not in (1, 2):
+        raise SwinQuantError(f"{path}: int8_mode must be 1 or 2, not {arguments['int8_mode']}")
+    g = geometry_of(arguments, target["classes"])
+    try:
+        case = Case(g, form, arguments.get("int8_mode"))
+        check_limits(case)
+        shapes_hold = len(g.depths) == len(g.heads) and all(
+            g.resolution(i) % g.window_in_use(i) == 0 and (g.embed_dim * 2**i) % heads == 0
+            for i, heads in enumerate(g.heads)
+        )
+    except UsageError as error:
+        raise SwinQuantError(f"{path}: {error}") from error
+    except (ArithmeticError, ValueError) as error:
+        raise SwinQuantError(f"{path}: no Swin has these arguments ({error}); export again") from error
+    if not shapes_hold:
+        raise SwinQuantError(f"{path}: no Swin has these arguments; export again")
+    return case, arguments["max_batch"]

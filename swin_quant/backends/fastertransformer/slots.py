@@ -1,0 +1,180 @@
+"""What an op's list of weights holds, in its order: names, shapes, types and layouts from the geometry alone.
+
+FasterTransformer spec, sections 3.2 (INT8), 3.7 (float) and 4.2 (the TensorRT plugin's fields). The op checks only how
+many tensors it is given, so everything else is settled here, for those who write a list and those who read one.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from swin_quant.backends.fastertransformer.layouts import weight_layout
+from swin_quant.backends.fastertransformer.trt_mask import LARGEST, padded_side
+from swin_quant.models.geometry import Geometry
+
+FUSED_HEAD_DIM = 32
+AMAX_LIST = 96
+
+# Names are a checkpoint's where it has the tensor, else of what it is computed from; then the plugin's field.
+BLOCK = {
+    "attn.qkv.weight": "attention_qkv_kernel",
+    "attn.qkv.bias": "attention_qkv_bias",
+    "attn.proj.weight": "attention_proj_kernel",
+    "attn.proj.bias": "attention_proj_bias",
+    "mlp.fc1.weight": "mlp_linear_kernel",
+    "mlp.fc1.bias": "mlp_linear_bias",
+    "mlp.fc2.weight": "mlp_linear2_kernel",
+    "mlp.fc2.bias": "mlp_linear2_bias",
+    "norm1.weight": "block_norm_gamma",
+    "norm1.bias": "block_norm_beta",
+    "norm2.weight": "block_norm2_gamma",
+    "norm2.bias": "block_norm2_beta",
+    "amaxList": "block_d_amaxlist",
+    "h_amaxList": "block_h_amaxlist",
+    "attn.relative_position_bias": "attention_relative_pos_bias",
+    "attn.trt_relative_position_bias": "trt_relative_position_bias",
+    "attn.logit_scale": "attention_logit_scale",
+}
+STAGE = {
+    "downsample.norm.weight": "patchMerge_norm_gamma",
+    "downsample.norm.bias": "patchMerge_norm_beta",
+    "downsample.reduction.weight": "patchMerge_linear_kernel",
+    "attn_mask": "attn_mask",
+    "trt_attn_mask": "trt_attn_mask",
+}
+MODEL = {
+    "patch_embed.proj.weight": "patchEmbed_proj_kernel",
+    "patch_embed.proj.bias": "patchEmbed_proj_bias",
+    "patch_embed.norm.weight": "patchEmbed_norm_gamma",
+    "patch_embed.norm.bias": "patchEmbed_norm_beta",
+    "norm.weight": "norm_gamma",
+    "norm.bias": "norm_beta",
+}
+KERNELS = ("attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight", "downsample.reduction.weight")
+PACKED = ("attn.trt_relative_position_bias", "trt_attn_mask")
+HEAD = ("head.weight", "head.bias")  # outside the op, in float32
+FIELDS = BLOCK | STAGE | MODEL
+EMPTY = (0,)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which list is meant: version 1 or 2, `kind` int8, float16 or float32, the target's compute capability."""
+
+    version: int
+    kind: str
+    sm: int
+
+    @property
+    def int8(self) -> bool:
+        return self.kind == "int8"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of the list. `shape` is what the op takes, `source` that of the tensor before its layout.
+
+    `container` names the type whose storage carries the bytes of `dtype`: an int8 kernel lies in the first half of a
+    float16 tensor of as many elements. `stage` and `block` are None where there is none.
+    """
+
+    index: int
+    part: str
+    stage: int | None
+    block: int | None
+    dtype: str
+    container: str | None
+    shape: tuple[int, ...]
+    source: tuple[int, ...]
+    layout: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """As in a checkpoint: layers.0.blocks.1.attn.qkv.weight."""
+        stage = "" if self.stage is None else f"layers.{self.stage}."
+        return stage + ("" if self.block is None else f"blocks.{self.block}.") + self.part
+
+    @property
+    def field(self) -> str:
+        """Of the TensorRT plugin: attention_qkv_kernel_0_1."""
+        return "_".join([FIELDS[self.part], *(str(n) for n in (self.stage, self.block) if n is not None)])
+
+    @property
+    def key(self) -> str:
+        """The name in the safetensors file, which sorts in the order of the list."""
+        return f"{self.index:04d}.{self.name}"
+
+
+def slots(g: Geometry, form: Form) -> list[Slot]:
+    """The list of a model of geometry `g`."""
+    return [_slot(index, *entry, g, form) for index, entry in enumerate(_entries(g, form))]
+
+
+def head_dim(g: Geometry) -> int:
+    """Channels of an attention head; the op computes it from stage 0."""
+    return g.embed_dim // g.heads[0]
+
+
+def trt_side(g: Geometry, form: Form, stage: int) -> int:
+    """The padded side of the packed masks of a stage; 0 where there are none."""
+    tokens = g.window_in_use(stage) ** 2
+    fits = tokens <= LARGEST and head_dim(g) == FUSED_HEAD_DIM
+    return padded_side(tokens, form.int8) if fits else 0
+
+
+def windows(g: Geometry, stage: int) -> int:
+    """Windows of a picture in a stage."""
+    return (g.resolution(stage) // g.window_in_use(stage)) ** 2
+
+
+def _entries(g: Geometry, form: Form) -> Iterator[tuple[str, int | None, int | None, tuple[int, ...]]]:
+    """Part, stage, block and shape before the layout, in order."""
+    absent = set() if form.int8 else {"amaxList", "h_amaxList"}
+    absent |= set() if form.version == 2 else {"attn.logit_scale"}
+    for stage, depth in enumerate(g.depths):
+        shapes = _block_shapes(g, form, stage)
+        for block in range(depth):
+            yield from ((part, stage, block, shapes[part]) for part in BLOCK if part not in absent)
+        yield from ((part, stage, None, shape) for part, shape in _stage_shapes(g, form, stage).items())
+    c, last = g.embed_dim, g.embed_dim * 2 ** (len(g.depths) - 1)
+    of_model = [(c, g.in_chans, g.patch_size, g.patch_size), (c,), (c,), (c,), (last,), (last,)]
+    yield from ((part, None, None, shape) for part, shape in zip(MODEL, of_model, strict=True))
+
+
+def _block_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:
+    c, heads, tokens = g.embed_dim * 2**stage, g.heads[stage], g.window_in_use(stage) ** 2
+    hidden, bias = int(c * g.mlp_ratio), (heads, tokens, tokens)
+    linears = [(3 * c, c), (3 * c,), (c, c), (c,), (hidden, c), (hidden,), (c, hidden), (c,)]
+    packed = bias if trt_side(g, form, stage) else EMPTY
+    rest = [*4 * [(c,)], (AMAX_LIST,), (AMAX_LIST,), bias, packed, (heads, 1, 1)]
+    return dict(zip(BLOCK, linears + rest, strict=True))
+
+
+def _stage_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:
+    c, tokens, count = g.embed_dim * 2**stage, g.window_in_use(stage) ** 2, windows(g, stage)
+    norm = 4 * c if form.version == 1 else 2 * c
+    merging = [(norm,), (norm,), (2 * c, 4 * c)] if stage < len(g.depths) - 1 else 3 * [EMPTY]
+    mask = (count, tokens, tokens) if count > 1 else EMPTY
+    return dict(zip(STAGE, [*merging, mask, mask if trt_side(g, form, stage) else EMPTY], strict=True))
+
+
+def _slot(
+    index: int, part: str, stage: int | None, block: int | None, source: tuple[int, ...], g: Geometry, form: Form
+) -> Slot:
+    slot = Slot(index, part, stage, block, form.kind, None, source, source, "row-major", "cuda")
+    if form.int8:
+        on_host = part == "h_amaxList" or source == EMPTY
+        dtype = "float32" if part in ("amaxList", "h_amaxList") else "float16"
+        slot = replace(slot, dtype=dtype, device="cpu" if on_host else "cuda")
+    if source == EMPTY:
+        return replace(slot, layout="empty")
+    if part in PACKED:
+        side = trt_side(g, form, stage)
+        return replace(slot, layout="trt-packed", shape=(source[0], side, side))
+    if form.int8 and part in KERNELS:
+        shape = source if index == 0 else (math.prod(source),)  # the op reads the heads' width off the first
+        return replace(slot, dtype="int8", container="float16", layout=weight_layout(form.sm), shape=shape)
+    if not form.int8 and part in ("attn.qkv.weight", "attn.qkv.bias"):
+        return replace(slot, layout="head-interleaved", shape=source[::-1])
+    return slot

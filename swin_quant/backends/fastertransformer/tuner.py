@@ -1,0 +1,136 @@
+"""FasterTransformer's GEMM tuner: the shapes that an INT8 Swin multiplies, and the file of tuned algorithms.
+
+`swin_gemm` writes igemm_config.in, the op reads it from the current directory (FasterTransformer spec, section 6).
+A missing or misread file costs speed silently, so reading is strict here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import atomic_write_bytes, reason
+from swin_quant.models.geometry import Geometry
+
+INT8_TYPE = 3
+HEADER = (
+    "batch_size seq_len head_num size_per_head dataType ### batchCount m n k algoId customOption tile splitK_val "
+    "swizzle reductionScheme workspaceSize stages exec_time"
+)
+MAX_BYTES = 16 * 1024 * 1024
+Key = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A product of [m, k] and [k, n] in a stage. `key` is what the op looks it up by: batch count, m, n, k."""
+
+    stage: int
+    layer: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def key(self) -> Key:
+        return 1, self.m, self.n, self.k
+
+
+def gemm_shapes(g: Geometry, batch: int) -> list[Gemm]:
+    """The int8 GEMMs of `batch` pictures: 4 a stage and one between stages, 19 of a model of four.
+
+    m is the number of tokens, as the op has it. Every block of a stage shares them; attention's own are not tuned.
+    """
+    if batch < 1:
+        raise UsageError(f"--batch-size {batch}: must be at least 1")
+    shapes = []
+    for stage in range(len(g.depths)):
+        c, m = g.embed_dim * 2**stage, batch * g.resolution(stage) ** 2
+        hidden = int(c * g.mlp_ratio)
+        of_stage = {"qkv": (3 * c, c), "proj": (c, c), "fc1": (hidden, c), "fc2": (c, hidden)}
+        shapes += [Gemm(stage, layer, m, n, k) for layer, (n, k) in of_stage.items()]
+        if stage < len(g.depths) - 1:
+            shapes.append(Gemm(stage, "patch merging", m // 4, 2 * c, 4 * c))
+    return shapes
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A line of igemm_config.in after its `###`; `exec_time` in ms."""
+
+    batch_count: int
+    m: int
+    n: int
+    k: int
+    algo_id: int
+    custom_option: int
+    tile: int
+    split_k: int
+    swizzle: int
+    reduction_scheme: int
+    workspace: int
+    stages: int
+    exec_time: float
+
+    @property
+    def key(self) -> Key:
+        return self.batch_count, self.m, self.n, self.k
+
+
+def read_tuned(path: str | Path) -> dict[Key, Tuned]:
+    """The entries of a tuner file, the first of each shape, as the op takes them. SwinQuantError names the line."""
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: the tuner file cannot be read: {reason(error)}") from error
+    if len(data) > MAX_BYTES:
+        raise SwinQuantError(f"{path}: is larger than the {MAX_BYTES >> 20} MB a tuner file may have")
+    lines = data.decode(errors="replace").splitlines()
+    if not lines or lines[0].split() != HEADER.split():
+        raise SwinQuantError(f"{path}: is not an igemm_config.in: its first line must name the columns of INT8 GEMMs")
+    found: dict[Key, Tuned] = {}
+    for number, line in enumerate(lines[1:], 2):
+        if line.strip():
+            entry = _parsed(line, f"{path}: line {number}")
+            found.setdefault(entry.key, entry)
+    return found
+
+
+def write_tuned(path: str | Path, entries: Iterable[Tuned]) -> None:
+    """Write a tuner file, atomically, in the form of `swin_gemm`: its first four columns are 0."""
+    lines = [HEADER, *(f"0 0 0 0 {INT8_TYPE} ### {_columns(entry)}" for entry in entries)]
+    atomic_write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def fastest(tables: Sequence[dict[Key, Tuned]]) -> dict[Key, Tuned]:
+    """One entry a shape: of several files the fastest."""
+    best: dict[Key, Tuned] = {}
+    for table in tables:
+        for key, entry in table.items():
+            if key not in best or entry.exec_time < best[key].exec_time:
+                best[key] = entry
+    return best
+
+
+def _columns(entry: Tuned) -> str:
+    *integers, time = astuple(entry)
+    return " ".join([*map(str, integers), f"{time:f}"])
+
+
+def _parsed(line: str, where: str) -> Tuned:
+    before, mark, after = line.partition("###")
+    columns, wanted = after.split(), len(fields(Tuned))
+    if not mark or len(before.split()) != 5:
+        raise SwinQuantError(f"{where}: must have 5 columns, then ###")
+    if len(columns) != wanted:
+        more = ": more are written for cuBLAS 11.11, whose op misreads this file" if len(columns) > wanted else ""
+        raise SwinQuantError(f"{where}: has {len(columns)} columns after ###, not {wanted}{more}; tune again")
+    try:
+        kind, entry = int(before.split()[4]), Tuned(*map(int, columns[:-1]), float(columns[-1]))
+    except ValueError as error:
+        raise SwinQuantError(f"{where}: holds what is not a number; tune again") from error
+    if kind != INT8_TYPE or min(entry.key) < 1 or not 0 <= entry.exec_time < float("inf"):
+        raise SwinQuantError(f"{where}: is no INT8 GEMM (type {kind}, shape {entry.key}, {entry.exec_time} ms)")
+    return entry

@@ -1,0 +1,116 @@
+"""The tensors of an op's list, taken from a calibrated model: each from its source, in its type and layout."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.fastertransformer import trt_mask
+from swin_quant.backends.fastertransformer.layouts import (
+    WEIGHT_LAYOUTS,
+    gather,
+    interleave_heads,
+    quantize_weight,
+    scatter,
+    separate_heads,
+)
+from swin_quant.backends.fastertransformer.scales import amax_list
+from swin_quant.backends.fastertransformer.slots import KERNELS, PACKED, Slot
+from swin_quant.models.geometry import Geometry
+from swin_quant.models.layers import Swin
+from swin_quant.models.windows import attention_mask
+from swin_quant.quant.quantizer import named_nodes
+
+DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
+LARGEST_LOGIT_SCALE = 100.0
+
+
+def version_of(model: Swin) -> int:
+    """1 or 2."""
+    return 2 if hasattr(model.layers[0].blocks[0].attn, "logit_scale") else 1
+
+
+def ranges_of(model: Swin) -> dict[str, float]:
+    """Node -> its range as the kernels see it, one number: of ranges per channel the largest."""
+    return {name: node.amax.abs().max().item() for name, node in named_nodes(model).items() if node.amax is not None}
+
+
+class Source:
+    """The tensors of a model by slot, float32 (amax lists included), before quantization and layout."""
+
+    def __init__(self, model: Swin) -> None:
+        self.model, self.version, self.ranges = model, version_of(model), ranges_of(model)
+
+    @torch.no_grad()
+    def __call__(self, slot: Slot) -> Tensor:
+        """float32 of `slot.source`'s shape."""
+        special: dict[str, Callable[[Slot], Tensor]] = {
+            "attn.qkv.bias": self._qkv_bias,
+            "attn.relative_position_bias": self._relative_position_bias,
+            "attn.trt_relative_position_bias": self._relative_position_bias,
+            "attn.logit_scale": self._logit_scale,
+            "attn_mask": self._mask,
+            "trt_attn_mask": self._mask,
+            "amaxList": self._amax_list,
+            "h_amaxList": self._amax_list,
+        }
+        if slot.layout == "empty":
+            return torch.empty(slot.source)
+        tensor = special[slot.part](slot) if slot.part in special else self.model.get_parameter(slot.name)
+        return tensor.detach().float().cpu()
+
+    def weight_range(self, slot: Slot) -> float:
+        """amax of the weight in a kernel's slot."""
+        return self.ranges[slot.name.removesuffix("weight") + "_weight_quantizer"]
+
+    def _block(self, slot: Slot) -> torch.nn.Module:
+        return self.model.layers[slot.stage].blocks[slot.block]
+
+    def _qkv_bias(self, slot: Slot) -> Tensor:
+        attn = self._block(slot).attn
+        return attn.qkv.bias if self.version == 1 else attn.qkv_bias()
+
+    def _relative_position_bias(self, slot: Slot) -> Tensor:
+        return self._block(slot).attn.relative_position_bias()
+
+    def _logit_scale(self, slot: Slot) -> Tensor:
+        return self._block(slot).attn.logit_scale.exp().clamp(max=LARGEST_LOGIT_SCALE)
+
+    def _mask(self, slot: Slot) -> Tensor:
+        g = self.model.geometry  # not the blocks' own: a stage of one block has none, but the plugin wants one
+        return attention_mask(g.resolution(slot.stage), g.window_in_use(slot.stage), g.window // 2)
+
+    def _amax_list(self, slot: Slot) -> Tensor:
+        return amax_list(self._ranges_of_block(slot.stage, slot.block), self.version)
+
+    def _ranges_of_block(self, stage: int, block: int) -> dict[str, float]:
+        of_stage, of_block = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
+        own = {name.removeprefix(of_block): a for name, a in self.ranges.items() if name.startswith(of_block)}
+        merging = f"{of_stage}downsample."
+        return own | {name.removeprefix(of_stage): a for name, a in self.ranges.items() if name.startswith(merging)}
+
+
+def stored_form(slot: Slot, source: Source, g: Geometry) -> Tensor:
+    """The tensor of a slot as it is stored: quantized or cast, and in its layout."""
+    tensor = source(slot)
+    if slot.part in KERNELS and slot.dtype == "int8":
+        tensor = quantize_weight(tensor, source.weight_range(slot))
+        return scatter(tensor, WEIGHT_LAYOUTS[slot.layout])
+    tensor = tensor.to(DTYPES[slot.dtype])
+    if slot.part in PACKED and slot.layout != "empty":
+        tensor = trt_mask.pack(tensor, slot.shape[-1])
+    elif slot.layout == "head-interleaved":
+        tensor = interleave_heads(tensor, g.heads[slot.stage])
+        tensor = tensor.t() if tensor.dim() == 2 else tensor
+    return tensor.reshape(slot.shape).contiguous()
+
+
+def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
+    """The inverse of the layout: `slot.source`'s shape, in the stored type."""
+    if slot.layout in WEIGHT_LAYOUTS:
+        return gather(stored, *slot.source, WEIGHT_LAYOUTS[slot.layout])
+    if slot.layout == "trt-packed":
+        return trt_mask.unpack(stored, slot.source[-1])
+    if slot.layout == "head-interleaved":
+        return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.stage])
+    return stored

@@ -1,0 +1,124 @@
+"""Window attention in the one shape that engines fuse: softmax(q k^T + constant) v, of rank 4, the scale in q.
+
+Facts: TensorRT's fused attention wants q [B, heads, L, D], the scale before the first product and an additive mask;
+OpenVINO's wants rank 4 too, and a mask that does not depend on the batch.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.onnx.layers import Linear, Pair
+from swin_quant.backends.onnx.operators import gather
+from swin_quant.models.swin import WindowAttention
+from swin_quant.models.swin_v2 import _LARGEST_LOGIT_SCALE, WindowAttentionV2
+
+SMALLEST_NORM = 1e-12  # of F.normalize: what a vector of zeros is divided by
+
+
+class Attention(nn.Module):
+    """Attention of V1. The constant is the position bias and, where windows are shifted, their mask.
+
+    A mask differs from window to window: such windows count as heads, and the constant needs no batch.
+    x: [B * nW, L, C] or [B, nW * L, C], any float type; the result is of x's shape.
+    """
+
+    def __init__(self, attn: nn.Module, mask: Tensor | None) -> None:
+        super().__init__()
+        self.heads, self.length = attn.heads, attn.relative_position_index.shape[0]
+        self.windows = 1 if mask is None else len(mask)
+        self.qkv: Linear = attn.qkv
+        self.proj: Linear = attn.proj
+        for name, child in attn.named_children():
+            if name.endswith("_quantizer"):
+                self.add_module(name, child)
+        bias, index = attn.relative_position_bias().detach().flatten(1), attn.relative_position_index.flatten()
+        table = torch.zeros(self.heads, int(index.max()) + 1)
+        table[:, index] = bias  # as small in the file as in a checkpoint, and equal for either version
+        self.table: Tensor
+        self.index: Tensor | None
+        self.mask: Tensor | None
+        self.register_buffer("table", table)
+        self.register_buffer("index", index.view(self.length, self.length).int())
+        self.register_buffer("mask", None if mask is None else mask[:, None].to(torch.int8))
+        self.dtype = torch.float32
+        self.prepare(attn)
+
+    def prepare(self, attn: WindowAttention) -> None:
+        """Move the scale from the logits into q: the ranges of both nodes move with it."""
+        self.scale: float | None = attn.scale
+        for node in (self.matmul_q_input_quantizer, self.softmax_input_quantizer):
+            if isinstance(node, Pair):
+                node.scale = node.scale * attn.scale
+
+    def fold_scale(self) -> None:
+        """Multiply the scale into the weights of q, unless their int8 product shares its range with k and v."""
+        if self.scale is not None and not isinstance(self.qkv._aftergemm_quantizer, Pair):
+            factors = torch.ones(3, self.proj._weight_quantizer.values.shape[0])
+            factors[0] = self.scale
+            self.qkv.scale_outputs(factors.flatten())
+            self.scale = None
+
+    def bake(self) -> None:
+        """Store the constant itself, in place of what it is computed from."""
+        self.table, self.index, self.mask = self.addend().contiguous(), None, None
+
+    def addend(self) -> Tensor:
+        """[heads, L, L], or [nW * heads, L, L] where windows are shifted."""
+        bias = self.table if self.index is None else gather(self.table, self.index)
+        return bias if self.mask is None else (bias + self.mask.to(bias.dtype)).flatten(0, 1)
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """[..., 3C] -> q, k, v [-1, nW * heads, L, D], nW 1 where windows are not shifted."""
+        groups, depth = 3 * self.heads, qkv.shape[-1] // (3 * self.heads)
+        if self.windows == 1:
+            return qkv.view(-1, self.length, groups, depth).transpose(1, 2).chunk(3, 1)
+        x = qkv.view(-1, self.windows, self.length, 3, self.heads, depth).permute(0, 3, 1, 4, 2, 5)
+        return x.reshape(-1, groups * self.windows, self.length, depth).chunk(3, 1)
+
+    def join(self, x: Tensor, shape: torch.Size) -> Tensor:
+        """The heads of `split`, back to `shape` [..., C]."""
+        if self.windows > 1:
+            x = x.view(-1, self.windows, self.heads, self.length, x.shape[-1])
+        return x.transpose(-3, -2).reshape(-1, *shape[1:])
+
+    def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k^T, quantized, as the first product takes them."""
+        q = q if self.scale is None else q * self.scale
+        return self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k.transpose(-2, -1))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` is what the trained block passes; the layer has its own."""
+        q, k, v = self.split(self.qkv(x).to(self.dtype))
+        q, k = self.scaled(q, k)
+        logits = self.softmax_input_quantizer(q @ k) + self.addend()
+        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1))
+        x = self.join(attention @ self.matmul_v_input_quantizer(v), x.shape)
+        return self.proj(x)
+
+
+class CosineAttention(Attention):
+    """Attention of V2: q and k are normalised, in float32, and q carries the learned scale of its head."""
+
+    def prepare(self, attn: WindowAttentionV2) -> None:
+        self.qkv.bias = None if attn.q_bias is None else attn.qkv_bias().detach()
+        scale = attn.logit_scale.detach().clamp(max=_LARGEST_LOGIT_SCALE).exp()
+        self.head_scale: Tensor
+        self.register_buffer("head_scale", scale.repeat(self.windows, 1, 1))
+
+    def fold_scale(self) -> None:
+        """Nothing: it multiplies what was normalised."""
+
+    def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = self.matmul_q_input_quantizer(q).float(), self.matmul_k_input_quantizer(k).float()
+        q = q * (self.head_scale / _norm(q))
+        k = (k / _norm(k)).to(self.dtype).transpose(-2, -1)
+        return self.mha_q_input_quantizer(q.to(self.dtype)), self.mha_k_input_quantizer(k)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
+
+
+def fusible(attn: WindowAttention | WindowAttentionV2, mask: Tensor | None) -> Attention:
+    """The attention of either version. mask: [nW, L, L] of 0 and -100, or None."""
+    return (CosineAttention if isinstance(attn, WindowAttentionV2) else Attention)(attn, mask)

@@ -1,0 +1,88 @@
+"""Patch embedding, blocks and patch merging on tokens in the order of their windows (`tokens`)."""
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.onnx import tokens
+from swin_quant.backends.onnx.layers import Linear
+from swin_quant.backends.onnx.operators import gather
+from swin_quant.models.layers import PatchEmbed, PatchMerging, WindowBlock
+from swin_quant.models.swin_v2 import SwinV2Block
+
+
+class Reorder(nn.Module):
+    """Put tokens [B, T, C] into another order: x[:, places]."""
+
+    def __init__(self, places: Tensor) -> None:
+        super().__init__()
+        self.places: Tensor
+        self.register_buffer("places", places)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gather(x, self.places)
+
+
+def reorder(present: Tensor, wanted: Tensor) -> nn.Module:
+    """From one order to another; nothing where they are the same."""
+    places = tokens.moves(present, wanted)
+    return nn.Identity() if places is None else Reorder(places)
+
+
+class OrderedBlock(nn.Module):
+    """A block whose tokens [B, R * R, C] arrive in any order and leave in that of its (shifted) windows."""
+
+    def __init__(self, block: WindowBlock, present: Tensor) -> None:
+        super().__init__()
+        self.order = tokens.windows(block.resolution, block.window, block.shift)
+        self.to_windows = reorder(present, self.order)
+        self.norm_last = isinstance(block, SwinV2Block)
+        for name, child in block.named_children():
+            self.add_module(name, child)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.to_windows(x)
+        branch = self._branch(x, self.attn, self.norm1, self.layernorm_input1_quantizer).to(x.dtype)
+        x = self.add1_local_input_quantizer(branch) + self.add1_residual_input_quantizer(x)
+        branch = self._branch(x, self.mlp, self.norm2, self.layernorm_input2_quantizer).to(x.dtype)
+        return self.add2_local_input_quantizer(branch) + self.add2_residual_input_quantizer(x)
+
+    def _branch(self, x: Tensor, layer: nn.Module, norm: nn.Module, node: nn.Module) -> Tensor:
+        return norm(node(layer(x))) if self.norm_last else layer(norm(node(x)))
+
+
+class OrderedMerging(nn.Module):
+    """Patch merging: the tokens of the next map leave in the order `merged`."""
+
+    def __init__(self, merging: PatchMerging, present: Tensor, merged: Tensor) -> None:
+        super().__init__()
+        self.to_neighbours = reorder(present, tokens.neighbours(merging.resolution, merged))
+        self.reduction, self.norm, self.norm_first = merging.reduction, merging.norm, merging.norm_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, length, channels = x.shape
+        merged = self.to_neighbours(x).view(-1, length // 4, 4 * channels)
+        merged = self.reduction(self.norm(merged)) if self.norm_first else self.norm(self.reduction(merged))
+        return merged.to(x.dtype)
+
+
+class OrderedPatchEmbed(nn.Module):
+    """Patch embedding whose tokens leave in the order of windows: one transposition does both."""
+
+    def __init__(self, embed: PatchEmbed, window: int) -> None:
+        super().__init__()
+        self.proj, self.norm = Linear(_as_linear(embed.proj)), embed.norm
+        self.patch, self.window = embed.proj.kernel_size[0], window
+        self.stream = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, channels, height, width = x.shape
+        patch, side = self.patch, self.window
+        x = x.view(-1, channels, height // patch // side, side, patch, width // patch // side, side, patch)
+        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, height * width // patch**2, channels * patch**2)
+        return self.norm(self.proj(x)).to(self.stream)
+
+
+def _as_linear(conv: nn.Conv2d) -> nn.Linear:
+    linear = nn.Linear(conv.weight[0].numel(), len(conv.weight))
+    linear.weight, linear.bias = nn.Parameter(conv.weight.flatten(1)), conv.bias
+    return linear

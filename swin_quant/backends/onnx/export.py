@@ -1,0 +1,115 @@
+"""Export a calibrated Swin to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+import swin_quant
+from swin_quant.backends import onnx_metadata
+from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.extras import library
+from swin_quant.backends.onnx.graph import finish
+from swin_quant.backends.onnx.network import example, network
+from swin_quant.backends.onnx.operators import translations
+from swin_quant.backends.onnx.options import Options
+from swin_quant.backends.onnx.store import store
+from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.files import ensure_writable_dir
+from swin_quant.models.layers import Swin
+from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
+from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.runcard import RunCard
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["Options", "export"]
+
+FAULTS: dict[str, Callable[[Quantizer], bool]] = {
+    "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
+    "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
+        lambda node: not (torch.isfinite(node.amax) & (node.amax > TINY_AMAX)).all()
+    ),
+    "have less than 8 bits, which Q/DQ cannot say, choose a policy of 8 bits": lambda node: node.bits != 8,
+    "have a narrow range, which QuantizeLinear has not, leave it to weights": (
+        lambda node: node.narrow_range and node.role is not Role.GEMM_WEIGHT
+    ),
+}
+
+
+def export(model: Swin, card: RunCard, folder: str | Path, options: Options = Options()) -> Artifact:  # noqa: B008
+    """Write `<NAME>_<int8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
+
+    `model` holds the ranges of its nodes and comes back with the policy applied and every node off. Everything that
+    can be refused is refused before anything is written.
+    """
+    onnx = library("onnx", "onnx")
+    library("onnxscript", "onnx")
+    folder = ensure_writable_dir(folder)
+    if options.labels and len(options.labels) != model.geometry.classes:
+        raise UsageError(f"{len(options.labels)} labels for {model.geometry.classes} classes: give one each, in order")
+    choose_nodes(model, card, options)
+    beyond_half = card.calibration["beyond_half"] if card.calibration else ()
+    images = example(model.geometry, options, options.batch or 2)
+    proto = to_onnx(network(model, options, beyond_half), images, options)
+    recorded = recorded_options(options)
+    onnx_metadata.write(proto, card, recorded, options.labels)
+    file = folder / f"{card.name}_{options.suffix}.onnx"
+    others = store(proto, file)
+    onnx.checker.check_model(str(file), full_check=True)
+    precision = "int8" if enabled_nodes(model) else options.floats
+    return finish_artifact(file, card, "onnx", precision, recorded, others)
+
+
+def choose_nodes(model: Swin, card: RunCard, options: Options) -> None:
+    """Apply the policy of `card` (none for float) and refuse nodes that Q/DQ cannot say, by name."""
+    for node in named_nodes(model).values():
+        node.enabled = False
+    if options.precision == "float":
+        return
+    if card.policy is None:
+        raise SwinQuantError(f"{card.name}: its run card names no policy: calibrate it with `swin-quant calibrate`")
+    apply_policy(model, policy_from_dict(card.policy, f"the run card of {card.name}"))
+    nodes = enabled_nodes(model)
+    if not nodes:
+        raise UsageError(f"{card.name}: its policy quantizes no node: export it with precision float")
+    for fault, is_at_fault in FAULTS.items():
+        if names := [name for name, node in nodes.items() if is_at_fault(node)]:
+            raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
+
+
+def to_onnx(model: nn.Module, images: Tensor, options: Options) -> "ModelProto":
+    """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]."""
+    shapes = None if options.batch else ({0: torch.export.Dim("batch")},)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model,
+            (images,),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            opset_version=max(options.opset, 18),  # the exporter's first
+            optimize=False,
+            dynamic_shapes=shapes,
+            input_names=["images"],
+            output_names=["logits"],
+            custom_translation_table=translations(),
+        )
+    finish(program.model, options.opset)
+    proto = program.model_proto
+    proto.graph.ClearField("value_info")  # whoever wants shapes infers them
+    proto.producer_name, proto.producer_version = "swin_quant", swin_quant.__version__
+    return proto
+
+
+def recorded_options(options: Options) -> dict:
+    """As a run card keeps them."""
+    given = {key: value for key, value in asdict(options).items() if key != "labels"}
+    return given | {"float_type": options.floats, "rewrites": sorted(options.applied)}

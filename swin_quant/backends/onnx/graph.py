@@ -1,0 +1,120 @@
+"""The graph as it is stored: constants folded, operators and tensors named after the modules that they came from."""
+
+import ast
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's modules, outermost first
+_AXES_ARE_ATTRIBUTES = ("ReduceMean", "ReduceL2")  # before opset 18
+
+
+def finish(model: "ir.Model", opset: int) -> None:
+    """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model."""
+    simplify(model)
+    if opset == 17:
+        lower_to_17(model)
+    name_everything(model.graph)
+
+
+def simplify(model: "ir.Model") -> None:
+    """Inline, fold small constants, merge reshapes: onnxscript's optimizer, less its sharing of equal parameters.
+
+    Two nodes of equal range keep a scale each, under its own name; what is shared is constants that nobody named.
+    """
+    import onnx_ir.passes.common as common
+    from onnxscript import optimizer, rewriter
+
+    common.InlinePass()(model)
+    for _ in range(2):
+        optimizer.fold_constants_ir(model, should_fold=_small_enough)
+        rewriter.rewrite(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _share_constants(model.graph)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def _small_enough(node: "ir.Node") -> bool | None:
+    """Tables of position biases stay tables: what is looked up in them is many times as large."""
+    return False if node.op_type == "Gather" else None
+
+
+def lower_to_17(model: "ir.Model") -> None:
+    """From opset 18: axes of reductions become attributes, equal splits say their lengths.
+
+    torch's exporter starts at 18, and onnx's converter does not read axes that are initializers.
+    """
+    import onnx_ir as ir
+    import onnx_ir.passes.common as common
+
+    for node in model.graph:
+        if node.op_type in _AXES_ARE_ATTRIBUTES:
+            axes = node.inputs[1].const_value.numpy().flatten().tolist()
+            node.resize_inputs(1)
+            node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+            node.attributes.pop("noop_with_empty_axes", None)
+        elif node.op_type == "Split":
+            node.attributes.pop("num_outputs", None)  # opset 13 to 17: without lengths, into equal parts
+    model.opset_imports[""] = 17
+    common.RemoveUnusedNodesPass()(model)
+
+
+def name_everything(graph: "ir.Graph") -> None:
+    """Operators are called `<module>.<operator>`, as is what they return; unnamed constants after who reads them."""
+    taken: dict[str, int] = defaultdict(int)
+    fixed = {value.name for value in (*graph.inputs, *graph.outputs)}
+    for node in graph:
+        module = _module(node)
+        name = _unique(f"{module}.{node.op_type}" if module else node.op_type, taken)
+        node.metadata_props.clear()
+        node.meta["module"], node.name, node.doc_string = module, name, None
+        for index, value in enumerate(node.outputs):
+            if value.name not in fixed:
+                value.name = name if len(node.outputs) == 1 else f"{name}.{index}"
+    for value in list(graph.initializers.values()):
+        value.metadata_props.clear()
+        if value.name.startswith("val_"):
+            (reader, place), *others = value.uses()
+            role = _role(reader.op_type, place)
+            value.name = _unique(role if others else f"{reader.name}.{role}", taken)
+    for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
+        value.metadata_props.clear()
+    graph.metadata_props.clear()
+
+
+def _module(node: "ir.Node") -> str:
+    """The innermost module of an operator; of one that an optimizer made, that of the operator before it."""
+    if _SCOPES in node.metadata_props:
+        return ast.literal_eval(node.metadata_props[_SCOPES])[-2]
+    before = next((value.producer() for value in node.inputs if value is not None and value.producer()), None)
+    return before.meta.get("module", "") if before else ""
+
+
+def _role(op_type: str, place: int) -> str:
+    names = {"QuantizeLinear": {2: "zero_point"}, "DequantizeLinear": {2: "zero_point"}, "Reshape": {1: "shape"}}
+    return names.get(op_type, {}).get(place, f"constant_{place}")
+
+
+def _unique(name: str, taken: dict[str, int]) -> str:
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}_{taken[name]}"
+
+
+def _share_constants(graph: "ir.Graph") -> None:
+    """One initializer for all equal constants that are nobody's parameter."""
+    seen: dict[tuple, ir.Value] = {}
+    for name, value in list(graph.initializers.items()):
+        if name.startswith("val_"):
+            tensor = value.const_value
+            key = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
+            if key in seen:
+                value.replace_all_uses_with(seen[key])
+                del graph.initializers[name]
+            else:
+                seen[key] = value

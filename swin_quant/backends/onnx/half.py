@@ -1,0 +1,105 @@
+"""Mixed precision: which parts of a rewritten network are float16, and which stay float32.
+
+Float16: weights, products, GELU, attention and the residual stream. Float32: LayerNorm, always (its squares overflow;
+TensorRT's own advice), V2's normalisation of q and k, and whatever calibration saw beyond the largest float16. The
+residual stream is float16 as in FasterTransformer's kernels and TensorRT's baselines (anchors B4, B5): float32 would
+double the traffic of every addition and norm, for a sum whose terms were float16. If one node of it was seen beyond
+float16, all of it is float32: the value that overflows is carried on to the end.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.onnx.attention import Attention
+from swin_quant.backends.onnx.blocks import OrderedBlock, OrderedPatchEmbed
+from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight
+from swin_quant.models.layers import Swin
+
+SMALLEST_SCALE = 2.0**-18
+"""A float16 scale below this is off by 1 % and more, since it is subnormal: such a layer stays float32."""
+
+_RESULTS = {  # where the results of a block's linears are seen, beside the linear's own nodes
+    "attn.qkv": ("attn.matmul_q_input_quantizer", "attn.matmul_k_input_quantizer", "attn.matmul_v_input_quantizer"),
+    "attn.proj": ("add1_local_input_quantizer",),
+    "mlp.fc1": ("mlp.fc2._input_quantizer",),
+    "mlp.fc2": ("add2_local_input_quantizer",),
+}
+_NORM_INPUTS = {"attn.proj": "layernorm_input1_quantizer", "mlp.fc2": "layernorm_input2_quantizer"}
+_STREAM = ("add1_residual_input_quantizer", "add2_residual_input_quantizer")
+
+
+def halve(model: Swin, beyond_half: Iterable[str]) -> None:
+    """Make `model`, all rewrites applied, float16 but for LayerNorms and what the nodes in `beyond_half` name."""
+    wide = set(beyond_half)
+    stream = torch.float32 if wide & _stream_nodes(model) else torch.float16
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            _set_type(module, _type(wide & _linear_nodes(model, name), module))
+        elif isinstance(module, Attention):
+            _set_attention_type(module, any(node.rpartition(".")[0] == name for node in wide))
+        elif isinstance(module, OrderedPatchEmbed):
+            module.stream = stream
+    if model.absolute_pos_embed is not None:
+        model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)
+
+
+def match_scales(model: nn.Module, images: Tensor) -> None:
+    """Give the scale of every pair the type of what reaches it when `images` pass through."""
+
+    def match(pair: nn.Module, inputs: tuple[Tensor]) -> None:
+        pair.scale = pair.scale.to(inputs[0].dtype)
+
+    hooks = [module.register_forward_pre_hook(match) for module in model.modules() if isinstance(module, Pair)]
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+
+
+def _blocks(model: Swin) -> dict[str, OrderedBlock]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, OrderedBlock)}
+
+
+def _stream_nodes(model: Swin) -> set[str]:
+    """The nodes on the residual stream; V1's norms read it, V2's the branches."""
+    found = set()
+    for name, block in _blocks(model).items():
+        nodes = _STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values())
+        found |= {f"{name}.{node}" for node in nodes}
+    return found
+
+
+def _linear_nodes(model: Swin, name: str) -> set[str]:
+    """The nodes on what a linear reads and gives."""
+    found = {f"{name}._input_quantizer", f"{name}._aftergemm_quantizer"}
+    for prefix, block in _blocks(model).items():
+        layer = name.removeprefix(prefix + ".")
+        if layer in _RESULTS:
+            found |= {f"{prefix}.{node}" for node in _RESULTS[layer]}
+            if block.norm_last and layer in _NORM_INPUTS:
+                found.add(f"{prefix}.{_NORM_INPUTS[layer]}")
+    return found
+
+
+def _type(seen_beyond: set[str], linear: Linear) -> torch.dtype:
+    scales = [module.scale.min() for module in linear.modules() if isinstance(module, Pair | StoredWeight)]
+    return torch.float32 if seen_beyond or any(scale < SMALLEST_SCALE for scale in scales) else torch.float16
+
+
+def _set_type(linear: Linear, dtype: torch.dtype) -> None:
+    linear.dtype = dtype
+    linear.bias = None if linear.bias is None else linear.bias.to(dtype)
+    weight = linear._weight_quantizer
+    if isinstance(weight, FloatWeight):
+        weight.values = weight.values.to(dtype)
+    else:
+        weight.scale = weight.scale.to(dtype)
+
+
+def _set_attention_type(attention: Attention, wide: bool) -> None:
+    scales = [node.scale for node in attention.children() if isinstance(node, Pair)]
+    wide = wide or any(scale < SMALLEST_SCALE for scale in scales)
+    attention.dtype = torch.float32 if wide else torch.float16
+    attention.table = attention.table.to(attention.dtype)

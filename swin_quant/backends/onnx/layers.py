@@ -1,0 +1,106 @@
+"""Linears and nodes of an exported model: what the trained ones compute, said in the fewest operators of a graph.
+
+Each is made from a trained layer and takes its place and its name. `dtype` is the float type that a layer computes
+in: it casts what it is given, so that layers of different types can follow each other.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.onnx.operators import dequantize, qdq
+from swin_quant.quant.fake_quant import grid
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import Quantizer
+
+
+class Pair(nn.Module):
+    """A node as one QuantizeLinear / DequantizeLinear pair. Its scale has the type of what it quantizes."""
+
+    def __init__(self, node: Quantizer) -> None:
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", node.amax.detach() / grid(node.bits)[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return qdq(x, self.scale)
+
+
+class StoredWeight(nn.Module):
+    """A weight as it lies in the file: int8 [in, out] and its scale, 0-dim or [out]."""
+
+    def __init__(self, weight: Tensor, node: Quantizer) -> None:
+        super().__init__()
+        qmin, qmax = grid(node.bits, node.narrow_range)
+        scale = node.amax.detach() / qmax  # 0-dim or [out, 1]
+        self.values: Tensor
+        self.scale: Tensor
+        self.register_buffer("values", (weight / scale).round().clamp(qmin, qmax).to(torch.int8).T.contiguous())
+        self.register_buffer("scale", scale.flatten() if scale.dim() else scale)
+
+    def forward(self) -> Tensor:
+        return dequantize(self.values, self.scale)
+
+    def scale_outputs(self, factors: Tensor) -> None:
+        """Multiply column j by `factors[j]`, float [out], without rounding a value anew."""
+        self.scale = self.scale * factors
+
+
+class FloatWeight(nn.Module):
+    """A weight that is not quantized: float [in, out]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.values: Tensor
+        self.register_buffer("values", weight.T.contiguous())
+
+    def forward(self) -> Tensor:
+        return self.values
+
+    def scale_outputs(self, factors: Tensor) -> None:
+        """Multiply column j by `factors[j]`, float [out]."""
+        self.values = self.values * factors
+
+
+class Linear(nn.Module):
+    """y = aftergemm(input(x) W) + bias, W stored [in, out] so that no transposition is left. x: [..., in]."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight, bias = layer.weight.detach(), layer.bias
+        if isinstance(layer, QuantLinear):
+            self._input_quantizer = lowered(layer._input_quantizer)
+            self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
+            node = layer._weight_quantizer
+            self._weight_quantizer = StoredWeight(weight, node) if node.enabled else FloatWeight(weight)
+        else:
+            self._input_quantizer = self._aftergemm_quantizer = nn.Identity()
+            self._weight_quantizer = FloatWeight(weight)
+        self.bias: Tensor | None
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.dtype = torch.float32
+
+    def scale_outputs(self, factors: Tensor) -> None:
+        """Multiply output j by `factors[j]`, float [out]: in float, and exactly so on the int8 grid."""
+        self._weight_quantizer.scale_outputs(factors)
+        self.bias = None if self.bias is None else self.bias * factors
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`bias` replaces the layer's own, as in QuantLinear."""
+        bias = self.bias if bias is None else bias
+        x = self._aftergemm_quantizer(self._input_quantizer(x.to(self.dtype)) @ self._weight_quantizer())
+        return x if bias is None else x + bias
+
+
+def lowered(node: Quantizer) -> nn.Module:
+    """What takes a node's place: a pair where the policy enabled it, else nothing."""
+    return Pair(node) if node.enabled else nn.Identity()
+
+
+def lower(model: nn.Module) -> None:
+    """Replace every linear and node of `model`, policy applied, in place."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                parent.add_module(name, Linear(child))
+            elif isinstance(child, Quantizer) and not isinstance(parent, QuantLinear):
+                parent.add_module(name, lowered(child))

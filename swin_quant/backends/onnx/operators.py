@@ -1,0 +1,67 @@
+"""The operators of an exported graph that torch has no name for, and what each is in ONNX.
+
+Q/DQ computes what ONNX defines (x / scale in float32, round half to even, saturate to int8, times scale), so that the
+rewritten model can be run, and compared with the trained one, before anything is exported.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("swin_quant::qdq", mutates_args=())
+def qdq(x: Tensor, scale: Tensor) -> Tensor:
+    """Round `x` (any shape) to `scale * {-128..127}`. scale: 0-dim, of x's type, as QuantizeLinear wants it."""
+    levels = (x.float() / scale.float()).round_().clamp_(-128, 127)
+    return levels.mul_(scale.float()).to(x.dtype).contiguous()
+
+
+@torch.library.custom_op("swin_quant::dequantize", mutates_args=())
+def dequantize(values: Tensor, scale: Tensor) -> Tensor:
+    """`values * scale` in the type of `scale`. values: int8 [in, out]; scale: 0-dim or one a column [out]."""
+    return (values.float() * scale.float()).to(scale.dtype)
+
+
+@torch.library.custom_op("swin_quant::gather", mutates_args=())
+def gather(x: Tensor, places: Tensor) -> Tensor:
+    """`x[:, places]`: one Gather. x: [B, T, ...]; places: int32 of any shape."""
+    return x[:, places]
+
+
+@qdq.register_fake
+def _(x: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@dequantize.register_fake
+def _(values: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(values, dtype=scale.dtype)
+
+
+@gather.register_fake
+def _(x: Tensor, places: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], *places.shape, *x.shape[2:])
+
+
+def translations() -> dict[Callable, Callable]:
+    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear and DequantizeLinear, zero point 0."""
+    import numpy as np
+    from onnx.numpy_helper import from_array
+    from onnxscript import opset18 as op
+
+    def pair(x, scale):
+        zero = op.Constant(value=from_array(np.zeros((), np.int8)))
+        return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
+
+    def stored(values, scale):
+        if len(scale.shape) == 0:
+            return op.DequantizeLinear(values, scale, op.Constant(value=from_array(np.zeros((), np.int8))))
+        zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
+        return op.DequantizeLinear(values, scale, zeros, axis=1)
+
+    def taken(x, places):
+        return op.Gather(x, places, axis=1)
+
+    ops = torch.ops.swin_quant
+    return {ops.qdq.default: pair, ops.dequantize.default: stored, ops.gather.default: taken}

@@ -1,0 +1,77 @@
+"""Named rewrites of a model for export: the same function with fewer or cheaper operators. One table.
+
+Each takes the lowered model (`network`) and changes it in place; the order of the table is that in which they apply.
+None changes a number beyond the rounding of float32, and none changes an int8 value of a weight.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from swin_quant.backends.onnx import tokens
+from swin_quant.backends.onnx.attention import Attention, fusible
+from swin_quant.backends.onnx.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
+from swin_quant.models.layers import Swin
+
+
+def fusible_attention(model: Swin) -> None:
+    """Attention of rank 4 with the scale in q and one additive constant; V2's position MLP is gone."""
+    for block in _blocks(model):
+        block.attn = fusible(block.attn, block.attn_mask)
+
+
+def scale_in_weights(model: Swin) -> None:
+    """The scale of V1's attention into the rows of q in the qkv weight and bias: no operator is left of it."""
+    for attention in _attentions(model):
+        attention.fold_scale()
+
+
+def one_constant(model: Swin) -> None:
+    """Position bias and mask as a stored constant [nW * heads, L, L]; without, engines fold table and mask on load."""
+    for attention in _attentions(model):
+        attention.bake()
+
+
+def window_order(model: Swin) -> None:
+    """Tokens stay in the order of windows: no roll, partition or reverse, a gather where the order changes."""
+    first = model.layers[0].blocks[0]
+    model.patch_embed = OrderedPatchEmbed(model.patch_embed, first.window)
+    present = tokens.windows(first.resolution, first.window, 0)
+    if model.absolute_pos_embed is not None:
+        model.absolute_pos_embed = nn.Parameter(model.absolute_pos_embed[:, present])
+    following = [*(layer.blocks[0] for layer in list(model.layers)[1:]), None]
+    for layer, then in zip(model.layers, following, strict=True):
+        for index, block in enumerate(layer.blocks):
+            layer.blocks[index] = OrderedBlock(block, present)
+            present = layer.blocks[index].order
+        if then is not None:
+            merged = tokens.windows(then.resolution, then.window, then.shift)
+            layer.downsample = OrderedMerging(layer.downsample, present, merged)
+            present = merged
+
+
+Rewrite = Callable[[Swin], None]
+REWRITES: dict[str, Rewrite] = {
+    "fusible-attention": fusible_attention,
+    "scale-in-weights": scale_in_weights,
+    "one-constant": one_constant,
+    "window-order": window_order,
+}
+
+
+def apply_rewrites(model: Swin, names: Iterable[str]) -> None:
+    """Apply those named, in the order of the table."""
+    names = set(names)
+    for name, rewrite in REWRITES.items():
+        if name in names:
+            with torch.no_grad():
+                rewrite(model)
+
+
+def _blocks(model: Swin) -> list[nn.Module]:
+    return [block for layer in model.layers for block in layer.blocks]
+
+
+def _attentions(model: Swin) -> list[Attention]:
+    return [block.attn for block in _blocks(model) if isinstance(block.attn, Attention)]

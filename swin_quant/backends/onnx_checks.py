@@ -1,0 +1,177 @@
+"""The checks of an ONNX file: operators, tensors, scales, shapes. Errors name the node or tensor, the caller the file.
+
+Nothing is loaded from outside the file's folder, and nothing allocated for what the file only declares: a tensor must
+be as large as its data, and whatever the graph computes is bounded through shape inference.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swin_quant.backends.extras import library
+from swin_quant.data.pictures import printable
+from swin_quant.errors import SwinQuantError, listed
+
+OPSETS = range(17, 21)  # LayerNormalization is from 17; ONNX Runtime 1.31 cannot load Q/DQ of 21 and above
+MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25
+_SCALED = ("QuantizeLinear", "DequantizeLinear")
+_STANDARD = ("", "ai.onnx")
+_SHAPE_BYTES = 4096  # tensors that shape inference may want to read are smaller
+_TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+
+
+def check_operators(model: Any) -> int:
+    """The opset of the standard operators; all nodes must be of those."""
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    opset = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
+    if opset not in OPSETS:
+        raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with --opset")
+    for graph in _graphs(model.graph):
+        for node in graph.node:
+            if node.domain not in _STANDARD:
+                raise SwinQuantError(
+                    f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX"
+                )
+    return opset
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph and, of its If and Loop nodes, the graphs inside."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():  # GRAPH, GRAPHS
+                yield from _graphs(inner)
+
+
+def tensors(graph: Any) -> Iterator[Any]:
+    """Every tensor that the file holds: initializers and attributes."""
+    for inner in _graphs(graph):
+        if inner.sparse_initializer:
+            raise SwinQuantError("has sparse tensors, which no engine here reads")
+        yield from inner.initializer
+        for node in inner.node:
+            for attribute in node.attribute:
+                yield from attribute.tensors
+                if attribute.HasField("t"):
+                    yield attribute.t
+
+
+def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
+    """Check every tensor of `model`; returns the files in `folder` that hold the data of some."""
+    parts = (_check_tensor(tensor, folder) for tensor in tensors(model.graph))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def _check_tensor(tensor: Any, folder: Path) -> Path | None:
+    """Raise unless a tensor's data is there and as large as its shape; return the file it is in, if another."""
+    onnx = library("onnx", "onnx")
+    name = shown(tensor.name) or "(unnamed)"
+    if any(size < 0 for size in tensor.dims):
+        raise SwinQuantError(f"tensor {name} has a negative size")
+    elements = math.prod(tensor.dims)
+    try:
+        expected = elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, TypeError, ValueError) as error:
+        raise SwinQuantError(f"tensor {name} is of no known type") from error
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return _external(tensor, name, expected, folder)
+    if tensor.HasField("raw_data"):
+        held = len(tensor.raw_data)
+    else:
+        count = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
+        held = expected if count == elements else -1
+    if held != expected:
+        raise SwinQuantError(f"tensor {name} declares {listed(map(str, tensor.dims), 8)}, which is not what it holds")
+    return None
+
+
+def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    home = folder.resolve()
+    part = (home / location).resolve() if location.isprintable() else home
+    if part.parent != home or "\\" in location or Path(location).is_absolute():
+        raise SwinQuantError(
+            f"tensor {name} is in {shown(location)!r}: external data must be a file of the same folder"
+        )
+    if not part.is_file():
+        raise SwinQuantError(f"tensor {name} is in {shown(location)!r}, which is missing")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
+    except ValueError as error:
+        raise SwinQuantError(f"tensor {name}: the place of its external data is not a number") from error
+    if offset < 0 or length != expected or offset + length > part.stat().st_size:
+        raise SwinQuantError(f"tensor {name}: {shown(location)} does not hold the {expected} bytes it declares")
+    return part
+
+
+def check_scales(graph: Any, folder: Path) -> None:
+    """Every Q/DQ node needs a constant scale that is finite and positive; a Cast of one, as in float16, will do."""
+    onnx = library("onnx", "onnx")
+    makers = {name: node for node in graph.node for name in node.output}
+    constants = {tensor.name: tensor for tensor in graph.initializer} | dict(_constants(graph))
+    for node in graph.node:
+        if node.op_type not in _SCALED:
+            continue
+        where = f"node {label(node)} ({node.op_type})"
+        scale = node.input[1] if len(node.input) > 1 else ""
+        source = scale
+        for _ in graph.node:  # a chain of casts is no longer than the graph, a circle of them is not
+            if source in constants or source not in makers or makers[source].op_type not in ("Cast", "Identity"):
+                break
+            source = next(iter(makers[source].input), "")
+        if source not in constants:
+            fault = "is computed, not constant" if scale in makers else "is missing"
+            raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
+        values = onnx.numpy_helper.to_array(constants[source], base_dir=str(folder)).astype(np.float64)
+        if values.size == 0 or not (np.isfinite(values) & (values > 0)).all():
+            raise SwinQuantError(f"{where}: its scale {shown(scale)!r} must be finite and above zero; calibrate again")
+
+
+def _constants(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Name and tensor of every Constant node that holds a tensor."""
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value" and node.output:
+                yield node.output[0], attribute.t
+
+
+def infer_shapes(model: Any) -> Any:
+    """The graph with the shape of every tensor, none of them absurd. Drops the data of large tensors from `model`."""
+    onnx = library("onnx", "onnx")
+    for tensor in tensors(model.graph):
+        if tensor.ByteSize() > _SHAPE_BYTES:
+            for field in ("raw_data", *_TYPED_FIELDS):
+                tensor.ClearField(field)
+    try:
+        graph = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
+    except Exception as error:  # InferenceError, and others for protobufs that are no graph
+        raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        elements = math.prod(max(size.dim_value, 1) for size in kind.shape.dim)  # an open size counts as one
+        if elements > MAX_ELEMENTS:
+            raise SwinQuantError(
+                f"tensor {shown(value.name)} would have {float(elements):.3g} elements: no Swin has that"
+            )
+    return graph
+
+
+def label(node: Any) -> str:
+    """The name of a node, or of its first output where it has none, fit to print."""
+    return shown(node.name or next(iter(node.output), "") or node.op_type, 160)
+
+
+def shown(text: str, most: int = 80) -> str:
+    """Text of a file, fit for one line: no control characters, at most so many others."""
+    return printable(text[:most])
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a library's message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shown(lines[0] if lines else type(error).__name__, 200)

@@ -1,0 +1,177 @@
+"""ONNX files that nobody vouched for: checked before an engine sees them, and what goes in and comes out of them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.extras import library
+from swin_quant.backends.onnx_checks import (
+    check_operators,
+    check_scales,
+    external_parts,
+    first_line,
+    infer_shapes,
+    label,
+    shown,
+)
+from swin_quant.data.preprocess import MAX_SIZE
+from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.files import reason
+from swin_quant.runcard import card_path
+
+MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
+GEMMS = ("MatMul", "Gemm", "Conv")
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """What a checked file says of itself. `batch` is None where any will do; `parts` hold its external data.
+
+    `gemms` are the names of its MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes.
+    """
+
+    path: Path
+    input: str
+    dtype: str
+    batch: int | None
+    channels: int
+    image_size: int
+    output: str
+    opset: int
+    gemms: tuple[str, ...]
+    quantizers: int
+    metadata: Mapping[str, str]
+    parts: tuple[Path, ...]
+
+
+def open_onnx(path: str | Path) -> OnnxFile:
+    """Check the ONNX file at `path` and say what it is. SwinQuantError names the file and the node or tensor at fault.
+
+    It must be a classifier of one picture input [batch, channels, side, side], float32 or float16, and one output,
+    of standard operators of opset 17 to 20, every Q/DQ node with a constant positive scale.
+    """
+    path = Path(path)
+    model = read_model(path)
+    with _naming(path):
+        return _checked(path, model)
+
+
+def read_model(path: str | Path) -> Any:
+    """The onnx.ModelProto at `path`, of any opset and operators: parsed, and every tensor as large as it says.
+
+    External data stays where it is, and must be in the file's folder. SwinQuantError names the file.
+    """
+    onnx, path = library("onnx", "onnx"), Path(path)
+    if not path.is_file():
+        raise SwinQuantError(f"{path}: no such file")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise SwinQuantError(f"{path}: is larger than the {MAX_FILE_BYTES >> 20} MB an ONNX file may have")
+    try:
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
+    except Exception as error:  # protobuf's own error types differ between its implementations
+        raise SwinQuantError(f"{path}: is not an ONNX file: {first_line(error)}") from error
+    if not model.graph.node:
+        raise SwinQuantError(f"{path}: is not an ONNX file: it has no graph")
+    with _naming(path):
+        external_parts(model, path.parent)
+    return model
+
+
+def verified(artifact: Artifact) -> OnnxFile:
+    """The ONNX file of an artifact, which its run card must describe: external data and the size of pictures."""
+    file = open_onnx(artifact.file)
+    known = {other["file"] for other in artifact.record["others"]}
+    if strange := [part.name for part in file.parts if part.name not in known]:
+        raise SwinQuantError(f"{file.path}: its run card does not know its external data {listed(strange)}")
+    size = artifact.card.preprocess.get("size", file.image_size)
+    if size != file.image_size:
+        raise SwinQuantError(
+            f"{file.path}: takes pictures of {file.image_size} x {file.image_size}, but its run card "
+            f"{card_path(file.path).name} prepares {size} x {size}"
+        )
+    return file
+
+
+def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
+    """Pictures [B, channels, side, side] as the file wants them: its type, a fixed batch filled up with zeros.
+
+    UsageError if they are of another size or more than a fixed batch.
+    """
+    wanted = (file.channels, file.image_size, file.image_size)
+    if tuple(images.shape[1:]) != wanted:
+        given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
+        raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
+    if file.batch and len(images) > file.batch:
+        raise UsageError(
+            f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger --batch"
+        )
+    array = np.ascontiguousarray(images.detach().cpu().numpy().astype(file.dtype, copy=False))
+    missing = (file.batch or len(array)) - len(array)
+    return np.pad(array, ((0, missing), (0, 0), (0, 0), (0, 0))) if missing else array
+
+
+def as_logits(output: np.ndarray, images: Tensor) -> Tensor:
+    """float32 [B, classes] on the images' device, without the rows that filled up a fixed batch."""
+    return torch.from_numpy(np.asarray(output[: len(images)], dtype=np.float32).copy()).to(images.device)
+
+
+def _checked(path: Path, model: Any) -> OnnxFile:
+    opset = check_operators(model)
+    parts = external_parts(model, path.parent)
+    check_scales(model.graph, path.parent)
+    graph = infer_shapes(model)
+    inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
+    if len(inputs) != 1 or len(graph.output) != 1:
+        raise SwinQuantError(
+            f"has {len(inputs)} inputs and {len(graph.output)} outputs: a classifier of pictures has one of each"
+        )
+    dtype, (batch, channels, height, width) = _picture_input(inputs[0])
+    if height != width or not 1 <= height <= MAX_SIZE:
+        raise SwinQuantError(f"its pictures are of {height} x {width}: must be square, of 1 to {MAX_SIZE} pixels")
+    return OnnxFile(
+        path=path,
+        input=inputs[0].name,
+        dtype=dtype,
+        batch=batch,
+        channels=channels,
+        image_size=height,
+        output=graph.output[0].name,
+        opset=opset,
+        gemms=tuple(label(node) for node in graph.node if node.op_type in GEMMS),
+        quantizers=sum(node.op_type == "QuantizeLinear" for node in graph.node),
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+        parts=parts,
+    )
+
+
+def _picture_input(value: Any) -> tuple[str, tuple[int | None, int, int, int]]:
+    """The type of the input, and [batch, channels, height, width]; a batch of None is open."""
+    onnx = library("onnx", "onnx")
+    kind = value.type.tensor_type
+    sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+    names = {getattr(onnx.TensorProto, name): type_ for name, type_ in (("FLOAT", "float32"), ("FLOAT16", "float16"))}
+    if kind.elem_type not in names or len(sizes) != 4 or None in sizes[1:]:
+        given = ", ".join("?" if size is None else str(size) for size in sizes)
+        raise SwinQuantError(
+            f"its input {shown(value.name)} is [{given}]: must be [batch, channels, side, side] of a fixed side, "
+            f"{' or '.join(names.values())}"
+        )
+    return names[kind.elem_type], (sizes[0], *sizes[1:])
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the checks name the file too."""
+    try:
+        yield
+    except SwinQuantError as error:
+        raise type(error)(f"{path}: {error}") from error

@@ -1,0 +1,180 @@
+"""Attention in a graph, and which of the patterns that engines fuse each one has.
+
+An attention is MatMul (Q K^T), some ops, Softmax, some ops, MatMul (with V). What a fused kernel wants is stated as
+conditions, each a function that returns why it does not hold; a pattern is the list of conditions it needs. Sources:
+TensorRT facts ("fused attention"): NVIDIA's documentation, and TRT#2981, #3243, #3280, #3575 for the sizes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from swin_quant.backends.onnx_inspect.gemms import operand, quantized_after
+from swin_quant.backends.onnx_inspect.graph import Graph
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+HEAD_SIZES = (16, 32, 64)  # of fusible int8 attention, as users of TensorRT 8.6 and later report
+MAX_TOKENS = 512
+_REACH = 32  # nodes that are looked at on either side of a softmax
+_SCALES = frozenset({"Mul", "Div"})
+_TO_LOGITS = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Cast", "Reshape", "Transpose", "Where", "QuantizeLinear", "DequantizeLinear",
+     "Identity", "Unsqueeze", "Squeeze", "Expand", "Clip"}
+)  # fmt: skip
+_TO_PRODUCT = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "Identity", "Dropout", "Reshape", "Transpose"})
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`between`: what stands from Q K^T to the softmax, in the order of computation. Sizes are None if not fixed."""
+
+    name: str
+    block: str | None
+    scores: "NodeProto"
+    between: list["NodeProto"]
+    softmax: "NodeProto"
+    after: list["NodeProto"]
+    product: "NodeProto"
+    head_size: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The best pattern that holds, and of the int8 one every condition that does not, with its reason."""
+
+    attention: Attention
+    pattern: str
+    fusible: bool
+    failed: dict[str, str]
+
+
+def find_attention(graph: Graph) -> tuple[list[Attention], list["NodeProto"]]:
+    """Every attention in graph order, and the softmaxes that belong to none."""
+    found: list[Attention] = []
+    strange: list[NodeProto] = []
+    for softmax in (node for node in graph.nodes if node.op_type == "Softmax"):
+        before, after = _back_to_matmul(graph, softmax), _on_to_matmul(graph, softmax)
+        if before is None or after is None:
+            strange.append(softmax)
+            continue
+        between, scores = before
+        follow, product = after
+        block = next(filter(None, map(graph.block, (softmax, scores, product, *between))), None)
+        shape = graph.shapes.get(scores.input[0], ())
+        head_size, tokens = (shape[-1], shape[-2]) if len(shape) >= 2 else (None, None)
+        name = f"{block}.attn" if block else f"attention {len(found)}"
+        found.append(Attention(name, block, scores, between, softmax, follow, product, head_size, tokens))
+    return found, strange
+
+
+def _back_to_matmul(graph: Graph, softmax: "NodeProto") -> tuple[list["NodeProto"], "NodeProto"] | None:
+    """Nodes from the matmul to `softmax`, and the matmul; at a sum, whichever side leads to one of varying inputs."""
+
+    seen: set[str] = set()
+
+    def walk(tensor: str) -> tuple[list["NodeProto"], "NodeProto"] | None:
+        node = graph.producer.get(tensor)
+        if node is None or tensor in seen or len(seen) > _REACH:
+            return None
+        seen.add(tensor)
+        if node.op_type == "MatMul":
+            return ([], node) if len(graph.variable_inputs(node)) == 2 else None
+        if node.op_type not in _TO_LOGITS:
+            return None
+        paths = (walk(name) for name in graph.variable_inputs(node))
+        path = next(filter(None, paths), None)
+        return path and ([*path[0], node], path[1])
+
+    return walk(softmax.input[0])
+
+
+def _on_to_matmul(graph: Graph, softmax: "NodeProto") -> tuple[list["NodeProto"], "NodeProto"] | None:
+    path: list[NodeProto] = []
+    node = softmax
+    while len(users := graph.consumers.get(node.output[0], [])) == 1 and len(path) < _REACH:
+        node = users[0]
+        if node.op_type == "MatMul":
+            return path, node
+        if node.op_type not in _TO_PRODUCT:
+            return None
+        path.append(node)
+    return None
+
+
+def _scale(graph: Graph, at: Attention) -> str | None:
+    late = [graph.label(node) for node in at.between if node.op_type in _SCALES]
+    return f"scaled after Q K^T ({late[0]}): fold the scale into q" if late else None
+
+
+def _mask(graph: Graph, at: Attention) -> str | None:
+    adds = [node for node in at.between if node.op_type in ("Add", "Sub", "Where")]
+    if len(adds) > 1:
+        return f"bias and mask are {len(adds)} additions: fold them into one constant"
+    if adds and len(graph.variable_inputs(adds[0])) > 1:
+        return f"what {graph.label(adds[0])} adds is computed from the picture or its size, not one constant"
+    return None
+
+
+def _plain(graph: Graph, at: Attention) -> str | None:
+    known = (*_SCALES, "Add", "Sub", "Where")
+    others = [f"{node.op_type} {graph.label(node)}" for node in at.between if node.op_type not in known]
+    return f"{others[0]} stands between Q K^T and the softmax" if others else None
+
+
+def _operand(graph: Graph, at: Attention, name: str, product: str, side: int) -> str | None:
+    source = operand(graph, getattr(at, product).input[side])
+    if not source.int8:
+        return f"{name} is {source.kind}: no Q/DQ in front of {graph.label(getattr(at, product))}"
+    return f"a Cast stands between the DequantizeLinear of {name} and its matmul" if source.cast else None
+
+
+def _out(graph: Graph, at: Attention) -> str | None:
+    if quantized_after(graph, at.product.output[0]):
+        return None
+    return f"the result of {graph.label(at.product)} is not quantized before it is used"
+
+
+def _size(graph: Graph, at: Attention) -> str | None:
+    if at.head_size is not None and at.head_size not in HEAD_SIZES:
+        return f"head size {at.head_size}: int8 fusion is reported for {', '.join(map(str, HEAD_SIZES))}"
+    if at.tokens is not None and at.tokens > MAX_TOKENS:
+        return f"{at.tokens} tokens a window: int8 fusion is reported up to {MAX_TOKENS}"
+    return None
+
+
+CONDITIONS: dict[str, Callable[[Graph, Attention], str | None]] = {
+    "scale before Q K^T": _scale,
+    "one constant mask": _mask,
+    "no other op": _plain,
+    "q int8": partial(_operand, name="q", product="scores", side=0),
+    "k int8": partial(_operand, name="k", product="scores", side=1),
+    "softmax int8": partial(_operand, name="the softmax", product="product", side=0),
+    "v int8": partial(_operand, name="v", product="product", side=1),
+    "result int8": _out,
+    "sizes": _size,
+}
+_SHAPE = ("scale before Q K^T", "one constant mask", "no other op")
+_INPUTS = ("q int8", "k int8", "softmax int8", "v int8")
+# In the order of preference. Fusible: in the documented shape; what an engine does, its own layer report says.
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "fusible int8": tuple(CONDITIONS),
+    "fusible float": _SHAPE,
+    "int8 matmuls": _INPUTS,
+    "separate ops": (),
+}
+FUSIBLE = ("fusible int8", "fusible float")
+
+
+def judge(graph: Graph, attention: Attention) -> Verdict:
+    """The pattern of one attention. Mixed Q/DQ (some inputs int8, some not) is no float pattern either."""
+    reasons = {name: condition(graph, attention) for name, condition in CONDITIONS.items()}
+    failed = {name: reason for name, reason in reasons.items() if reason}
+    quantized = [name for name in _INPUTS if name not in failed]
+    patterns = [name for name, needs in PATTERNS.items() if not set(needs) & set(failed)]
+    if quantized and "fusible float" in patterns:
+        patterns.remove("fusible float")
+    return Verdict(attention, patterns[0], patterns[0] in FUSIBLE, failed)

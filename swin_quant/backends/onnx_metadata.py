@@ -1,0 +1,59 @@
+"""What an exported ONNX file says of itself: preprocessing, class names, and the run card that it was made from."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.runcard import RunCard
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+PREFIX = "swin_quant."
+NAME = PREFIX + "name"
+PREPROCESS = PREFIX + "preprocess"
+LABELS = PREFIX + "labels"
+POLICY = PREFIX + "policy"
+OPTIONS = PREFIX + "options"
+CARD_SHA256 = PREFIX + "run_card_sha256"
+CHECKPOINT_SHA256 = PREFIX + "checkpoint_sha256"
+TEXTS = (NAME, CARD_SHA256, CHECKPOINT_SHA256)
+
+
+def card_sha256(card: RunCard) -> str:
+    """The SHA-256 of what a card says of its checkpoint: less its artifact, what was measured, versions and date."""
+    later = ("artifact", "results", "verification", "versions", "created")
+    content = {key: value for key, value in asdict(card).items() if key not in later}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write(model: "ModelProto", card: RunCard, options: Mapping[str, Any], labels: Sequence[str] | None = None) -> None:
+    """Set the metadata of `model`, a file made from the checkpoint of `card`."""
+    entries = {
+        NAME: card.name,
+        PREPROCESS: json.dumps(card.preprocess),
+        POLICY: json.dumps(card.policy),
+        OPTIONS: json.dumps(dict(options)),
+        CARD_SHA256: card_sha256(card),
+    }
+    if card.checkpoint:
+        entries[CHECKPOINT_SHA256] = card.checkpoint["sha256"]
+    if labels is not None:
+        entries[LABELS] = json.dumps(list(labels))
+    for key, value in entries.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def read(model: "ModelProto") -> dict[str, Any]:
+    """Key (with prefix) -> value, as `write` was given it; no key if the file is not ours. SwinQuantError if broken."""
+    found: dict[str, Any] = {}
+    for entry in model.metadata_props:
+        if entry.key.startswith(PREFIX):
+            try:
+                found[entry.key] = entry.value if entry.key in TEXTS else json.loads(entry.value)
+            except (ValueError, RecursionError) as error:
+                raise SwinQuantError(f"the ONNX metadata {entry.key:.60} is not JSON: export the file again") from error
+    return found

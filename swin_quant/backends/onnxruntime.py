@@ -1,0 +1,100 @@
+"""ONNX Runtime on the CPU: the float32 or float16 graph of a file as it stands, int8 where the file quantizes."""
+
+import re
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.extras import library
+from swin_quant.backends.onnx_checks import first_line
+from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
+from swin_quant.backends.options import EngineOptions
+from swin_quant.engines import Engine
+from swin_quant.errors import SwinQuantError, UsageError
+
+NAME = "onnxruntime"
+_INT8 = {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",
+         "ConvInteger", "QAttention"}  # fmt: skip
+_FLOAT = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "Attention",
+          "MultiHeadAttention"}  # fmt: skip
+_SILENT = 4  # fatal errors only: others come to us as exceptions
+
+
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+    """The engine of an ONNX artifact. UsageError for a type or device that it has not."""
+    if options.float_type not in (None, "float32"):
+        raise UsageError(f"{NAME}: runs what is not int8 in float32 on a CPU, not in {options.float_type}")
+    if options.device != "cpu":
+        raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
+    library("onnxruntime", "onnx")
+    file = verified(artifact)
+    session = _session(file, options)
+    return Engine(
+        NAME,
+        artifact.record["precision"],
+        policy_of(artifact),
+        partial(_run, session, file),
+        max_batch=file.batch,
+        details=Details(_known(session, file, options), partial(_gemms, file, options)),
+    )
+
+
+def _session(file: OnnxFile, options: EngineOptions, optimized: Path | None = None) -> Any:
+    """A session; `optimized` is where it leaves the graph that it really runs."""
+    onnxruntime = library("onnxruntime", "onnx")
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _SILENT
+    settings.intra_op_num_threads = options.threads or 0
+    levels = onnxruntime.GraphOptimizationLevel
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
+    if optimized:
+        settings.optimized_model_filepath = str(optimized)
+    # Of a linear with a fixed batch it would make a float Gemm, which the int8 fusion that comes after leaves alone.
+    harmful = ["MatMulAddFusion"] if file.quantizers else []
+    providers = ["CPUExecutionProvider"]
+    try:
+        return onnxruntime.InferenceSession(str(file.path), settings, providers, disabled_optimizers=harmful)
+    except Exception as error:  # its exceptions have no common class of their own
+        raise SwinQuantError(f"{file.path}: {NAME} cannot load it: {first_line(error)}") from error
+
+
+def _run(session: Any, file: OnnxFile, images: Tensor) -> Tensor:
+    array = as_input(file, images)
+    try:
+        (output,) = session.run([file.output], {file.input: array})
+    except Exception as error:
+        raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
+    return as_logits(output, images)
+
+
+def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, Any]:
+    return {
+        "library": f"{NAME} {library('onnxruntime', 'onnx').__version__}",
+        "opset": file.opset,
+        "device": session.get_providers()[0].removesuffix("ExecutionProvider").lower(),
+        "threads": session.get_session_options().intra_op_num_threads or None,
+        "float_type": "float32",
+        "optimize": options.optimize,
+    }
+
+
+def _gemms(file: OnnxFile, options: EngineOptions) -> Mapping[str, str]:
+    """Matrix product -> the type that it runs in: those of the graph that the runtime makes of the file."""
+    onnx = library("onnx", "onnx")
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder, "optimized.onnx")
+        _session(file, options, optimized)
+        graph = onnx.load(str(optimized), load_external_data=False).graph
+    products = [node for node in graph.node if node.op_type in _INT8 | _FLOAT]
+    return {_name(node): "int8" if node.op_type in _INT8 else "float32" for node in products}
+
+
+def _name(node: Any) -> str:
+    """The name in the file: `qkv.MatMul/MatMulAddFusion` is what a fusion made of `qkv.MatMul`."""
+    return re.sub(r"/\w+Fusion/?$", "", node.name) or node.output[0]

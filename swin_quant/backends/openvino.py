@@ -1,0 +1,137 @@
+"""OpenVINO on the CPU, for latency: one stream, and a graph compiled for each size of batch."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.extras import library
+from swin_quant.backends.onnx_checks import first_line
+from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
+from swin_quant.backends.options import EngineOptions
+from swin_quant.engines import HALF_TYPES, Engine
+from swin_quant.errors import SwinQuantError, UsageError
+
+NAME = "openvino"
+# Float type -> OpenVINO's word for it as a precision hint, and among the capabilities of a device.
+HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
+_TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
+_GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
+_KEPT = 2  # compiled graphs: that of full batches and that of the last one
+
+
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+    """The engine of an ONNX artifact. UsageError for a type or device that it has not.
+
+    Float layers run in `options.float_type`, float32 if None: OpenVINO's own default is bfloat16 on many CPUs, with
+    nothing said.
+    """
+    openvino = library("openvino", "openvino")
+    if options.device != "cpu":
+        raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
+    if not options.optimize:
+        raise UsageError(f"{NAME}: always rewrites the graph: there is no run without optimization")
+    float_type = options.float_type or "float32"
+    if float_type not in (able := float_types()):
+        raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
+    core = openvino.Core()
+    file = verified(artifact)
+    graphs = _Graphs(core, file, float_type, options.threads)
+    known = {
+        "library": f"{NAME} {openvino.__version__}",
+        "opset": file.opset,
+        "device": core.get_property("CPU", "FULL_DEVICE_NAME"),
+        "threads": options.threads,
+        "float_type": float_type,
+    }
+    precision = precision_name(artifact.record["precision"], float_type)
+    run, details = partial(_run, graphs, file), Details(known, graphs.gemms)
+    return Engine(NAME, precision, policy_of(artifact), run, max_batch=file.batch, details=details)
+
+
+def float_types() -> list[str]:
+    """The types that this CPU runs float layers in."""
+    able = library("openvino", "openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return [name for name, (_, capability) in HINTS.items() if capability in able]
+
+
+def precision_name(exported: str, float_type: str) -> str:
+    """float32 run in bfloat16 is bfloat16; int8 whose float layers run in bfloat16 is int8+bfloat16."""
+    if exported in ("float32", *HALF_TYPES):
+        return float_type
+    return exported if float_type == "float32" else f"{exported}+{float_type}"
+
+
+class _Graphs:
+    """Compiled graphs of a file by batch size, the latest few: fixed shapes run faster than open ones."""
+
+    def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None) -> None:
+        self.core, self.file = core, file
+        self.settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
+            **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
+        }
+        self.compiled: OrderedDict[int, Any] = OrderedDict()
+        self.model = self._try("load", lambda: core.read_model(str(file.path)))
+
+    def request(self, batch: int) -> Any:
+        """An inference request of the graph for `batch` pictures."""
+        if batch not in self.compiled:
+            while len(self.compiled) >= _KEPT:
+                self.compiled.popitem(last=False)
+            self.compiled[batch] = self._try("compile", lambda: self._compile(batch)).create_infer_request()
+        self.compiled.move_to_end(batch)
+        return self.compiled[batch]
+
+    def infer(self, array: Any) -> Any:
+        """The output for a batch; it is overwritten by the next one."""
+        request = self.request(len(array))
+        self._try("run", lambda: request.infer([array], share_inputs=True))
+        return request.get_output_tensor(0).data
+
+    def gemms(self) -> Mapping[str, str]:
+        """Matrix product -> the type that it runs in, of the latest graph; that for one picture if there is none."""
+        batch = next(reversed(self.compiled), self.file.batch or 1)
+        sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
+        runtime = self.request(batch).get_compiled_model().get_runtime_model()
+        return dict(found for layer in runtime.get_ordered_ops() for found in _products(layer, sources))
+
+    def _compile(self, batch: int) -> Any:
+        model = self.model.clone()
+        if self.file.batch is None:
+            model.reshape([batch, self.file.channels, self.file.image_size, self.file.image_size])
+        return self.core.compile_model(model, "CPU", self.settings)
+
+    def _try(self, what: str, action: Any) -> Any:
+        try:
+            return action()
+        except Exception as error:  # RuntimeError mostly, with a page of C++ places
+            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
+
+
+def _run(graphs: _Graphs, file: OnnxFile, images: Tensor) -> Tensor:
+    return as_logits(graphs.infer(as_input(file, images)), images)
+
+
+def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
+    """Name and type of the matrix products in one layer of a runtime graph; `sources` are those of the file."""
+    info = layer.get_rt_info()
+    kind, type_ = str(info["layerType"].value), str(info["runtimePrecision"].value)
+    inputs = [port.get_element_type().get_type_name() for port in layer.inputs()]
+    eight = [name in ("i8", "u8") for name in inputs]
+    if kind in _GEMMS:
+        name = re.sub(r"/Dequantization\w*$", "", layer.get_friendly_name())
+        yield name, "int8" if all(eight[:2]) else _TYPES.get(type_, type_)
+    elif kind == "Subgraph":
+        inside = [name for name in str(info["originalLayersNames"].value).split(",") if name in sources]
+        other = next((_TYPES[name] for name in inputs if _TYPES.get(name, "int8") != "int8"), "float32")
+        for index, name in enumerate(inside):  # attention: softmax(q k + mask) v, whose inputs are q, k, mask, v
+            quantized = all(eight[:2]) if index == 0 else eight[-1]
+            yield name, "int8" if quantized else other

@@ -1,0 +1,120 @@
+"""An engine from an ONNX artifact: TensorRT 10 and 11, told apart by what they have, never by their version.
+
+Networks are strongly typed: every type is in the graph (TensorRT 11 knows nothing else), so nothing here chooses a
+precision. Sources: NVIDIA's Python API reference of 10.x and 11.x, and its guide "Migrating from 10.x to 11.x".
+"""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.tensorrt import host
+from swin_quant.backends.tensorrt.layers import LAYERS, LayerReport, read_layers
+from swin_quant.backends.tensorrt.plan import Plan, check_output
+from swin_quant.errors import SwinQuantError, listed
+from swin_quant.files import atomic_write_bytes, reason, write_json
+from swin_quant.progress import log
+
+
+def build(plan: Plan, output: Path) -> tuple[Artifact, LayerReport]:
+    """Build, then write the engine and its layer report, and its run card last."""
+    trt, gpu = host.tensorrt(), host.find_gpu()
+    check_output(output, plan.file.path, plan.options.timing_cache)
+    messages = host.logger(trt)
+    builder = trt.Builder(messages)
+    network = builder.create_network(host.strongly_typed(trt))
+    _parse(trt, network, messages, plan.file.path)
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers and their types, for the report
+    if plan.options.workspace:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, plan.options.workspace << 20)
+    if plan.file.batch is None:
+        profile = builder.create_optimization_profile()
+        profile.set_shape(plan.file.input, *plan.shapes)
+        if config.add_optimization_profile(profile) < 0:
+            raise SwinQuantError(f"{plan.file.path}: TensorRT refuses the profile: {host.last_error(messages, 'why?')}")
+    _use_timing_cache(config, plan.options.timing_cache)
+    log.info("building for %s with TensorRT %s: this takes minutes", gpu.name, trt.__version__)
+    serialized = builder.build_serialized_network(network, config)
+    if serialized is None:
+        said = host.last_error(messages, "it does not say why; --verbose shows its log")
+        raise SwinQuantError(f"{plan.file.path}: TensorRT {trt.__version__} cannot build this graph: {said}")
+    _keep_timing_cache(config, plan.options.timing_cache)
+    data = bytes(serialized)
+    layers = inspect_engine(trt, data, messages, plan)
+    return _write(trt, gpu, plan, output, data, layers), layers
+
+
+def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
+    parser = trt.OnnxParser(network, messages)
+    if parser.parse(path.read_bytes(), str(path)):
+        return
+    faults = []
+    for number in range(parser.num_errors):
+        error = parser.get_error(number)
+        node = error.node_name() if hasattr(error, "node_name") else f"number {error.node()}"
+        op = f" ({error.node_operator()})" if hasattr(error, "node_operator") else ""
+        faults.append(f"node {node}{op}: {' '.join(error.desc().split())}"[:300])
+    said = listed(faults, 2) or host.last_error(messages, "it does not say why")
+    raise SwinQuantError(f"{path}: TensorRT {trt.__version__} cannot read it: {said}")
+
+
+def _use_timing_cache(config: Any, file: Path | None) -> None:
+    """Start from the measurements in `file`; those of another TensorRT or GPU are left, and measured anew."""
+    if file is None:
+        return
+    cache = config.create_timing_cache(_stored(file))
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        log.warning("%s: is not a timing cache of this TensorRT and GPU: starting a new one", file)
+        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+
+
+def _stored(file: Path) -> bytes:
+    try:
+        return file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise SwinQuantError(f"{file}: the timing cache cannot be read: {reason(error)}") from error
+
+
+def _keep_timing_cache(config: Any, file: Path | None) -> None:
+    """Write what was measured, with whatever another build put into the file meanwhile."""
+    if file is None:
+        return
+    cache = config.get_timing_cache()
+    other = config.create_timing_cache(_stored(file)) if file.is_file() else None
+    if other is not None:
+        cache.combine(other, ignore_mismatch=False)  # false for a file of another GPU: ours replaces it
+    atomic_write_bytes(file, bytes(cache.serialize()))
+
+
+def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: Plan) -> LayerReport:
+    """What the engine inspector says of the built engine's layers, by the products of the ONNX graph."""
+    runtime = trt.Runtime(messages)
+    engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        raise SwinQuantError(f"{plan.file.path}: the engine cannot be read back: {host.last_error(messages, 'why?')}")
+    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    try:
+        return read_layers(text, plan.report.gemms)
+    except SwinQuantError as error:  # minutes of building are not thrown away for a report
+        log.warning("no layer report: %s", error)
+        return read_layers('{"Layers": []}', plan.report.gemms)
+
+
+def _write(trt: ModuleType, gpu: host.Gpu, plan: Plan, output: Path, data: bytes, layers: LayerReport) -> Artifact:
+    report = output.with_name(f"{output.stem}{LAYERS}")
+    write_json(report, layers.to_dict())
+    atomic_write_bytes(output, data)
+    record, options = plan.artifact.record, plan.options
+    details = {
+        "tensorrt": trt.__version__,
+        "gpu": gpu.name,
+        "compute_capability": gpu.capability,
+        "profile": dict(zip(("min", "opt", "max"), map(list, plan.shapes), strict=True)),
+        "timing_cache": options.timing_cache.name if options.timing_cache else None,
+        "workspace_mib": options.workspace,
+        "gemms": layers.counts(),
+        "onnx": {"file": record["file"], "sha256": record["sha256"], "options": record["options"]},
+    }
+    return finish_artifact(output, plan.artifact.card, "tensorrt", record["precision"], details, [report])

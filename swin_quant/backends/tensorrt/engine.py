@@ -1,0 +1,155 @@
+"""Running an engine: named tensors that torch owns, on the CUDA stream of the caller."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.options import EngineOptions
+from swin_quant.backends.tensorrt import host
+from swin_quant.backends.tensorrt.layers import LAYERS
+from swin_quant.engines import Engine
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import read_json
+
+NAME = "tensorrt"
+_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
+_CHOSEN_BEFORE = {"float_type": "its types are those of the exported graph",
+                  "optimize": "it was optimized when it was built"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Port:
+    """The input or the output of an engine."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Session:
+    """An execution context. Not for several threads at once: a context has one set of addresses.
+
+    `smallest`, `largest`: batches of the profile. Smaller batches are filled up and the surplus dropped.
+    """
+
+    context: Any
+    input: Port
+    output: Port
+    smallest: int
+    largest: int
+    device: torch.device
+    messages: Any
+    runtime: Any = field(repr=False)  # must outlive the context
+    engine: Any = field(repr=False)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] of any float type -> logits float32 [B, classes], on the device of the pictures.
+
+        The work is queued on the current stream, as torch's own would be; nothing waits for it but a copy to the CPU.
+        """
+        wanted = self.input.shape[1:]
+        if tuple(images.shape[1:]) != wanted:
+            given, takes = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
+            raise UsageError(f"the engine takes pictures of {takes}, not {given}")
+        count, home = len(images), images.device
+        images = images.to(self.device, self.input.dtype).contiguous()
+        if count < self.smallest:
+            images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
+        self._call(self.context.set_input_shape(self.input.name, tuple(images.shape)), "takes no such batch")
+        shape = tuple(self.context.get_tensor_shape(self.output.name))
+        logits = torch.empty(shape, dtype=self.output.dtype, device=self.device)
+        self._call(self.context.set_tensor_address(self.input.name, images.data_ptr()), "takes no input")
+        self._call(self.context.set_tensor_address(self.output.name, logits.data_ptr()), "takes no output")
+        # torch's allocator may hand `images` on only to later work of this stream, so it may be freed on return.
+        self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
+        return logits[:count].to(home, torch.float32)
+
+    def _call(self, done: bool, otherwise: str) -> None:
+        if not done:
+            raise SwinQuantError(
+                f"the TensorRT engine {otherwise}: {host.last_error(self.messages, 'it gives no reason')}"
+            )
+
+
+def load(artifact: Artifact, options: EngineOptions) -> Engine:
+    """An engine built by `swin-quant build-engine`, on the current GPU. `threads` are a CPU's and change nothing.
+
+    UsageError where TensorRT or a GPU is missing, for options that an engine cannot have any more, and for an engine
+    of another TensorRT or another GPU architecture: those would be refused by TensorRT, or give what nobody measured.
+    """
+    record = artifact.record
+    if record["backend"] != "tensorrt":
+        raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant build-engine`")
+    for name, why in _CHOSEN_BEFORE.items():
+        if getattr(options, name) != getattr(EngineOptions(), name):
+            raise UsageError(f"{artifact.file}: {name} cannot be chosen for a TensorRT engine: {why}")
+    trt, gpu = host.tensorrt(), host.find_gpu()
+    if options.device != "cuda":
+        raise UsageError(f"{artifact.file}: a TensorRT engine runs on a GPU, not on {options.device}: --device cuda")
+    _check_host(artifact, trt, gpu)
+    session = open_session(artifact, trt, gpu)
+    known = {
+        "library": f"{NAME} {trt.__version__}",
+        "device": gpu.name,
+        "compute_capability": gpu.capability,
+        "float_type": record["options"]["onnx"]["options"].get("float_type"),
+        "batch": [session.smallest, session.largest],
+    }
+    details = Details(known, partial(_gemms, artifact))
+    return Engine(NAME, artifact.record["precision"], policy_of(artifact), session, session.largest, details)
+
+
+def _gemms(artifact: Artifact) -> Mapping[str, str]:
+    """Product -> the type that it runs in, as the engine inspector said when the engine was built."""
+    files = [other["file"] for other in artifact.record["others"] if other["file"].endswith(LAYERS)]
+    rows = read_json(artifact.file.with_name(files[0]), "layer report")["gemms"] if files else []
+    return {row["name"]: row["ran"] for row in rows}
+
+
+def _check_host(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> None:
+    built = artifact.record["options"]
+    here = {"tensorrt": trt.__version__, "compute_capability": gpu.capability}
+    names = {"tensorrt": "TensorRT", "compute_capability": "a GPU of compute capability"}
+    for key, value in here.items():
+        if built.get(key) != value:
+            raise UsageError(
+                f"{artifact.file}: was built with {names[key]} {built.get(key)}, here is {value}: "
+                "build it again on this machine with `swin-quant build-engine`"
+            )
+
+
+def open_session(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> Session:
+    """Deserialize the engine and find its one input and one output."""
+    messages = host.logger(trt)
+    runtime = trt.Runtime(messages)
+    engine = runtime.deserialize_cuda_engine(artifact.file.read_bytes())
+    if engine is None:
+        raise SwinQuantError(
+            f"{artifact.file}: TensorRT cannot read it: {host.last_error(messages, 'no reason given')}"
+        )
+    ports: dict[Any, list[Port]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
+    for number in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(number)
+        kind = engine.get_tensor_dtype(name).name
+        if kind not in _TYPES:
+            raise SwinQuantError(f"{artifact.file}: its tensor {name} is of type {kind}: must be a float type")
+        port = Port(name, _TYPES[kind], tuple(engine.get_tensor_shape(name)))
+        ports[engine.get_tensor_mode(name)].append(port)
+    if [len(found) for found in ports.values()] != [1, 1]:
+        raise SwinQuantError(f"{artifact.file}: must have one input and one output: it is no classifier of pictures")
+    (source,), (target,) = ports.values()
+    smallest = largest = source.shape[0]
+    if largest < 0:  # any batch of the profile
+        smallest, _, largest = (shape[0] for shape in engine.get_tensor_profile_shape(source.name, 0))
+    context = engine.create_execution_context()
+    if context is None:
+        raise SwinQuantError(f"{artifact.file}: no context: {host.last_error(messages, 'out of GPU memory?')}")
+    return Session(context, source, target, smallest, largest, gpu.device, messages, runtime, engine)

@@ -1,0 +1,152 @@
+"""Which products of the graph an engine really runs in int8, from the engine inspector's JSON.
+
+The inspector lists layers as they run: fused, renamed, with reformats between them. A layer's `Metadata` names the ONNX
+nodes in it ("[ONNX Layer: name]", control characters between them). The type of a product is read from the kernel's
+name, which says what it multiplies; where that says nothing, from the types of weights and inputs. TensorRT 10 writes
+"Format/Datatype", TensorRT 11 "DataType" (guide "Migrating IEngineInspector usage").
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swin_quant.backends.onnx_inspect.gemms import Gemm
+from swin_quant.errors import SwinQuantError
+
+# Kernel names say operand types; the first that matches counts: i8i8_i8i32, imma, f16f16_f16f32, h1688, tf32, f32f32.
+_KERNELS: tuple[tuple[str, str], ...] = (
+    (r"i8i8|s8s8|i8f|i8816|i16832|imma|int8", "int8"),
+    (r"e4m3", "float8"),
+    (r"bf16", "bfloat16"),
+    (r"f16f16|h16816|h1688|hmma|fp16|h884", "float16"),
+    (r"tf32|f32f32|s1688|sgemm|fp32", "float32"),
+)
+_TYPES: tuple[tuple[str, str], ...] = (
+    (r"int8", "int8"),
+    (r"fp8", "float8"),
+    (r"bf16|bfloat", "bfloat16"),
+    (r"half|fp16|float16", "float16"),
+    (r"float|fp32", "float32"),
+)
+_NODE = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]+)\]")
+_REFORMAT = re.compile(r"reformat|copy", re.IGNORECASE)
+UNKNOWN = "unknown"
+LAYERS = ".layers.json"  # what the report's file is called, after the engine
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of an engine: `nodes` are the ONNX nodes in it, `inputs` and `outputs` the types of its tensors."""
+
+    name: str
+    kind: str
+    kernel: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: str | None
+
+    @property
+    def reformat(self) -> bool:
+        """Whether it only copies into another layout or type."""
+        return bool(_REFORMAT.search(self.kind) or self.name.startswith("Reformatting CopyNode"))
+
+    @property
+    def product_type(self) -> str:
+        """The type that its product is computed in."""
+        kinds = [self.weights, *self.inputs]
+        return _first(_KERNELS, self.kernel) or next((kind for kind in kinds if kind), None) or UNKNOWN
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product of the ONNX graph and the layer that it became; None where no layer names it."""
+
+    name: str
+    block: str | None
+    kind: str
+    wanted: str
+    ran: str
+    layer: str | None
+    kernel: str | None
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """All products, and how many layers only move data."""
+
+    rows: list[Row]
+    layers: int
+    reformats: list[str]
+
+    def counts(self) -> dict[str, Any]:
+        """How many products run in which type, and how many that should be int8 are not."""
+        return {
+            "ran": dict(Counter(row.ran for row in self.rows)),
+            "int8_wanted": sum(row.wanted == "int8" for row in self.rows),
+            "int8_lost": len(self.lost),
+            "layers": self.layers,
+            "reformats": len(self.reformats),
+        }
+
+    @property
+    def lost(self) -> list[Row]:
+        """Products that are int8 in the graph and something else in the engine."""
+        return [row for row in self.rows if row.wanted == "int8" and row.ran not in ("int8", UNKNOWN)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return {**self.counts(), "gemms": [asdict(row) for row in self.rows], "reformat_layers": self.reformats}
+
+
+def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
+    """Match the inspector's JSON with the products of the graph. SwinQuantError if it is not such JSON."""
+    try:
+        content = json.loads(text)
+        layers = [_layer(entry) for entry in content["Layers"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SwinQuantError(f"TensorRT's engine inspector wrote something else than layers: {text[:80]!r}") from error
+    home = {node: layer for layer in layers for node in layer.nodes}
+    rows = [_row(gemm, home.get(gemm.node.name)) for gemm in gemms]
+    return LayerReport(rows, len(layers), [layer.name for layer in layers if layer.reformat])
+
+
+def _row(gemm: Gemm, layer: Layer | None) -> Row:
+    wanted = "int8" if gemm.int8 else next((kind for kind in gemm.inputs if kind != "int8"), UNKNOWN)
+    name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
+    if layer is None:
+        return Row(name, gemm.block, gemm.kind, wanted, UNKNOWN, None, None)
+    return Row(name, gemm.block, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
+
+
+def _layer(entry: Mapping[str, Any] | str) -> Layer:
+    if isinstance(entry, str):  # engines built without detailed verbosity have names alone
+        return Layer(entry, "", "", _names(entry), (), (), None)
+    weights = entry.get("Weights")
+    kind = weights.get("Type") if isinstance(weights, dict) else None
+    return Layer(
+        name=str(entry.get("Name", "")),
+        kind=str(entry.get("LayerType", "")),
+        kernel=str(entry.get("TacticName", "")),
+        nodes=tuple(_NODE.findall(str(entry.get("Metadata", "")))) or _names(str(entry.get("Name", ""))),
+        inputs=_tensor_types(entry.get("Inputs", ())),
+        outputs=_tensor_types(entry.get("Outputs", ())),
+        weights=_first(_TYPES, kind) if kind else None,
+    )
+
+
+def _names(name: str) -> tuple[str, ...]:
+    """Layers without metadata are named after their nodes: `a + b`."""
+    return tuple(part.strip() for part in name.split(" + "))
+
+
+def _tensor_types(tensors: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    written = (str(tensor.get("DataType") or tensor.get("Format/Datatype") or "") for tensor in tensors)
+    return tuple(_first(_TYPES, kind) or UNKNOWN for kind in written)
+
+
+def _first(table: Sequence[tuple[str, str]], text: str) -> str | None:
+    return next((kind for pattern, kind in table if re.search(pattern, text, re.IGNORECASE)), None)

@@ -1,0 +1,112 @@
+"""What is to be built: a checked ONNX file, its profile, the equal `trtexec` line, and a place of its own."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
+from swin_quant.backends.onnx_inspect import Report, inspect_model
+from swin_quant.backends.tensorrt.host import Gpu
+from swin_quant.errors import UsageError, listed
+from swin_quant.files import ensure_writable_dir
+from swin_quant.progress import log
+from swin_quant.runcard import RunCard, card_path
+
+SUFFIX = ".engine"
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Batches of the one optimization profile; `workspace` in MiB, None for all there is; `timing_cache` a file.
+
+    `float32` takes a Q/DQ graph whose float part is float32, which is slow.
+    """
+
+    smallest: int = 1
+    typical: int = 8
+    largest: int = 32
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    float32: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.smallest <= self.typical <= self.largest:
+            raise UsageError(
+                f"batches {self.smallest}, {self.typical}, {self.largest}: must be from 1, in growing order"
+            )
+        if self.workspace is not None and self.workspace < 1:
+            raise UsageError(f"workspace of {self.workspace} MiB: must be 1 or more")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked ONNX file and what is to be made of it. `shapes` are those of the profile: min, opt, max."""
+
+    artifact: Artifact
+    file: OnnxFile
+    report: Report
+    options: BuildOptions
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        side, options = self.file.image_size, self.options
+        batches = (options.smallest, options.typical, options.largest)
+        return [(batch, self.file.channels, side, side) for batch in batches]
+
+    def trtexec(self, output: Path) -> str:
+        """The line of NVIDIA's tool for the same engine; TensorRT 11 takes --stronglyTyped, though it needs none."""
+        sizes = zip(("min", "opt", "max"), self.shapes, strict=True)
+        shapes = [f"--{kind}Shapes={self.file.input}:{'x'.join(map(str, shape))}" for kind, shape in sizes]
+        words = ["trtexec", f"--onnx={self.file.path}", f"--saveEngine={output}", "--stronglyTyped"]
+        words += shapes if self.file.batch is None else []
+        words += ["--profilingVerbosity=detailed"]
+        words += [f"--memPoolSize=workspace:{self.options.workspace}"] if self.options.workspace else []
+        words += [f"--timingCacheFile={self.options.timing_cache}"] if self.options.timing_cache else []
+        return shlex.join(words)
+
+
+def make_plan(artifact: Artifact, options: BuildOptions) -> Plan:
+    """Check the file before anything is asked of a GPU. Errors name the file and what to export instead."""
+    if artifact.record["backend"] != "onnx":
+        raise UsageError(f"{artifact.file}: is an artifact of {artifact.record['backend']}: give an exported ONNX file")
+    file = verified(artifact)
+    if file.batch is not None and {file.batch} != {options.smallest, options.typical, options.largest}:
+        raise UsageError(
+            f"{file.path}: is for batches of {file.batch}: give --min-batch, --opt-batch and --max-batch {file.batch}, "
+            "or export it with a batch of any size"
+        )
+    report = inspect_model(read_model(file.path), ["tensorrt"])
+    if report.body == "float32" and report.pairs[0] and not options.float32:
+        raise UsageError(
+            f"{file.path}: what is not int8 in this graph is float32, so TensorRT would run it in float32, slower than "
+            "a float16 model: export with `--target tensorrt` (float16 body), or give --allow-float32"
+        )
+    if report.body == "float32" and not report.pairs[0]:
+        log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
+    for finding in report.findings:
+        log.info("%s: %s: %s", finding.rule, listed(finding.nodes, 3), finding.why)
+    return Plan(artifact, file, report, options)
+
+
+def default_output(file: Path, gpu: Gpu) -> Path:
+    """Beside the ONNX file, named after the architecture that it will run on: `x.onnx` -> `x_sm86.engine`."""
+    return file.with_name(f"{file.stem}_sm{gpu.capability.replace('.', '')}{SUFFIX}")
+
+
+def check_output(output: Path, source: Path, timing_cache: Path | None = None) -> None:
+    """Before minutes of building: places must be writable, and no run card that of another file."""
+    if timing_cache is not None:
+        if timing_cache.is_dir():
+            raise UsageError(f"--timing-cache {timing_cache}: is a directory: name a file")
+        ensure_writable_dir(timing_cache.parent)
+    if output.suffix != SUFFIX:
+        raise UsageError(f"--output {output}: must end in {SUFFIX}")
+    card = card_path(output)
+    if card.resolve() == card_path(source).resolve():
+        raise UsageError(f"--output {output}: its run card would overwrite that of {source.name}: choose another name")
+    if card.is_file():
+        recorded = RunCard.read(card).artifact
+        if recorded is None or recorded["file"] != output.name:
+            raise UsageError(f"--output {output}: {card.name} is the run card of another file: choose another name")
+    ensure_writable_dir(output.parent)

@@ -1,0 +1,66 @@
+"""swin-quant build-engine."""
+
+import argparse
+from pathlib import Path
+
+from swin_quant.distributed import World
+from swin_quant.errors import listed
+from swin_quant.progress import log
+
+HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, and report which layers really run in int8."
+EXAMPLES = """examples:
+  swin-quant build-engine out/swin_tiny_int8.onnx
+  swin-quant build-engine out/swin_tiny_int8.onnx --max-batch 64 --opt-batch 64 --timing-cache trt.cache
+The trtexec line of the same build is printed first, also where TensorRT is not installed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.onnx", help="exported file; its run card lies beside it")
+    parser.add_argument("--output", metavar="FILE", help="default: beside the model, MODEL_sm<architecture>.engine")
+    parser.add_argument("--min-batch", type=int, default=1, metavar="N", help="smallest batch (default 1)")
+    parser.add_argument("--opt-batch", type=int, default=8, metavar="N", help="batch it is tuned for (default 8)")
+    parser.add_argument("--max-batch", type=int, default=32, metavar="N", help="largest batch (default 32)")
+    parser.add_argument("--workspace", type=int, metavar="MIB", help="limit of scratch memory (default: none)")
+    parser.add_argument("--timing-cache", metavar="FILE", help="kernel timings to start from, and to keep")
+    parser.add_argument("--allow-float32", action="store_true", help="take an int8 graph whose float part is float32")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.tensorrt import host
+    from swin_quant.backends.tensorrt.build import build
+    from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
+
+    if not world.is_main:
+        return
+    cache = Path(args.timing_cache) if args.timing_cache else None
+    batches = (args.min_batch, args.opt_batch, args.max_batch)
+    options = BuildOptions(*batches, args.workspace, cache, args.allow_float32)
+    plan = make_plan(open_artifact(args.model), options)
+    output = Path(args.output) if args.output else Path(args.model).with_suffix(SUFFIX)
+    log.info("the same by NVIDIA's tool: %s", plan.trtexec(output))
+    host.tensorrt()
+    output = output if args.output else default_output(Path(args.model), host.find_gpu())
+    artifact, layers = build(plan, output)
+    _print(layers)
+    log.info("engine: %s", artifact.file)
+
+
+def _print(report) -> None:
+    """A line for each product that is not what the graph asked for, then the counts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    screen = Console()
+    counts = report.counts()
+    table = Table(box=None, pad_edge=False)
+    for title in ("product", "in the graph", "in the engine", "layer"):
+        table.add_column(title, overflow="fold")
+    for row in report.rows:
+        style = "" if row.wanted == row.ran else "yellow"
+        table.add_row(row.name, row.wanted, row.ran, row.layer or "not found", style=style)
+    screen.print(table)
+    ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
+    print(f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat")
+    if report.lost:
+        log.warning("int8 in the graph, not in the engine: %s", listed(row.name for row in report.lost))

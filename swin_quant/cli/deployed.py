@@ -1,0 +1,71 @@
+"""Options that the commands on artifacts share: engines and how they run, and pictures without labels."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from swin_quant.backends import ENGINES
+from swin_quant.backends.options import EngineOptions
+from swin_quant.cli.options import CONFIG_KEYS
+from swin_quant.data.named import NamedPictures
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.sources import open_pictures
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+
+DEFAULT_BATCH = 32
+
+
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engines")
+    group.add_argument("--engine", nargs="+", metavar="NAME", dest="engines",
+                       help=f"{', '.join(ENGINES)} (default: what it is exported for, else all)")  # fmt: skip
+    group.add_argument("--threads", type=int, metavar="N", help="of an engine (default: its own choice)")
+    group.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
+                       help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
+
+
+def add_pictures(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pictures")
+    group.add_argument("--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; or: digits")
+    group.add_argument("--pictures", nargs="+", metavar="PLACE", help="instead: files, folders, 'patterns'")
+    group.add_argument("--zip", action="store_true", help="DIR holds <split>.zip and <split>_map.txt")
+    group.add_argument("--split", default="val", help="of --data-path (default val)")
+    group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
+                       help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip
+    add_loading(group)
+
+
+def add_loading(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--batch-size", type=int, default=DEFAULT_BATCH, metavar="N", help=f"default {DEFAULT_BATCH}")
+    group.add_argument("--workers", type=int, default=8, metavar="N", help="processes that load pictures, at most")
+
+
+def engine_options(args: argparse.Namespace, world: World) -> EngineOptions:
+    """How the options say that engines are run."""
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads {args.threads}: must be at least 1")
+    return EngineOptions(threads=args.threads, float_type=args.float_type, device=world.device.type)
+
+
+def overrides_of(args: argparse.Namespace) -> Mapping[str, Any]:
+    """Keys of the config that options set. The data path in a card is of another machine, so it is not a default."""
+    elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
+    given = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items() if option != "resume"}
+    return elsewhere | {key: value for key, value in given.items() if value is not None}
+
+
+def pictures_of(args: argparse.Namespace) -> Pictures:
+    """The pictures that the options name; labels are not needed. UsageError for none, or for both kinds."""
+    if bool(args.data_path) == bool(args.pictures):
+        raise UsageError("no pictures: give --data-path DIR or --pictures PLACE ..." if not args.data_path
+                         else "--data-path and --pictures both name the pictures: give one of them")  # fmt: skip
+    if args.pictures:
+        return NamedPictures(args.pictures)
+    return open_pictures(args.data_path, args.split, zip_mode=args.zip, cache_mode="no")
+
+
+def refuse_ranks(world: World, command: str) -> None:
+    """UsageError under a launcher of several processes."""
+    if world.size > 1:
+        raise UsageError(f"{command} runs in one process: start it without torchrun")

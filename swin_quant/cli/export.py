@@ -1,0 +1,89 @@
+"""swin-quant export."""
+
+import argparse
+from pathlib import Path
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+from swin_quant.export import PRECISIONS, TARGETS, export_checkpoint
+from swin_quant.progress import log
+from swin_quant.runcard import card_path
+
+HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."
+EXAMPLES = """examples:
+  swin-quant export --resume out/my_calib.pth --backend openvino --output out/openvino
+  swin-quant export --resume out/my_calib.pth --backend openvino --precision float --output out/openvino  (baseline)
+  swin-quant export --resume out/my_calib.pth --backend fastertransformer --sm 80 --check --output out/ft
+  swin-quant export --resume theirs_calib.pth --cfg my.yaml --backend onnx --policy qdq --output out
+
+Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
+FasterTransformer takes the card's, ft-mode1 or ft-mode2. Other backends have each their own (every node was
+calibrated), unless the card's is not a built-in one."""
+# Backend -> the commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
+NEXT = {
+    "fastertransformer": ("swin-quant verify {file} --resume {checkpoint} --data-path DIR",),
+    "onnx": ("swin-quant inspect {file}", "swin-quant bench {file} --resume {checkpoint}"),
+    "onnxruntime": ("swin-quant bench {file} --resume {checkpoint}",),
+    "openvino": ("swin-quant bench {file} --resume {checkpoint}",),
+    "tensorrt": ("swin-quant inspect {file} --backend tensorrt", "swin-quant build-engine {file}"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume", required=True, metavar="FILE", help="calibrated checkpoint, ours or FasterTransformer's"
+    )
+    parser.add_argument("--backend", required=True, choices=tuple(TARGETS))
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the artifact and its run card")
+    parser.add_argument("--cfg", metavar="FILE", help="YAML or shipped name, for a checkpoint without run card")
+    parser.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of --cfg, as KEY VALUE pairs")
+    parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: see below)")
+    parser.add_argument("--precision", default="int8", choices=PRECISIONS, help="float: the baseline (default int8)")
+    parser.add_argument("--opset", type=int, metavar="N", help="ONNX: 17 to 20 (default 20)")
+    parser.add_argument("--float-type", choices=("float32", "float16"),
+                        help="of what is not int8 (default: float32; for GPUs float16)")  # fmt: skip
+    parser.add_argument("--batch", type=int, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
+    parser.add_argument("--sm", type=int, metavar="NN", help="fastertransformer: compute capability (default 80)")
+    parser.add_argument(
+        "--check", action="store_true", help="run or read back the export and compare it with the model"
+    )
+    parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    if world.size > 1:
+        raise UsageError("export runs in one process: start it without torchrun")
+    from swin_quant.quant.policies import load_policy
+
+    if args.opts and not args.cfg:
+        raise UsageError("--opts sets keys of --cfg: give both, or none to take the config of the run card")
+    cfg = _config(args) if args.cfg else None
+    policy = load_policy(args.policy) if args.policy else None
+    onnx = TARGETS[args.backend].exporter == "onnx"
+    given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm")}
+    given["check"] = args.check and not onnx
+    artifact, model = export_checkpoint(args.resume, args.backend, args.output, cfg, policy, args.precision, given)
+    if args.check and onnx:
+        from swin_quant.export_check import check_export
+
+        log.info("check: %s", check_export(artifact, model))
+    _print(artifact, args)
+
+
+def _config(args: argparse.Namespace):
+    from swin_quant.config import find_config, load_config
+
+    return load_config(find_config(args.cfg), args.opts or ())
+
+
+def _print(artifact: Artifact, args: argparse.Namespace) -> None:
+    record = artifact.record
+    policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""
+    log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, artifact.file.stat().st_size / 1e6)
+    for other in record["others"]:
+        log.info("with it: %s", artifact.file.with_name(other["file"]))
+    log.info("run card: %s", card_path(artifact.file))
+    print(artifact.file)
+    for command in NEXT[args.backend]:
+        log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.resume)))

@@ -1,0 +1,46 @@
+"""swin-quant export-ft: the same as `export --backend fastertransformer`, under FasterTransformer's flags."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.limits import KINDS
+from swin_quant.cli import options
+from swin_quant.cli.output import output_dir
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError
+from swin_quant.scoring import load_for_scoring
+
+HELP = "Export a calibrated checkpoint for FasterTransformer's CUDA ops and TensorRT plugin."
+EXAMPLES = """examples:
+  python export_ft.py --cfg swin_tiny_patch4_window7_224 --resume out/swin_tiny_patch4_window7_224_calib.pth --sm 80
+  python export_ft.py --cfg my.yaml --resume my_calib.pth --int8-mode 2 --sm 75 --check   (a checkpoint without card)
+  python export_ft.py --cfg my.yaml --resume my.pth --kind float16"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_policy(parser)
+    group = parser.add_argument_group("export")
+    group.add_argument("--sm", type=int, default=80, metavar="CC", help="compute capability of the GPU (default 80)")
+    group.add_argument("--kind", default="int8", choices=KINDS, help="of the op (default int8)")
+    group.add_argument("--batch", type=int, default=128, metavar="N", help="of the op (default 128)")
+    group.add_argument("--check", action="store_true", help="read the export back and compare it with the checkpoint")
+    group.add_argument("--output", metavar="DIR", help="results go to DIR/<NAME>/<TAG>/fastertransformer")
+    group.add_argument("--tag", help="default: default")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    if not args.resume:
+        raise UsageError("no checkpoint: give --resume FILE")
+    cfg = options.config_of(args)
+    policies = options.policies_of(args)
+    if len(policies) > 1:
+        raise UsageError("--policy: one policy is exported at a time")
+    subject = load_for_scoring(cfg, args.resume, policies, world, args.replace_head)
+    card = replace(subject.card, policy=policies[0].to_dict()) if policies else subject.card
+    made = Options(args.sm, args.kind, args.batch, args.check)
+    folder: Path = output_dir(cfg) / "fastertransformer"
+    if world.is_main:
+        print(export(subject.model, card, folder, made).file)

@@ -1,0 +1,164 @@
+"""swin-quant predict."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.cli import deployed, options
+from swin_quant.config import from_dict
+from swin_quant.data.named import NamedPictures
+from swin_quant.data.pictures import UnreadablePicture
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.deployed import config_of, labels_in, load_engines, names_of_engines, preprocess_of
+from swin_quant.distributed import World
+from swin_quant.engines import Engine, torch_engines
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import write_json
+from swin_quant.inference import infer
+from swin_quant.predict import Guess, class_names, top_classes
+from swin_quant.progress import log
+from swin_quant.runcard import card_path
+from swin_quant.scoring import card_of, load_for_scoring
+
+SCHEMA = "swin-quant/predictions/1"
+HELP = "Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine."
+EXAMPLES = """examples:
+  swin-quant predict cat.jpg --resume out/my_calib.pth                     (INT8 as its run card says)
+  swin-quant predict cat.jpg --cfg swin_tiny_patch4_window7_224 --resume swin_tiny_patch4_window7_224.pth
+  swin-quant predict holiday 'more/*.png' --artifact out/my_int8.onnx --engine openvino --json answers.json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pictures", nargs="+", metavar="IMAGE", help="files, folders, 'patterns'")
+    options.add_model(parser, required=False)
+    options.add_policy(parser)
+    parser.add_argument("--artifact", metavar="FILE", help="exported file; its run card lies beside it")
+    deployed.add_engines(parser)
+    group = parser.add_argument_group("answers")
+    group.add_argument(
+        "--labels", metavar="FILE", help="class names, one a line (default: the model's own, ImageNet's)"
+    )
+    group.add_argument("--top", type=int, default=5, metavar="N", help="classes a picture (default 5)")
+    group.add_argument("--json", metavar="FILE", help="write the answers there; -: to standard output, no table")
+    deployed.add_loading(group)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU if any")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What answers: an engine, and what its card says of its pictures and classes."""
+
+    name: str
+    engine: Engine
+    preprocess: Preprocess
+    classes: int
+    names: Sequence[str] = ()
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    deployed.refuse_ranks(world, "predict")
+    if bool(args.resume) == bool(args.artifact):
+        raise UsageError("give a model: --resume CHECKPOINT or --artifact FILE" + (", not both" * bool(args.resume)))
+    if args.top < 1:
+        raise UsageError(f"--top {args.top}: must be at least 1")
+    pictures = NamedPictures(args.pictures)
+    model = _of_artifact(args, world) if args.artifact else _of_checkpoint(args, world)
+    names = class_names(model.classes, args.labels, model.names)
+    inferred = infer(
+        {model.engine.label: model.engine},
+        pictures,
+        model.preprocess,
+        model.classes,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        device=world.device,
+    )
+    (logits,) = inferred.logits.values()
+    answers = dict(zip(inferred.names, top_classes(logits, names, args.top), strict=True))
+    unreadable = {name: _why(pictures, name) for name in inferred.unreadable}
+    for why in unreadable.values():
+        log.warning("skipped: %s", why)
+    _write(args.json, model, answers, unreadable)
+
+
+def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
+    artifact = open_artifact(args.artifact)
+    if args.cfg or args.policy or args.int8_mode:
+        raise UsageError("--cfg, --policy and --int8-mode are for checkpoints: the run card of an artifact says that")
+    names = names_of_engines(artifact, args.engines)[: None if args.engines else 1]
+    if len(names) > 1:
+        raise UsageError("--engine: predict takes one engine")
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    (engine,) = load_engines(artifact, names, deployed.engine_options(args, world)).values()
+    return _Model(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, labels_in(artifact))
+
+
+def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
+    """Quantized as --policy or the card says, else in float. Without --cfg the card must say what the model is."""
+    if args.engines:
+        raise UsageError("--engine is for artifacts: export the checkpoint, then give --artifact FILE")
+    card = card_of(args.resume) if Path(args.resume).is_file() else None
+    if args.cfg is None and card is None:
+        raise UsageError(f"{args.resume}: has no run card {card_path(args.resume).name} beside it: give --cfg FILE")
+    cfg = options.config_of(args) if args.cfg or card is None else from_dict(card.config, str(card_path(args.resume)))
+    subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
+    preprocess = Preprocess.from_dict(subject.card.preprocess)
+    if preprocess.size != cfg.DATA.IMG_SIZE:
+        raise SwinQuantError(
+            f"{args.resume}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
+        )
+    engine = list(torch_engines(subject.model, world.device, None, subject.policies[:1]).values())[-1]
+    return _Model(Path(args.resume).name, engine, preprocess, cfg.MODEL.NUM_CLASSES)
+
+
+def _why(pictures: NamedPictures, name: str) -> str:
+    try:
+        pictures.read(list(pictures.names).index(name))
+    except UnreadablePicture as error:
+        return str(error)
+    return f"{name}: cannot be read"
+
+
+def _write(
+    target: str | None, model: _Model, answers: Mapping[str, Sequence[Guess]], unreadable: dict[str, str]
+) -> None:
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": model.name,
+        "engine": model.engine.name,
+        "precision": model.engine.precision,
+        "policy": model.engine.policy,
+        "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers.items()],
+        "unreadable": unreadable,
+    }
+    if target == "-":
+        print(json.dumps(content, indent=2))
+        return
+    _print_table(model, answers)
+    if target:
+        write_json(target, content)
+        log.info("answers: %s", target)
+
+
+def _print_table(model: _Model, answers: Mapping[str, Sequence[Guess]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("picture", "%", "index", "class"):
+        figure = title in ("%", "index")
+        table.add_column(title, justify="right" if figure else "left", no_wrap=figure, overflow="fold")
+    for name, top in answers.items():
+        for rank, guess in enumerate(top):
+            cells = (name if rank == 0 else "", f"{100 * guess.probability:.2f}", str(guess.index), guess.name)
+            table.add_row(*map(Text, cells), style=None if rank == 0 else "dim", end_section=rank == len(top) - 1)
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = 140  # a file or a pipe has room for whole names
+    screen.print(table)
+    screen.print(Text(f"{model.name}: {model.engine.label} on {model.engine.name}", style="dim"))

@@ -1,0 +1,74 @@
+"""swin-quant run."""
+
+import argparse
+import io
+from pathlib import Path
+
+import numpy as np
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.cli import deployed
+from swin_quant.deployed import config_of, load_engines, names_of_engines, preprocess_of
+from swin_quant.distributed import World
+from swin_quant.errors import UsageError, listed
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.inference import Inferred, infer
+from swin_quant.progress import log
+
+HELP = "Run an artifact on pictures and write its logits for other programs."
+EXAMPLES = """examples:
+  swin-quant run out/my_int8.onnx --data-path imagenet --output logits.npz
+  swin-quant run out/my_int8.onnx --engine openvino --pictures 'holiday/*.jpg' --output logits.npz
+
+numpy.load("logits.npz") holds: names, text [N]; logits, float32 [N, classes]; top1, int64 [N];
+labels, int64 [N], -1 where there is none."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", metavar="ARTIFACT", help="exported file; its run card lies beside it")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the .npz to write")
+    deployed.add_engines(parser)
+    deployed.add_pictures(parser)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    deployed.refuse_ranks(world, "run")
+    output = Path(args.output)
+    if output.suffix != ".npz":
+        raise UsageError(f"--output {output}: must end in .npz")
+    artifact = open_artifact(args.artifact)
+    names = names_of_engines(artifact, args.engines)[: None if args.engines else 1]
+    if len(names) > 1:
+        raise UsageError("--engine: run takes one engine")
+    cfg = config_of(artifact)
+    pictures = deployed.pictures_of(args)
+    ensure_writable_dir(output.parent)
+    engines = load_engines(artifact, names, deployed.engine_options(args, world))
+    inferred = infer(
+        engines,
+        pictures,
+        preprocess_of(artifact),
+        cfg.MODEL.NUM_CLASSES,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        max_unreadable=args.max_unreadable,
+        device=world.device,
+    )
+    if inferred.unreadable:
+        log.warning("left out, unreadable: %s", listed(inferred.unreadable))
+    atomic_write_bytes(output, _npz(inferred))
+    log.info("%d pictures, %s: %s", len(inferred.names), names[0], output)
+
+
+def _npz(inferred: Inferred) -> memoryview:
+    (logits,) = inferred.logits.values()
+    content = io.BytesIO()
+    np.savez(
+        content,
+        names=np.array(inferred.names),
+        logits=logits.numpy(),
+        top1=logits.argmax(1).numpy(),
+        labels=inferred.labels.numpy(),
+    )
+    return content.getbuffer()

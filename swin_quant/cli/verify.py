@@ -1,0 +1,117 @@
+"""swin-quant verify."""
+
+import argparse
+from dataclasses import replace
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.cli import deployed
+from swin_quant.deployed import (
+    config_of,
+    find_checkpoint,
+    load_engines,
+    load_origin,
+    names_of_engines,
+    no_checkpoint,
+    preprocess_of,
+)
+from swin_quant.distributed import World
+from swin_quant.engines import torch_engines
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.inference import infer
+from swin_quant.progress import log
+from swin_quant.runcard import VerificationRecord, card_path
+from swin_quant.verify import INT8_LEVELS, compare, failures, is_quantized
+
+DEFAULT_COUNT = 64
+HELP = "Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."
+EXAMPLES = """examples:
+  swin-quant verify out/my_int8.onnx --data-path imagenet
+  swin-quant verify out/my_int8.onnx --engine openvino --pictures cat.jpg 'holiday/*.jpg' --resume out/my_calib.pth
+
+A quantized artifact passes when its mean |Δlogit| against fake-quant is below the engine's tolerance, a float one when
+that against the float model is. Exit code 1 says that an engine failed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", metavar="ARTIFACT", help="exported file; its run card lies beside it")
+    parser.add_argument("--resume", metavar="FILE", help="its checkpoint (default: looked for beside it and one up)")
+    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, metavar="N",
+                        help=f"pictures, evenly spread over those there are (default {DEFAULT_COUNT})")  # fmt: skip
+    deployed.add_engines(parser)
+    deployed.add_pictures(parser)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    deployed.refuse_ranks(world, "verify")
+    if args.count < 1:
+        raise UsageError(f"--count {args.count}: must be at least 1")
+    artifact = open_artifact(args.artifact)
+    records = _verify(artifact, args, world)
+    card = artifact.card
+    for record in records:
+        card = card.with_verification(record)
+    replace(artifact, card=card).card.write(card_path(artifact.file))
+    log.info("run card: %s", card_path(artifact.file))
+    _print(records)
+    if failed := failures(records):
+        raise SwinQuantError(f"{artifact.file}: verification failed: {'; '.join(failed)}")
+
+
+def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[VerificationRecord]:
+    names = names_of_engines(artifact, args.engines)
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    checkpoint = find_checkpoint(artifact, args.resume)
+    if checkpoint is None:
+        raise SwinQuantError(f"{artifact.file}: nothing to compare with: {no_checkpoint(artifact)}")
+    pictures = deployed.pictures_of(args)
+    origin = load_origin(artifact, cfg, checkpoint, world)
+    policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
+    references = torch_engines(origin.model, world.device, None, policies)
+    engines = load_engines(artifact, names, deployed.engine_options(args, world))
+    inferred = infer(
+        references | engines,
+        pictures,
+        preprocess,
+        cfg.MODEL.NUM_CLASSES,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        count=args.count,
+        max_unreadable=args.max_unreadable,
+        device=world.device,
+    )
+    float_type = artifact.record["options"].get("float_type")
+    return compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type)
+
+
+def _print(records: list[VerificationRecord]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("engine", "type", "against", "mean", "max", "max/step", "agree %", "SQNR dB", "limit", ""):
+        table.add_column(title, no_wrap=True)
+    for record in records:
+        table.add_row(*_cells(record))
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = 140  # a file or a pipe has room for whole names
+    screen.print(table)
+    scale = f"step: of int8 over the reference's logits, amax / {INT8_LEVELS}"
+    screen.print(f"|Δlogit| on {records[0]['pictures']} pictures; {scale}", style="dim", highlight=False)
+
+
+def _cells(record: VerificationRecord) -> list[str]:
+    sqnr, limit, step = record["sqnr_db"], record["tolerance"], record["step"]
+    return [
+        record["engine"],
+        record["precision"],
+        record["reference"],
+        f"{record['mean']:.5f}",
+        f"{record['max']:.5f}",
+        f"{record['max'] / step:.2f}" if step else "-",
+        f"{record['agreement']:.2f}",
+        "-" if sqnr is None else f"{sqnr:.1f}",
+        "-" if limit is None else f"{limit:g}",
+        {True: "pass", False: "FAIL", None: ""}[record["passed"]],
+    ]

@@ -1,0 +1,120 @@
+"""From a calibrated checkpoint to an artifact: the model of its run card, the policy of the target, the exporter."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.backends import EXPORTERS
+from swin_quant.backends.artifact import Artifact
+from swin_quant.config import from_dict
+from swin_quant.errors import UsageError
+from swin_quant.files import ensure_writable_dir, sha256_of
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policies import builtin_policies, load_policy
+from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
+from swin_quant.runcard import RunCard, card_path
+from swin_quant.scoring import card_of, load_for_scoring
+
+PRECISIONS = ("int8", "float")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What `--backend` names: an exporter, and the built-in policies that fit, best first.
+
+    `flags` maps our options to the exporter's, `fixed` are options that make the target. With `only`, no policy but
+    those can be run there.
+    """
+
+    exporter: str
+    flags: Mapping[str, str]
+    policies: tuple[str, ...]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    only: bool = False
+
+
+_ONNX = {"precision": "precision", "opset": "opset", "float_type": "float_type", "batch": "batch"}
+_FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "check": "check"}
+TARGETS = {
+    "fastertransformer": Target("fastertransformer", _FASTERTRANSFORMER, ("ft-mode1", "ft-mode2"), only=True),
+    "onnx": Target("onnx", _ONNX, ("qdq",), {"target": "portable"}),
+    "onnxruntime": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "onnxruntime"}),
+    "openvino": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "openvino"}),
+    "tensorrt": Target("onnx", _ONNX, ("tensorrt", "qdq"), {"target": "tensorrt"}),
+}
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    target: str,
+    folder: str | Path,
+    cfg: CfgNode | None = None,
+    policy: Policy | None = None,
+    precision: str = "int8",
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Artifact, Swin]:
+    """Export `checkpoint` for `target`, one of TARGETS; returns the artifact, and the model that it was made from.
+
+    The config is that of the run card beside the checkpoint; `cfg` is for one that has none. `policy` None: as
+    `policy_for` says. `precision` float leaves every node out. `options`: opset, float_type, batch, sm, check, as the
+    target has them. Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"--backend {target}: there are {', '.join(TARGETS)}")
+    if precision == "float" and policy:
+        raise UsageError("--policy chooses what is int8: leave it out with --precision float")
+    exporter = importlib.import_module(EXPORTERS[TARGETS[target].exporter])
+    told = exporter.Options(**exporter_options(target, precision, options or {}))
+    card = card_of(str(checkpoint))
+    chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card)
+    model, card = model_and_card(checkpoint, card, cfg, chosen)
+    card = replace(card, policy=None if precision == "float" else chosen.to_dict())
+    return exporter.export(model, card, ensure_writable_dir(folder), told), model
+
+
+def policy_for(target: str, card: RunCard | None) -> Policy:
+    """The policy of a target where the user names none.
+
+    A policy of the user's own, which the checkpoint was calibrated or trained for, stays. FasterTransformer's modes
+    are the card's, and its kernels know no other. Else it is the best built-in one of the target: calibration found
+    the ranges of all nodes.
+    """
+    fitting = [name for name in TARGETS[target].policies if name in builtin_policies()]
+    own = policy_from_dict(card.policy, card.name) if card and card.policy else None
+    if TARGETS[target].only:
+        if own is None or own.name not in fitting:
+            has = f"the run card's is {own.name}" if own else "there is no run card"
+            raise UsageError(f"--backend {target} needs the policy {' or '.join(fitting)}, {has}: give --policy")
+        return own
+    return own if own and own.name not in builtin_policies() else load_policy(fitting[0])
+
+
+def model_and_card(
+    checkpoint: str | Path, card: RunCard | None, cfg: CfgNode | None, policy: Policy
+) -> tuple[Swin, RunCard]:
+    """The model of a checkpoint on the CPU, its ranges read and `policy` applied, and a card that names its file."""
+    if card is None and cfg is None:
+        raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
+    cfg = cfg or from_dict(card.config, str(card_path(checkpoint)))
+    subject = load_for_scoring(cfg, str(checkpoint), [policy])
+    apply_policy(subject.model, policy)  # once more: weight ranges take the granularity that it asks for
+    file = Path(checkpoint)
+    record = subject.card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+    return subject.model, replace(subject.card, checkpoint=record)
+
+
+def exporter_options(target: str, precision: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Our options as the exporter's; None values are left to it. UsageError for one that means nothing there."""
+    wanted = {key: value for key, value in given.items() if value is not None and value is not False}
+    wanted["precision"] = precision
+    flags = TARGETS[target].flags
+    if "kind" in flags:  # FasterTransformer's word for precision and float type in one
+        precision = wanted.pop("precision")
+        wanted["kind"] = precision if precision == "int8" else wanted.pop("float_type", "float16")
+    if idle := [key for key in wanted if key not in flags]:
+        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to --backend {target} with {precision}")
+    return {**TARGETS[target].fixed, **{flags[key]: value for key, value in wanted.items()}}

@@ -1,0 +1,89 @@
+"""export_ft.py: from our checkpoints and from FasterTransformer's own, which have no run card."""
+
+import json
+import logging
+import signal
+
+import pytest
+import torch
+import yaml
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.fastertransformer.engine import load
+from swin_quant.cli import main
+
+ARCHITECTURE = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+@pytest.fixture(autouse=True)
+def process_left_alone():
+    """A command sets up logging and signals for its process, which here is that of all tests."""
+    log, terminate = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM)
+    before = log.handlers, log.level, log.propagate
+    yield
+    log.handlers, log.level, log.propagate = before
+    signal.signal(signal.SIGTERM, terminate)
+
+
+@pytest.fixture
+def theirs(tmp_path, calibrated):
+    """theirs("swin", wrap) -> flags for a checkpoint as FasterTransformer saves it: bare, or by its QAT."""
+
+    def make(kind="swin", wrap=False):
+        model = {"TYPE": kind, "NAME": f"their_{kind}", "NUM_CLASSES": 5, kind.upper(): ARCHITECTURE | MORE[kind]}
+        config = tmp_path / f"{kind}.yaml"
+        config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 8}, "MODEL": model}))
+        state = calibrated(kind).state_dict()
+        file = tmp_path / f"{kind}.pth"
+        torch.save({"model": state, "epoch": 4} if wrap else state, file)
+        return ["--cfg", str(config), "--resume", str(file), "--output", str(tmp_path / "out")]
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "wrap"), [("swin", False), ("swin", True), ("swinv2", False)])
+def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, wrap):
+    assert main(["export-ft", *theirs(kind, wrap), "--int8-mode", "1", "--check", "--sm", "75"]) == 0
+    done = capsys.readouterr()
+    artifact = open_artifact(done.out.strip())
+    assert artifact.file.name == f"their_{kind}_int8_sm75.safetensors" and "largest difference" in done.err
+    images = torch.randn(4, 3, 8, 8)
+    with torch.inference_mode():
+        expected = calibrated(kind)(images)
+    assert (load(artifact)(images) - expected).abs().mean() < 0.1 * expected.std()
+
+
+def test_the_mode_is_asked_for_where_no_card_says_it(theirs, capsys):
+    assert main(["export-ft", *theirs()]) == 2
+    assert "has no run card: choose --int8-mode 1, 2" in capsys.readouterr().err
+    assert main(["export-ft", *theirs(), "--policy", "qdq"]) == 2
+    assert "ft-mode1 and ft-mode2 only" in capsys.readouterr().err
+
+
+def test_a_float_export(theirs, capsys):
+    assert main(["export-ft", *theirs("swinv2"), "--kind", "float16", "--quant-disable", "--check"]) == 0
+    file = open_artifact(capsys.readouterr().out.strip()).file
+    manifest = json.loads(file.with_name("their_swinv2_float16_sm80_manifest.json").read_text())
+    assert manifest["target"]["op"] == "SwinTransformer" and len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
+
+
+def test_a_float_checkpoint_is_no_int8_export(theirs, tmp_path, capsys):
+    flags = theirs()
+    state = torch.load(tmp_path / "swin.pth", weights_only=True)
+    torch.save({key: value for key, value in state.items() if not key.endswith("_amax")}, tmp_path / "swin.pth")
+    assert main(["export-ft", *flags, "--int8-mode", "1"]) == 1
+    assert "is a float checkpoint" in capsys.readouterr().err
+    assert main(["export-ft", *flags]) == 2
+    assert "an INT8 export needs a policy" in capsys.readouterr().err
+    assert main(["export-ft", *flags, "--kind", "float32"]) == 0
+
+
+def test_a_dead_range_of_their_calibration(theirs, tmp_path, capsys):
+    flags = theirs()
+    state = torch.load(tmp_path / "swin.pth", weights_only=True)
+    state["layers.0.blocks.1.mlp.fc2._input_quantizer._amax"].zero_()
+    torch.save(state, tmp_path / "swin.pth")
+    assert main(["export-ft", *flags, "--int8-mode", "1"]) == 1
+    error = capsys.readouterr().err
+    assert "zero: layers.0.blocks.1.mlp.fc2._input_quantizer; calibrate the model again" in error

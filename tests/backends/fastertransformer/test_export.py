@@ -1,0 +1,249 @@
+"""An export: its files, the loader script, the check, and what is refused when files are not whole or not their own."""
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.fastertransformer import export as module
+from swin_quant.backends.fastertransformer.check import check, summary
+from swin_quant.backends.fastertransformer.engine import load
+from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.backends.options import EngineOptions
+from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.errors import SwinQuantError, UsageError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_files(exported):
+    artifact, _ = exported("swin", mode=2, sm=75)
+    assert names(artifact.file.parent) == [
+        "load_weights.py", "micro_calib.pth", "micro_int8_sm75.json", "micro_int8_sm75.safetensors",
+        "micro_int8_sm75_manifest.json",
+    ]  # fmt: skip
+    record = artifact.record
+    assert record["options"] == {"sm": 75, "kind": "int8", "max_batch": 128, "int8_mode": 2}
+    assert {other["file"] for other in record["others"]} == set(names(artifact.file.parent)) - {
+        "micro_int8_sm75.json", "micro_int8_sm75.safetensors",
+    }  # fmt: skip
+    assert artifact.card.policy["name"] == "ft-mode2"
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_the_checkpoint_is_one_that_its_scripts_load(exported, calibrated, kind):
+    artifact, model = exported(kind)
+    again = calibrated(kind, NUM_CLASSES=5)
+    load_calibrated(again, artifact.file.with_name("micro_calib.pth"))
+    state = torch.load(artifact.file.with_name("micro_calib.pth"), weights_only=True)
+    assert "layers.0.blocks.0.attn.qkv._input_quantizer._amax" in state
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("float_kind", ["float16", "float32"])
+def test_a_float_export(exported, calibrated, float_kind):
+    artifact, model = exported("swinv2", kind=float_kind)
+    assert artifact.card.policy is None and artifact.record["precision"] == float_kind
+    load_float(calibrated("swinv2"), artifact.file.with_name(f"micro_{float_kind}_sm80.pth"))
+    stored = read_export(artifact)
+    qkv, first = model.layers[0].blocks[0].attn.qkv.weight, stored.tensors["layers.0.blocks.0.attn.qkv.weight"]
+    assert torch.equal(first, qkv.detach().to(first.dtype))
+    packed = load_file(artifact.file)["0000.layers.0.blocks.0.attn.qkv.weight"]
+    heads, dim, c = 1, 32, 32
+    expected = qkv.detach().view(3, heads, dim, c).permute(3, 1, 0, 2).reshape(c, 3 * c).to(packed.dtype)
+    assert torch.equal(packed, expected)  # FasterTransformer spec, section 3.7
+    with pytest.raises(UsageError, match=f"is a {float_kind} export"):
+        load(artifact)
+
+
+def loaded(artifact):
+    script = runpy.run_path(str(artifact.file.with_name("load_weights.py")))
+    return script["load"](artifact.file.with_name(f"{artifact.file.stem}_manifest.json"), "cpu")
+
+
+@pytest.mark.parametrize(("kind", "count"), [("swin", 3 * 16 + 2 * 5 + 6), ("swinv2", 3 * 17 + 2 * 5 + 6)])
+def test_the_loader_builds_the_op_s_list(exported, kind, count):
+    artifact, model = exported(kind)
+    weights, arguments, head = loaded(artifact)
+    assert len(weights) == count and len(arguments) == 16
+    mode, depths, heads, *rest = arguments
+    assert mode == 1 and depths.tolist() == [2, 1] and heads.tolist() == [1, 2] and depths.dtype is torch.int32
+    assert rest == [128, 8, 2, 3, 32, 2, False, True, 2, 4.0, True, 1.0, 1 if kind == "swin" else 2]
+    assert weights[0].shape == (96, 32) and weights[2].shape == (32 * 32,) and weights[13].device.type == "cpu"
+    assert {w.dtype for i, w in enumerate(weights[:12])} == {torch.float16}
+    assert torch.equal(weights[12], weights[13]) and weights[12].dtype is torch.float32
+    stored = load_file(artifact.file)["0000.layers.0.blocks.0.attn.qkv.weight"]
+    assert torch.equal(weights[0].flatten().view(torch.int8)[: 96 * 32], stored)  # the second half is not defined
+    assert torch.equal(head[0], model.head.weight)
+
+
+def test_the_loader_needs_nothing_of_this_package(exported, tmp_path):
+    artifact, _ = exported("swin")
+    code = """import sys
+sys.modules["swin_quant"] = None
+from load_weights import load
+print(len(load("micro_int8_sm80_manifest.json", "cpu")[0]))"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=artifact.file.parent, capture_output=True, text=True)
+    assert done.stdout.strip() == "64", done.stderr
+    assert len(artifact.file.with_name("load_weights.py").read_text().splitlines()) <= 45
+
+
+@pytest.mark.parametrize(("sm", "gpu"), [(80, (7, 5)), (75, (8, 0)), (75, (8, 6))])
+def test_the_loader_stops_on_a_gpu_of_another_generation(exported, monkeypatch, sm, gpu):
+    artifact, _ = exported("swin", sm=sm)
+    script = runpy.run_path(str(artifact.file.with_name("load_weights.py")))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu)
+    with pytest.raises(SystemExit, match=f"exported for compute capability {sm}, this GPU has {gpu[0]}.{gpu[1]}"):
+        script["load"](artifact.file.with_name(f"{artifact.file.stem}_manifest.json"))
+
+
+@pytest.mark.parametrize("sm", [75, 80])
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32"])
+@pytest.mark.parametrize("model", ["swin", "swinv2"])
+def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
+    artifact, source = exported(model, kind=kind, sm=sm)
+    differences = check(artifact, source)
+    assert all(difference.holds for difference in differences)
+    kernels = [d.largest for d in differences if d.slot.container]
+    assert len(kernels) == (13 if kind == "int8" else 0) and all(0.3 < largest < 0.57 for largest in kernels)
+    if kind == "float32":
+        assert max(difference.largest for difference in differences) == 0
+    assert "tensors, largest difference" in summary(differences)[0]
+
+
+def test_the_check_notices_another_model_and_a_wrong_layout(exported, calibrated):
+    artifact, model = exported("swin")
+    other = calibrated("swin")
+    other.layers[1].blocks[0].norm2.bias.data[3] += 0.01
+    with pytest.raises(SwinQuantError, match="1 tensors differ .* layers.1.blocks.0.norm2.bias"):
+        check(artifact, other)
+    other = calibrated("swin")
+    other.head.bias.data[0] += 1
+    with pytest.raises(SwinQuantError, match="head.bias"):
+        check(artifact, other)
+    tensors = load_file(artifact.file)
+    key = "0002.layers.0.blocks.0.attn.proj.weight"
+    tensors[key] = tensors[key].roll(1)
+    save_file(tensors, artifact.file)
+    again = finish_artifact(artifact.file, artifact.card, "fastertransformer", "int8", artifact.record["options"])
+    with pytest.raises(SwinQuantError, match="1 tensors differ .* layers.0.blocks.0.attn.proj.weight"):
+        check(again, model)
+
+
+def test_an_export_that_stops_in_the_middle_leaves_nothing(calibrated, card, tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise SwinQuantError("the disk is full")
+
+    monkeypatch.setattr(module, "write_json", full_disk)
+    with pytest.raises(SwinQuantError, match="the disk is full"):
+        export(calibrated(), card(), tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_an_export_whose_card_is_missing_is_refused(calibrated, card, tmp_path, monkeypatch):
+    export(calibrated(), card(), tmp_path)
+    monkeypatch.setattr(module, "finish_artifact", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        export(calibrated(), card(2), tmp_path)
+    with pytest.raises(SwinQuantError, match="the export did not finish"):
+        open_artifact(tmp_path / "micro_int8_sm80.safetensors")
+
+
+def test_exporting_again_and_for_another_gpu(calibrated, card, tmp_path):
+    first = export(calibrated(), card(), tmp_path)
+    before = first.file.read_bytes()
+    export(calibrated(), card(), tmp_path)
+    export(calibrated(), card(), tmp_path, Options(sm=75))
+    assert first.file.read_bytes() == before
+    open_artifact(first.file)
+    changed = calibrated()
+    changed.norm.bias.data += 1
+    with pytest.raises(UsageError, match="micro_calib.pth: is another checkpoint"):
+        export(changed, card(), tmp_path, Options(sm=86))
+    export(changed, card(), tmp_path)  # what this very export wrote, it may replace
+    with pytest.raises(SwinQuantError, match="micro_calib.pth: is not the file of its run card"):
+        open_artifact(tmp_path / "micro_int8_sm75.safetensors")
+
+
+def test_a_checkpoint_of_the_user_s_is_never_replaced(calibrated, card, tmp_path):
+    (tmp_path / "micro_calib.pth").write_bytes(b"theirs")
+    with pytest.raises(UsageError, match="export into another folder"):
+        export(calibrated(), card(), tmp_path)
+    assert (tmp_path / "micro_calib.pth").read_bytes() == b"theirs" and names(tmp_path) == ["micro_calib.pth"]
+
+
+def edited(artifact, edit):
+    """The artifact with its manifest changed, and a card that vouches for it."""
+    path = artifact.file.with_name(f"{artifact.file.stem}_manifest.json")
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+    return finish_artifact(artifact.file, artifact.card, "fastertransformer", "int8", artifact.record["options"])
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda m: m.update(schema="x"), "not a FasterTransformer manifest of this version"),
+        (lambda m: m["entries"].pop(), "lists 63 tensors, the op takes 64"),
+        (lambda m: m["entries"][2].update(layout="COL4_4R2_8C"), "entry 0002.* is not what the op takes"),
+        (lambda m: m["target"].update(sm=75), "entry 0000.* is not what the op takes"),
+        (lambda m: m["arguments"].update(depths=[2, 2]), "contradicts|takes"),
+        (lambda m: m["arguments"].update(depths=[10**9, 1]), "argument depths cannot be"),
+        (lambda m: m["arguments"].update(num_heads=[0, 0]), "no Swin has these arguments"),
+        (lambda m: m["arguments"].update(int8_mode=3), "int8_mode must be 1 or 2"),
+        (lambda m: m["arguments"].update(qk_scale="1"), "argument qk_scale cannot be '1'"),
+        (lambda m: m["arguments"].update(ape=True), "manifest.json: FasterTransformer cannot run this model: APE"),
+        (lambda m: m["arguments"].pop("version"), "are not those of"),
+        (lambda m: m["plugin"].update(name="x"), "plugin contradicts"),
+        (lambda m: m["target"].update(classes=7), "head.weight is float32"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(exported, edit, says):
+    artifact, _ = exported("swin")
+    with pytest.raises(SwinQuantError, match=says) as error:
+        load(edited(artifact, edit))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda t: t.pop("head.bias"), "missing or unknown tensors: head.bias"),
+        (
+            lambda t: t.update({"0001.layers.0.blocks.0.attn.qkv.bias": torch.zeros(9).half()}),
+            "is float16 .9., must be",
+        ),
+        (lambda t: t["head.bias"].fill_(float("nan")), "head.bias holds NaN"),
+        (lambda t: t["0015.layers.0.blocks.0.attn.trt_relative_position_bias"].zero_(), "not padded with -30000"),
+    ],
+)
+def test_tensors_that_are_not_the_list_s(exported, edit, says):
+    artifact, _ = exported("swin")
+    tensors = load_file(artifact.file)
+    edit(tensors)
+    save_file(tensors, artifact.file)
+    again = finish_artifact(artifact.file, artifact.card, "fastertransformer", "int8", artifact.record["options"])
+    with pytest.raises(SwinQuantError, match=says):
+        load(again)
+
+
+def test_engine_options_that_the_kernels_do_not_have(exported):
+    artifact, _ = exported("swin")
+    with pytest.raises(UsageError, match="--float-type bfloat16"):
+        load(artifact, EngineOptions(float_type="bfloat16"))
+    with pytest.raises(UsageError, match="attention 'flash'"):
+        load(artifact, attention="flash")
+    with pytest.raises(UsageError, match="takes pictures of 3 x 8 x 8, not 3 x 16 x 16"):
+        load(artifact)(torch.zeros(1, 3, 16, 16))
+    artifact, _ = exported("swin", max_batch=2)
+    with pytest.raises(UsageError, match="above its limit of 2 pictures"):
+        load(artifact)(torch.zeros(3, 3, 8, 8))

@@ -1,0 +1,130 @@
+"""What the kernels cannot do is refused with the reason, before anything is written."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused
+from swin_quant.backends.fastertransformer.slots import Form
+from swin_quant.config import find_config, load_config
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.models.build import geometry_of
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import policy_from_dict
+from swin_quant.runcard import RunCard
+
+
+def geometry(name="swin_tiny_patch4_window7_224", **keys):
+    return replace(geometry_of(load_config(find_config(name))), **keys)
+
+
+def case(g=None, version=1, kind="int8", sm=80, mode=1):
+    return Case(g or geometry(), Form(version, kind, sm), mode)
+
+
+@pytest.mark.parametrize("sm", [75, 80, 86, 89, 90])
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_the_kernels_can_do(sm, version):
+    name = "swinv2_tiny_patch4_window16_256" if version == 2 else "swin_tiny_patch4_window7_224"
+    if version == 2 and sm == 75:
+        assert is_fused(geometry(name), sm)
+    check_limits(case(geometry(name), version, sm=sm))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (case(geometry(ape=True)), "APE"),
+        (case(geometry(qkv_bias=False)), "QKV_BIAS False"),
+        (case(geometry(qkv_bias=False), kind="float16"), "QKV_BIAS False"),
+        (case(geometry(patch_norm=False)), "PATCH_NORM False"),
+        (case(geometry("swin_tiny_c24_patch4_window8_256")), "head width 24"),
+        (case(geometry(heads=(3, 3, 12, 24))), "takes the head's width of stage 0"),
+        (case(geometry(embed_dim=48, heads=(1, 2, 4, 8))), "head width 48"),
+        (case(geometry(mlp_ratio=3.9)), "MLP_RATIO 3.9"),
+        (case(version=2, mode=2), "kernels ignore mode 2"),
+        (case(sm=70), "compute capability 75"),
+        (case(sm=120), "--sm 120"),
+        (case(kind="bfloat16"), "--kind bfloat16"),
+        (case(geometry(window=33)), "windows of up to 32"),
+        (case(geometry(window=18)), "packed for at most 256 tokens"),
+        (case(geometry(qk_scale=0.3)), "fused INT8 attention ignores it"),
+        (case(geometry(qk_scale=1.0), sm=89), "means the default"),
+        (case(geometry("swinv2_base_patch4_window12to24_192to384_22kto1k_ft"), 2, sm=75), "normalizes k"),
+    ],
+)
+def test_what_they_cannot_do(wrong, says):
+    with pytest.raises(UsageError, match=says) as error:
+        check_limits(wrong)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        case(geometry("swin_tiny_c24_patch4_window8_256"), kind="float16"),
+        case(geometry(qk_scale=0.3), sm=89),
+        case(geometry(qk_scale=32**-0.5)),
+        case(geometry(window=18), sm=89),
+        case(geometry("swinv2_base_patch4_window12to24_192to384_22kto1k_ft"), 2, sm=80),
+        case(sm=70, kind="float32", mode=None),
+    ],
+)
+def test_what_only_looks_like_it(right):
+    check_limits(right)
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [("qdq", "policy qdq: .* ft-mode1 and ft-mode2 only"), ("float", "policy float"), (None, "needs a policy")],
+)
+def test_policies_that_no_kernel_runs(calibrated, tmp_path, policy, says):
+    card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict() if policy else None)
+    with pytest.raises(UsageError, match=says):
+        export(calibrated(), card, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_is_known_by_what_it_does_not_by_its_name(exported, calibrated, card, tmp_path):
+    own = load_policy("ft-mode2").to_dict() | {"name": "mine"}
+    made = export(calibrated(), replace(card(), policy=own), tmp_path / "own")
+    assert made.record["options"]["int8_mode"] == 2
+    four_bits = load_policy("ft-mode1").to_dict()
+    four_bits["rules"].append({"nodes": "role:gemm_weight", "bits": 4})
+    assert policy_from_dict(four_bits, "test").name == "ft-mode1"
+    with pytest.raises(UsageError, match="it differs in layers.0.blocks.0.attn.qkv._weight_quantizer"):
+        export(calibrated(), replace(card(), policy=four_bits), tmp_path / "four")
+
+
+def test_a_range_of_zero_is_named(calibrated, card, tmp_path):
+    model = calibrated()
+    model.layers[1].blocks[0].mlp.fc2._input_quantizer.amax = 0.0
+    with pytest.raises(SwinQuantError, match="layers.1.blocks.0.mlp.fc2._input_quantizer; calibrate the model"):
+        export(model, card(), tmp_path)
+    model = calibrated()
+    model.layers[0].blocks[1].mlp.fc1._aftergemm_quantizer.amax = None
+    with pytest.raises(SwinQuantError, match="layers.0.blocks.1.mlp.fc1._aftergemm_quantizer; calibrate the model"):
+        export(model, card(), tmp_path)
+
+
+def test_values_beyond_float16(calibrated, card, tmp_path):
+    model = calibrated()
+    model.layers[0].blocks[1].mlp.fc2._input_quantizer.amax = 1e-3
+    with pytest.raises(SwinQuantError, match=r"range too small for float16 in layers.0.blocks.1.mlp.fc2"):
+        export(model, card(), tmp_path)
+    model = calibrated()
+    torch.nn.init.constant_(model.layers[0].blocks[0].norm1.bias, 1e5)
+    with pytest.raises(SwinQuantError, match="layers.0.blocks.0.norm1.bias has values beyond float16"):
+        export(model, card(), tmp_path)
+    node = "layers.1.blocks.0.add2_residual_input_quantizer"
+    record = {key: None for key in ("percentile",)} | {
+        "method": "max", "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train", "augment": False,
+        "pictures": 1, "pictures_sha256": "0" * 64, "files": [], "unreadable": [], "dead_nodes": [],
+        "beyond_half": [node],
+    }  # fmt: skip
+    overflowing = replace(card(), calibration=record)
+    with pytest.raises(SwinQuantError, match=f"beyond float16 .* in {node}"):
+        export(calibrated(), overflowing, tmp_path)
+    export(calibrated(), overflowing, tmp_path, Options(kind="float32"))

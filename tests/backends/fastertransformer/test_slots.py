@@ -1,0 +1,122 @@
+"""The lists of the ops: counts, order, shapes, and the element counts that the TensorRT plugin computes for itself."""
+
+import pytest
+
+from swin_quant.backends.fastertransformer.interface import plugin
+from swin_quant.backends.fastertransformer.slots import Form, slots
+from swin_quant.config import find_config, load_config
+from swin_quant.models.build import geometry_of
+
+V1, V2 = "swin_{}_patch4_window7_224", "swinv2_{}_patch4_window8_256"
+LARGE_V2 = "swinv2_large_patch4_window12to16_192to256_22kto1k_ft"
+
+
+def geometry(name):
+    return geometry_of(load_config(find_config(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "int8", "float_"),
+    [
+        (V1.format("tiny"), 1, 218, 194),
+        (V1.format("small"), 1, 410, 362),
+        (V1.format("base"), 1, 410, 362),
+        ("swin_large_patch4_window7_224_22k", 1, 410, 362),
+        (V2.format("tiny"), 2, 230, 206),
+        (V2.format("small"), 2, 434, 386),
+        (V2.format("base"), 2, 434, 386),
+        (LARGE_V2, 2, 434, 386),
+    ],
+)
+def test_the_op_s_counts(name, version, int8, float_):
+    """FasterTransformer spec, section 3.1: the only thing that the op checks."""
+    g = geometry(name)
+    assert len(slots(g, Form(version, "int8", 80))) == int8
+    assert len(slots(g, Form(version, "float16", 80))) == len(slots(g, Form(version, "float32", 80))) == float_
+
+
+def test_the_first_block_of_the_int8_list():
+    """FasterTransformer spec, section 3.2, Swin-T."""
+    block = slots(geometry(V1.format("tiny")), Form(1, "int8", 80))[:16]
+    c = 96
+    kernel, half, host = ("int8", "cuda"), ("float16", "cuda"), ("float32", "cpu")
+    expected = [
+        (kernel, (3 * c, c)), (half, (3 * c,)), (kernel, (c * c,)), (half, (c,)), (kernel, (4 * c * c,)),
+        (half, (4 * c,)), (kernel, (4 * c * c,)), (half, (c,)), (half, (c,)), (half, (c,)), (half, (c,)), (half, (c,)),
+        (("float32", "cuda"), (96,)), (host, (96,)), (half, (3, 49, 49)), (half, (3, 64, 64)),
+    ]  # fmt: skip
+    assert [((slot.dtype, slot.device), slot.shape) for slot in block] == expected
+    assert [slot.container for slot in block] == ["float16" if slot.dtype == "int8" else None for slot in block]
+    assert [slot.name.removeprefix("layers.0.blocks.0.") for slot in block[:4]] == [
+        "attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias",
+    ]  # fmt: skip
+
+
+def test_the_end_of_the_list():
+    names = [slot.name for slot in slots(geometry(V2.format("tiny")), Form(2, "int8", 80))]
+    assert names[-12:] == [
+        "layers.3.blocks.1.attn.logit_scale", "layers.3.downsample.norm.weight", "layers.3.downsample.norm.bias",
+        "layers.3.downsample.reduction.weight", "layers.3.attn_mask", "layers.3.trt_attn_mask",
+        "patch_embed.proj.weight", "patch_embed.proj.bias", "patch_embed.norm.weight", "patch_embed.norm.bias",
+        "norm.weight", "norm.bias",
+    ]  # fmt: skip
+
+
+def test_keys_sort_in_the_order_of_the_list():
+    keys = [slot.key for slot in slots(geometry(V2.format("small")), Form(2, "int8", 80))]
+    assert keys == sorted(keys) and len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "sides"),
+    [
+        (V1.format("tiny"), 1, [64, 64, 64, 64]),
+        ("swin_base_patch4_window12_384_finetune", 1, [256, 256, 256, 256]),
+        ("swinv2_tiny_patch4_window16_256", 2, [256, 256, 256, 64]),
+        ("swinv2_base_patch4_window12_192_22k", 2, [256, 256, 256, 64]),
+        ("swinv2_base_patch4_window12to24_192to384_22kto1k_ft", 2, [0, 0, 0, 256]),
+        ("swin_tiny_c24_patch4_window8_256", 1, [0, 0, 0, 0]),
+    ],
+)
+def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
+    """FasterTransformer spec, sections 1.2 and 4.2: counts that the plugin recomputes from the geometry."""
+    g = geometry(name)
+    form = Form(version, "int8", 80)
+    counts = plugin(g, form, 1, 32, slots(g, form))["weights"]
+    for i, side in enumerate(sides):
+        c, heads, tokens = g.embed_dim * 2**i, g.heads[i], min(g.window, g.image_size // 4 // 2**i) ** 2
+        nw = (g.image_size // 4 // 2**i) ** 2 // tokens
+        last = i == 3
+        expected = {
+            f"attention_qkv_kernel_{i}_0": 3 * c * c,
+            f"attention_proj_kernel_{i}_1": c * c,
+            f"mlp_linear_kernel_{i}_0": 4 * c * c,
+            f"mlp_linear2_kernel_{i}_0": 4 * c * c,
+            f"block_d_amaxlist_{i}_0": 96,
+            f"attention_relative_pos_bias_{i}_0": heads * tokens**2,
+            f"trt_relative_position_bias_{i}_0": heads * side**2,
+            f"patchMerge_norm_gamma_{i}": 0 if last else (4 * c if version == 1 else 2 * c),
+            f"patchMerge_linear_kernel_{i}": 0 if last else 8 * c * c,
+            f"attn_mask_{i}": nw * tokens**2 if nw > 1 else 0,
+            f"trt_attn_mask_{i}": nw * side**2 if nw > 1 else 0,
+        }
+        assert {field: counts[field] for field in expected} == expected
+    assert counts["patchEmbed_proj_kernel"] == g.embed_dim * 48 and counts["norm_beta"] == 8 * g.embed_dim
+
+
+def test_the_plugin_s_fields():
+    """FasterTransformer spec, section 4.2."""
+    g = geometry(V1.format("tiny"))
+    made = plugin(g, Form(1, "int8", 80), 1, 32, [])
+    fields = {name: (kind, value) for name, kind, value in made["fields"]}
+    assert made["name"] == "CustomSwinTransformerINT8Plugin" and made["output"] == [-1, 768, 1, 1]
+    assert fields == {
+        "int8_mode": ("int32", 1), "max_batch_size": ("int32", 32), "img_size": ("int32", 224),
+        "patch_size": ("int32", 4), "in_chans": ("int32", 3), "embed_dim": ("int32", 96), "window_size": ("int32", 7),
+        "ape": ("int32", 0), "patch_norm": ("int32", 1), "layer_num": ("int32", 4), "mlp_ratio": ("float32", 4.0),
+        "qkv_bias": ("int32", 1), "qk_scale": ("float32", 1.0), "version": ("int32", 1),
+        "depths": ("int32", [2, 2, 6, 2]), "num_heads": ("int32", [3, 6, 12, 24]),
+    }  # fmt: skip
+    float_ = plugin(g, Form(1, "float16", 80), None, 32, [])
+    assert float_["name"] == "CustomSwinTransformerPlugin"
+    assert {name for name, _, _ in float_["fields"]} == set(fields) - {"int8_mode"}

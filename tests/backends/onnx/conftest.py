@@ -1,0 +1,124 @@
+"""Calibrated models of two stages (shift, mask, merging), and what they are exported to."""
+
+from collections import Counter
+from copy import deepcopy
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from swin_quant.backends.onnx.export import Options, export
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.runcard import RunCard
+
+SHALLOW = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
+
+
+@pytest.fixture(scope="session")
+def calibrated(tiny_model):
+    """make(kind, policy="qdq", KEY=value ...) -> a model with ranges, its policy applied, and its card."""
+    made = {}
+
+    def make(kind, policy="qdq", **keys):
+        given = (kind, policy, repr(keys))
+        if given not in made:
+            stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+            model = tiny_model(kind, **{**SHALLOW, **stages, **keys})
+            chosen = load_policy(policy)
+            calibrate(model, [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))], Method("max"))
+            apply_policy(model, chosen)
+            preprocess = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+            made[given] = model, RunCard(f"{kind}_tiny", {}, preprocess.to_dict(), policy=chosen.to_dict())
+        model, card = made[given]
+        return deepcopy(model), card
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def exported(calibrated, tmp_path_factory):
+    """make(kind, policy="qdq", option=value ...) -> the artifact; each is exported once."""
+    made = {}
+
+    def make(kind, policy="qdq", **options):
+        given = (kind, policy, repr(sorted(options.items())))
+        if given not in made:
+            model, card = calibrated(kind, policy)
+            made[given] = export(model, card, tmp_path_factory.mktemp("onnx"), Options(**options))
+        return made[given]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def graph(exported):
+    """make(kind, policy="qdq", option=value ...) -> the onnx.GraphProto."""
+    return lambda *args, **options: onnx.load(exported(*args, **options).file).graph
+
+
+@pytest.fixture(scope="session")
+def run():
+    """run(file or ModelProto, images, level="DISABLE_ALL") -> logits, by ONNX Runtime on the CPU."""
+
+    def call(model, images, level="DISABLE_ALL"):
+        content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+        settings = onnxruntime.SessionOptions()
+        settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+        settings.intra_op_num_threads, settings.log_severity_level = 1, 3
+        session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+        results = session.run(None, {"images": images.numpy()})
+        return dict(zip([output.name for output in session.get_outputs()], results, strict=True))
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def fake_quant(calibrated):
+    """fake_quant(kind, images, policy="qdq") -> logits of the trained model in torch: quantized, and float."""
+
+    def call(kind, images, policy="qdq"):
+        model, _ = calibrated(kind, policy)
+        with torch.no_grad():
+            quantize(model)
+            quantized = model(images).numpy()
+            dequantize(model)
+            return quantized, model(images).numpy()
+
+    return call
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, 32, 32)
+
+
+@pytest.fixture(scope="session")
+def sqnr():
+    """sqnr(signal, other) -> dB."""
+    return lambda signal, other: 10 * np.log10(np.square(signal).sum() / max(np.square(signal - other).sum(), 1e-30))
+
+
+@pytest.fixture
+def assert_quantized_alike(fake_quant, sqnr, images):
+    """assert_quantized_alike(logits, kind, policy="qdq"): logits of `images` are fake-quant's, up to rounded ties.
+
+    A tie that is rounded the other way changes what is rounded behind it: the difference stays well below that
+    between the quantized and the float model, not at float32's precision.
+    """
+
+    def check(logits, kind, policy="qdq"):
+        quantized, unquantized = fake_quant(kind, images, policy)
+        assert sqnr(quantized, logits) > sqnr(unquantized, quantized) + 3
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def count():
+    """count(graph) -> how many operators of each type."""
+    return lambda graph: Counter(node.op_type for node in graph.node)

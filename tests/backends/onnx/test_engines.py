@@ -1,0 +1,56 @@
+"""Engines that read the same file: ONNX Runtime at each level, OpenVINO, and polygraphy's lint."""
+
+import subprocess
+import sys
+
+import onnx
+import pytest
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+
+
+@KINDS
+@pytest.mark.parametrize("level", ["ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL"])
+def test_onnx_runtime_at_every_level(kind, level, exported, run, images, assert_quantized_alike):
+    assert_quantized_alike(run(exported(kind).file, images, level)["logits"], kind)
+
+
+@KINDS
+def test_openvino(kind, exported, images, assert_quantized_alike):
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino.Core().compile_model(str(exported(kind).file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert_quantized_alike(compiled(images.numpy())[0], kind)
+
+
+def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
+    """Tables, masks and their sums are gone once ONNX Runtime has loaded the file: shift and merging gather."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "folded.onnx"), 3
+    onnxruntime.InferenceSession(str(exported("swin").file), settings, providers=["CPUExecutionProvider"])
+    ops = [node.op_type for node in onnx.load(tmp_path / "folded.onnx").graph.node]
+    assert ops.count("Gather") == 2 and "Cast" not in ops
+
+
+@KINDS
+@pytest.mark.parametrize("target", ["portable", "tensorrt"])
+def test_onnx_checker_with_strict_shape_inference(kind, target, exported):
+    model = onnx.load(exported(kind, "qdq" if target == "portable" else "tensorrt", target=target).file)
+    onnx.checker.check_model(model, full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, check_type=True, data_prop=True).graph
+    known = {info.name for info in (*inferred.value_info, *inferred.output)}
+    assert {name for node in model.graph.node for name in node.output} <= known
+    names = [node.name for node in model.graph.node]
+    assert len(set(names)) == len(names)
+
+
+@KINDS
+def test_polygraphy_finds_nothing_wrong(kind, exported):
+    pytest.importorskip("polygraphy")
+    pytest.importorskip("onnx_graphsurgeon")
+    main = "import sys; from polygraphy.tools import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, "check", "lint", str(exported(kind).file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "PASSED" in done.stdout + done.stderr, done.stdout + done.stderr

@@ -1,0 +1,203 @@
+"""The exported file: what it computes, what it holds, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+import torch
+
+from swin_quant.backends import exporter, onnx_metadata
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.onnx import store
+from swin_quant.backends.onnx.export import Options, export
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.quant.fake_quant import fake_quant as simulate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, enabled_nodes, quantize
+from swin_quant.quant.quantizer import Role
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+
+
+@KINDS
+def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, run, images, assert_quantized_alike):
+    """Windows reorder tokens, so levels are compared sorted. One in a thousand may be a tie that was rounded apart."""
+    model, _ = calibrated(kind)
+    levels = {}
+
+    def keep(node, _, output):
+        levels[node.name] = (output / (node.amax / 127)).round().flatten().sort().values.numpy()
+
+    quantize(model)
+    for node in enabled_nodes(model).values():
+        node.register_forward_hook(keep)
+    with torch.no_grad():
+        model(images)
+    proto = onnx.load(exported(kind).file)
+    for node in proto.graph.node:
+        if node.op_type == "QuantizeLinear":
+            proto.graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
+    results = run(proto, images)
+    assert_quantized_alike(results["logits"], kind)
+    for name, node in enabled_nodes(model).items():
+        if node.role is not Role.GEMM_WEIGHT:
+            found = np.sort(results[f"{name}.QuantizeLinear"].flatten().astype(np.float32))
+            steps = np.abs(found - levels[name])
+            assert steps.max() <= 1 and steps.mean() <= 1e-3, name
+
+
+@pytest.mark.parametrize(("opset", "kind"), [(17, "swin"), (17, "swinv2"), (18, "swinv2"), (19, "swin")])
+def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quantized_alike, images):
+    file = exported(kind, opset=opset).file
+    model = onnx.load(file)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
+    onnx.shape_inference.infer_shapes(model, strict_mode=True, check_type=True, data_prop=True)
+    assert_quantized_alike(run(file, images)["logits"], kind)
+
+
+@KINDS
+def test_float_is_the_float_model_for_any_batch(kind, exported, run, fake_quant):
+    artifact = exported(kind, precision="float")
+    assert artifact.file.name == f"{kind}_tiny_fp32.onnx" and artifact.record["precision"] == "float32"
+    for batch in (1, 5):
+        images = torch.randn(batch, 3, 32, 32)
+        np.testing.assert_allclose(run(artifact.file, images)["logits"], fake_quant(kind, images)[1], atol=1e-5)
+
+
+def test_a_fixed_batch_is_in_the_file(exported, run, images):
+    proto = onnx.load(exported("swin", batch=3).file)
+    assert [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim] == [3, 3, 32, 32]
+    assert run(proto, images)["logits"].shape == (3, 10)
+
+
+@KINDS
+def test_every_active_node_is_one_pair_under_its_name(kind, graph, calibrated):
+    graph, (model, _) = graph(kind), calibrated(kind)
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = {node.name.removesuffix(".QuantizeLinear"): node for node in graph.node if node.op_type == "QuantizeLinear"}
+    nodes = enabled_nodes(model)
+    assert set(pairs) == {name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT}
+    readers = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    for name, quantized in pairs.items():
+        back = readers[quantized.output[0]]
+        assert [node.input[0] for node in graph.node].count(quantized.output[0]) == 1
+        assert back.name == f"{name}.DequantizeLinear" and list(back.input[1:]) == list(quantized.input[1:])
+        zero = tensors[quantized.input[2]]
+        assert zero.dtype == np.int8 and not zero.any()
+        if "matmul_q" not in name:  # q carries the scale of attention
+            assert tensors[f"{name}.scale"] == pytest.approx(nodes[name].amax.item() / 127, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swinv2", "ft-mode1")])
+def test_weights_are_stored_as_the_levels_of_fake_quant(kind, policy, graph, calibrated):
+    graph, (model, _) = graph(kind, policy), calibrated(kind, policy)
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    used = {node.name: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    for name, node in enabled_nodes(model).items():
+        if node.role is Role.GEMM_WEIGHT:
+            weight = model.get_submodule(name.rpartition(".")[0]).weight.detach()
+            levels = simulate(weight, node.amax, -128, 127) / (node.amax / 127)
+            stored = tensors[f"{name}.values"]
+            assert stored.dtype == np.int8 and np.array_equal(stored.T, levels.round().numpy())
+            axis = {attribute.name: attribute.i for attribute in used[f"{name}.DequantizeLinear"].attribute}
+            assert len(tensors[f"{name}.scale"].shape) == 0 or axis == {"axis": 1}
+
+
+def test_narrow_weights_keep_to_127(calibrated, tmp_path):
+    model, card = calibrated("swin")
+    rules = [{"enable": ["role:gemm_weight"], "narrow_range": True, "bits": 8}]
+    card = replace(card, policy={"name": "narrow", "description": "", "rules": rules})
+    for node in enabled_nodes(model).values():
+        if node.role is Role.GEMM_WEIGHT:
+            node.amax = node.amax / 4  # most weights saturate
+    graph = onnx.load(export(model, card, tmp_path).file).graph
+    values = [onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name.endswith("_weight_quantizer.values")]
+    assert min(v.min() for v in values if v.dtype == np.int8) == -127
+
+
+def test_metadata_and_card(calibrated, tmp_path):
+    model, card = calibrated("swin")
+    labels = tuple(f"digit {i}" for i in range(10))
+    artifact = exporter("onnx")(model, card, tmp_path, Options(labels=labels))
+    again = open_artifact(artifact.file)
+    assert again.record["backend"] == "onnx" and again.record["precision"] == "int8" and again.record["others"] == []
+    assert again.record["options"]["opset"] == 20 and "window-order" in again.record["options"]["rewrites"]
+    found = onnx_metadata.read(onnx.load(artifact.file))
+    assert found[onnx_metadata.PREPROCESS] == card.preprocess and found[onnx_metadata.LABELS] == list(labels)
+    assert found[onnx_metadata.POLICY] == json.loads(json.dumps(card.policy))
+    assert found[onnx_metadata.CARD_SHA256] == onnx_metadata.card_sha256(again.card)
+
+
+def test_metadata_that_is_broken_or_foreign():
+    model = onnx.ModelProto()
+    model.metadata_props.add(key="theirs", value="{")
+    assert onnx_metadata.read(model) == {}
+    model.metadata_props.add(key=onnx_metadata.LABELS, value="{")
+    with pytest.raises(SwinQuantError, match="swin_quant.labels is not JSON"):
+        onnx_metadata.read(model)
+
+
+def test_weights_beyond_the_limit_go_into_a_second_file(
+    calibrated, run, images, assert_quantized_alike, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(store, "ONE_FILE_LIMIT", 10_000)
+    model, card = calibrated("swin")
+    artifact = export(model, card, tmp_path)
+    assert [other["file"] for other in artifact.record["others"]] == ["swin_tiny_int8.onnx.data"]
+    assert artifact.file.stat().st_size < 200_000
+    open_artifact(artifact.file)
+    assert_quantized_alike(run(artifact.file, images)["logits"], "swin")
+
+
+def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_path):
+    model, card = calibrated("swin", APE=True)
+    artifact = export(model, card, tmp_path, Options(precision="float"))
+    with torch.no_grad():
+        np.testing.assert_allclose(run(artifact.file, images)["logits"], model(images), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"opset": 16}, "opset 16: must be 17 to 20"),
+        ({"opset": 21}, "opset 21: must be 17 to 20"),
+        ({"precision": "int4"}, "no precision 'int4'"),
+        ({"target": "tflite"}, "no target 'tflite'"),
+        ({"float_type": "bfloat16"}, "no float type 'bfloat16'"),
+        ({"target": "openvino", "float_type": "float16"}, "target openvino is for CPUs"),
+        ({"float_type": "float16", "opset": 18}, "float16 scales of Q/DQ need 19"),
+        ({"batch": 0}, "batch 0: must be a whole number from 1"),
+        ({"rewrites": frozenset({"magic"})}, "no rewrite 'magic'"),
+        ({"rewrites": frozenset({"window-order"})}, "window-order builds on fusible-attention"),
+        ({"float_type": "float16", "rewrites": frozenset()}, "float16 needs the rewrites"),
+    ],
+)
+def test_options_that_cannot_be(options, says):
+    with pytest.raises(UsageError, match=says):
+        Options(**options)
+
+
+def test_models_that_cannot_be_exported(calibrated, tmp_path):
+    model, card = calibrated("swin")
+    node = model.layers[0].blocks[0].mlp.fc1._input_quantizer
+    for amax, says in ((None, "have no range"), (0.0, "range \\(amax\\) of 0"), (float("nan"), "of 0, NaN")):
+        node.amax = amax
+        with pytest.raises(SwinQuantError, match=f"{says}.*layers.0.blocks.0.mlp.fc1._input_quantizer"):
+            export(model, card, tmp_path)
+    model, card = calibrated("swin")
+    with pytest.raises(UsageError, match="3 labels for 10 classes"):
+        export(model, card, tmp_path, Options(labels=("a", "b", "c")))
+    with pytest.raises(SwinQuantError, match="names no policy"):
+        export(model, replace(card, policy=None), tmp_path)
+    with pytest.raises(UsageError, match="quantizes no node"):
+        export(model, replace(card, policy={"name": "none", "rules": [{"disable": "*"}]}), tmp_path)
+    for rule, says in (
+        (Rule(nodes=("role:gemm_weight",), bits=4), "less than 8 bits.*_weight_quantizer"),
+        (Rule(nodes=("role:gemm_input",), narrow_range=True), "narrow range.*_input_quantizer"),
+    ):
+        with pytest.raises(SwinQuantError, match=says):
+            export(model, replace(card, policy=load_policy("qdq").and_then(rule).to_dict()), tmp_path)
+    assert not list(tmp_path.iterdir())

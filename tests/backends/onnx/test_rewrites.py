@@ -1,0 +1,91 @@
+"""Every rewrite computes what was trained, in torch and in ONNX Runtime, with fewer operators."""
+
+import numpy as np
+import pytest
+import torch
+
+from swin_quant.backends.onnx import tokens
+from swin_quant.backends.onnx.network import network
+from swin_quant.backends.onnx.options import Options
+from swin_quant.backends.onnx.rewrites import REWRITES
+from swin_quant.models.windows import window_partition
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+STEPS = [frozenset(list(REWRITES)[:n]) for n in range(len(REWRITES) + 1)]
+LAYOUT = ("Reshape", "Transpose", "Slice", "Concat", "Split", "Squeeze", "Unsqueeze", "Gather", "GatherND", "Expand")
+
+
+@KINDS
+@pytest.mark.parametrize("policy", ["qdq", "ft-mode1"])
+@pytest.mark.parametrize("rewrites", STEPS, ids=lambda names: "+".join(sorted(names)))
+def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, assert_quantized_alike):
+    model, _ = calibrated(kind, policy)
+    with torch.no_grad():
+        assert_quantized_alike(network(model, Options(rewrites=rewrites))(images).numpy(), kind, policy)
+        for node in model.modules():
+            node.enabled = False
+        floats = network(model, Options(rewrites=rewrites))(images)
+        torch.testing.assert_close(floats, model(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rewrites", STEPS, ids=lambda names: "+".join(sorted(names)))
+def test_onnx_runtime_computes_the_same(rewrites, exported, run, images, assert_quantized_alike):
+    assert_quantized_alike(run(exported("swin", rewrites=rewrites).file, images)["logits"], "swin")
+
+
+def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
+    """ "Equal in float and on the int8 grid": levels stay, the scales of q's columns and of its node are multiplied."""
+    model, _ = calibrated("swin")
+    plain = network(model, Options(rewrites=frozenset({"fusible-attention"})))
+    folded = network(model, Options(rewrites=frozenset({"fusible-attention", "scale-in-weights"})))
+    name, channels = "layers.0.blocks.1.attn", model.geometry.embed_dim
+    trained, attn = model.get_submodule(name), folded.get_submodule(name)
+    before, after = (net.get_submodule(f"{name}.qkv._weight_quantizer") for net in (plain, folded))
+    assert torch.equal(before.values, after.values) and attn.scale is None
+    factors = (after.scale / before.scale).view(3, channels)
+    torch.testing.assert_close(factors, torch.tensor([trained.scale, 1.0, 1.0])[:, None].expand(3, channels))
+    amax = trained.matmul_q_input_quantizer.amax
+    torch.testing.assert_close(attn.matmul_q_input_quantizer.scale, amax * trained.scale / 127)
+
+
+def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count):
+    """The int8 product of q, k and v has one range: its q cannot be scaled apart. It is scaled behind the pair."""
+    modes = count(graph("swin", "ft-mode1"))
+    assert modes["Mul"] == 3 and count(graph("swin"))["Mul"] == 0
+
+
+@KINDS
+def test_fewer_operators(kind, graph, count):
+    """anchors B14. Three blocks, one shifted, and a merging."""
+    before, after = count(graph(kind, rewrites=frozenset())), count(graph(kind))
+    layout = [sum(counts[name] for name in LAYOUT) for counts in (before, after)]
+    assert layout[1] < 0.6 * layout[0]
+    assert after["Transpose"] == 1 + 3 * 3  # of the patches; of a block q and k and v, k, and the result
+    assert after["Slice"] == after["Concat"] == after["Squeeze"] == after["Expand"] == after["Shape"] == 0
+    assert after["Split"] == 3 and after["Gather"] == 2 + 3  # the shift and the merging; a table a block
+    assert count(graph(kind, rewrites=frozenset(REWRITES)))["Gather"] == 2
+
+
+@KINDS
+def test_norms_gelus_and_softmaxes_stay_single(kind, graph, count):
+    found = count(graph(kind))
+    assert (found["LayerNormalization"], found["Gelu"], found["Softmax"]) == (3 * 2 + 3, 3, 3)
+    assert found["MatMul"] == 1 + 3 * 6 + 1 + 1  # patches; blocks; merging; head
+    assert not {"Erf", "ReduceMax", "Exp", "Sqrt", "Pow", "Relu", "Sigmoid", "Where", "Range"} & set(found)
+
+
+@pytest.mark.parametrize(("side", "window", "shift"), [(8, 4, 0), (8, 4, 2), (14, 7, 3), (6, 6, 0)])
+def test_orders_are_those_of_windows(side, window, shift):
+    values = torch.randn(1, side, side, 2)
+    rolled = torch.roll(values, (-shift, -shift), dims=(1, 2))
+    order = tokens.windows(side, window, shift)
+    expected = window_partition(rolled, window).view(-1, 2)
+    assert torch.equal(values.view(-1, 2)[order], expected)
+    places = tokens.moves(order, tokens.rows(side))
+    back = expected if places is None else expected[places]
+    assert torch.equal(back, values.view(-1, 2))
+    assert tokens.moves(order, order) is None
+
+
+def test_neighbours_are_merged_in_the_model_s_sequence():
+    np.testing.assert_array_equal(tokens.neighbours(4, torch.tensor([3, 0])), [10, 14, 11, 15, 0, 4, 1, 5])

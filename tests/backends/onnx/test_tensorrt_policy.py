@@ -1,0 +1,97 @@
+"""The placement policy `tensorrt`, rule by rule, on the exported graph."""
+
+import onnx
+import onnx.numpy_helper
+import pytest
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+
+
+class Graph:
+    """Who makes and who reads a tensor."""
+
+    def __init__(self, graph):
+        self.nodes = list(graph.node)
+        self.makers = {name: node for node in graph.node for name in node.output}
+        self.tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+    def readers(self, node):
+        return [other for other in self.nodes if set(other.input) & set(node.output)]
+
+    def of(self, op_type, ending=""):
+        return [
+            node for node in self.nodes if node.op_type == op_type and node.name.rpartition(".")[0].endswith(ending)
+        ]
+
+    def maker(self, name):
+        return self.makers[name].op_type if name in self.makers else None
+
+
+@pytest.fixture
+def trt(graph):
+    return lambda kind, **options: Graph(graph(kind, "tensorrt", target="tensorrt", **options))
+
+
+@KINDS
+def test_all_inputs_of_products_are_quantized_and_no_output(kind, trt):
+    found = trt(kind)
+    outside = ("patch_embed.proj", "head")  # never quantized: spec, section 1.4
+    for product in found.of("MatMul"):
+        name = product.name.rpartition(".")[0]
+        expected = name not in outside
+        assert [found.maker(tensor) == "DequantizeLinear" for tensor in product.input] == [expected] * 2, product.name
+        assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in found.readers(product)}
+
+
+@KINDS
+def test_weights_have_one_scale_a_row_and_activations_one(kind, trt):
+    found = trt(kind)
+    for node in found.of("DequantizeLinear"):
+        is_weight = node.name.endswith("_weight_quantizer.DequantizeLinear")
+        shape = found.tensors[node.input[1]].shape
+        assert shape == ((found.tensors[node.input[0]].shape[1],) if is_weight else ()), node.name
+        assert is_weight == (node.input[0] in found.tensors)
+
+
+@KINDS
+def test_residual_additions_are_float(kind, trt):
+    found = trt(kind)
+    sums = [node for node in found.of("Add") if node.name.rpartition(".")[0].rpartition(".")[0].endswith("blocks")]
+    assert len(sums) == 6
+    for add in sums:
+        assert "DequantizeLinear" not in {found.maker(name) for name in add.input}
+
+
+@KINDS
+def test_attention_has_the_shape_that_fuses(kind, trt):
+    """MatMul(DQ q, DQ k^T) + constant -> Softmax -> Q/DQ -> MatMul(., DQ v), nothing between; rank 4, scale in q."""
+    found = trt(kind)
+    softmaxes = found.of("Softmax")
+    assert len(softmaxes) == 3
+    for softmax in softmaxes:
+        add = found.makers[softmax.input[0]]
+        product = found.makers[add.input[0]]
+        assert (add.op_type, product.op_type) == ("Add", "MatMul")
+        constant = found.tensors[add.input[1]]
+        assert constant.ndim == 3  # [heads, L, L], by which logits [B, heads, L, L] are of rank 4
+        (quantize,) = found.readers(softmax)
+        (dequantize,) = found.readers(quantize)
+        (second,) = found.readers(dequantize)
+        assert [node.op_type for node in (quantize, dequantize, second)] == [
+            "QuantizeLinear",
+            "DequantizeLinear",
+            "MatMul",
+        ]
+        assert found.maker(second.input[1]) == "DequantizeLinear"
+    if kind == "swin":
+        assert not found.of("Mul") and not found.of("Div")
+
+
+def test_windows_of_a_shifted_block_count_as_heads(trt):
+    found = trt("swin")
+    shapes = {node.name: found.tensors[node.input[1]].shape for node in found.of("Add", ".attn")}
+    assert shapes["layers.0.blocks.0.attn.Add"] == (1, 16, 16)
+    assert shapes["layers.0.blocks.1.attn.Add"] == (16 * 1, 16, 16)
+    assert shapes["layers.1.blocks.0.attn.Add"] == (2, 16, 16)
+    masked = found.tensors["layers.0.blocks.1.attn.table"]
+    assert (masked < -90).any() and not (found.tensors["layers.0.blocks.0.attn.table"] < -90).any()

@@ -1,0 +1,270 @@
+"""ONNX files from strangers: what is good is read, what is not is refused in one line that says where."""
+
+import os
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends.onnx_file import as_input, as_logits, open_onnx, read_model, verified
+from swin_quant.errors import SwinQuantError, UsageError
+
+
+@pytest.fixture
+def net(small_net):
+    return small_net()
+
+
+def refusal(path):
+    """The message of a refusal: one line that begins with the file."""
+    with pytest.raises(SwinQuantError) as caught:
+        open_onnx(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ") and "\n" not in text and text.count(str(path)) == 1
+    return text
+
+
+def tensor(model, name):
+    return next(one for one in model.graph.initializer if one.name == name)
+
+
+def node(model, name):
+    return next(one for one in model.graph.node if one.name == name)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("batch, expected", [("batch", None), (4, 4)])
+def test_a_good_file_says_what_it_is(small_net, write_onnx, opset, batch, expected):
+    model = small_net(opset=opset, batch=batch).proto()
+    model.metadata_props.add(key="made by", value="us")
+    file = open_onnx(write_onnx(model))
+    assert (file.input, file.output, file.dtype, file.batch) == ("images", "logits", "float32", expected)
+    assert (file.channels, file.image_size, file.opset, file.quantizers) == (3, 8, opset, 4)
+    assert file.gemms == ("fc1.MatMul", "fc2.MatMul", "attn.qk", "attn.av", "head")
+    assert file.metadata == {"made by": "us"} and file.parts == ()
+
+
+def test_a_float16_file_is_read(small_net, write_onnx):
+    assert open_onnx(write_onnx(small_net(dtype=np.float16).proto())).dtype == "float16"
+
+
+@pytest.mark.parametrize("content", [b"", b"no protobuf at all", b"\x00" * 100, b"{}"])
+def test_what_is_no_onnx_file_is_refused(write_onnx, content):
+    assert "is not an ONNX file" in refusal(write_onnx(content))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    assert "no such file" in refusal(tmp_path / "x.onnx")
+    assert "no such file" in refusal(tmp_path)
+
+
+def test_a_file_beyond_the_limit_is_refused_unread(tmp_path):
+    path = tmp_path / "huge.onnx"
+    with open(path, "wb") as file:
+        file.truncate(2**31)  # sparse: it takes no room
+    assert "is larger than the 2047 MB" in refusal(path)
+
+
+@pytest.mark.parametrize("opset", [16, 21])
+def test_an_opset_out_of_range_is_refused(net, write_onnx, opset):
+    model = net.proto()
+    model.opset_import[0].version = opset
+    assert f"is of opset {opset}: must be 17 to 20" in refusal(write_onnx(model))
+
+
+def test_operators_of_others_are_refused(net, write_onnx):
+    model = net.proto()
+    model.opset_import.add(domain="evil", version=1)
+    node(model, "attn.qk").domain = "evil"
+    assert "node attn.qk is evil.MatMul" in refusal(write_onnx(model))
+
+
+def test_operators_inside_a_branch_are_looked_at_too(net, write_onnx):
+    model = net.proto()
+    model.opset_import.add(domain="evil", version=1)
+    inner = helper.make_graph([helper.make_node("Run", [], ["o"], name="hidden", domain="evil")], "b", [], [])
+    model.graph.node.append(helper.make_node("If", ["c"], ["unused"], then_branch=inner, else_branch=inner))
+    assert "node hidden is evil.Run" in refusal(write_onnx(model))
+
+
+@pytest.mark.parametrize("where", ["raw", "typed"])
+def test_a_tensor_larger_than_its_data_is_refused(net, write_onnx, where):
+    model = net.proto()
+    weight = tensor(model, "fc1.bias")
+    if where == "typed":
+        values = numpy_helper.to_array(weight).tolist()
+        weight.ClearField("raw_data")
+        weight.float_data.extend(values)
+        assert open_onnx(write_onnx(model)).opset == 20
+    weight.dims[:] = [2**40, 2**20]
+    assert "tensor fc1.bias declares 1099511627776, 1048576, which is not what it holds" in refusal(write_onnx(model))
+
+
+def test_negative_sizes_and_unknown_types_are_refused(net, write_onnx):
+    model = net.proto()
+    tensor(model, "fc1.bias").dims[:] = [-16]
+    assert "tensor fc1.bias has a negative size" in refusal(write_onnx(model))
+    model = net.proto()
+    tensor(model, "fc1.bias").data_type = 77
+    assert "tensor fc1.bias is of no known type" in refusal(write_onnx(model))
+
+
+def test_what_the_graph_would_allocate_is_bounded(net, write_onnx):
+    model = net.proto()
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2**20, 2**20]), "bomb"))
+    model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["bomb"], ["boom"]))
+    assert "tensor boom would have 1.1e+12 elements" in refusal(write_onnx(model))
+
+
+def external(model, name, **place):
+    """Say that a tensor's data is in another file."""
+    one = tensor(model, name)
+    data = one.raw_data
+    one.ClearField("raw_data")
+    one.data_location = TensorProto.EXTERNAL
+    for key, value in place.items():
+        one.external_data.add(key=key, value=str(value))
+    return data
+
+
+def test_external_data_in_the_folder_is_read(net, write_onnx, tmp_path):
+    model = net.proto()
+    data = external(model, "fc1.bias", location="x.data", offset=4, length=64)
+    (tmp_path / "x.data").write_bytes(b"skip" + data)
+    assert open_onnx(write_onnx(model)).parts == (tmp_path / "x.data",)
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../x.data", "sub/x.data", "link.data", "", ".", "a\0b", "..\\x"])
+def test_external_data_elsewhere_is_refused(net, write_onnx, tmp_path, location):
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    for place in (tmp_path / "x.data", folder / "sub" / "x.data"):
+        place.write_bytes(bytes(64))
+    os.symlink(tmp_path / "x.data", folder / "link.data")
+    model = net.proto()
+    external(model, "fc1.bias", location=location, length=64)
+    assert "external data must be a file of the same folder" in refusal(write_onnx(model, "folder/x.onnx"))
+
+
+@pytest.mark.parametrize("place", [{"length": 64, "offset": 1}, {"length": 32}, {"length": "x"}, {"offset": -64}])
+def test_external_data_must_hold_the_tensor(net, write_onnx, tmp_path, place):
+    model = net.proto()
+    external(model, "fc1.bias", location="x.data", **place)
+    (tmp_path / "x.data").write_bytes(bytes(64))
+    assert "tensor fc1.bias" in refusal(write_onnx(model))
+
+
+def test_missing_external_data_is_named(net, write_onnx):
+    model = net.proto()
+    external(model, "fc1.bias", location="gone.data")
+    assert "is in 'gone.data', which is missing" in refusal(write_onnx(model))
+
+
+def test_a_missing_scale_names_its_node(net, write_onnx):
+    model = net.proto()
+    node(model, "q._quantizer.Q").input[1] = "nowhere"
+    text = refusal(write_onnx(model))
+    assert "node q._quantizer.Q (QuantizeLinear)" in text and "its scale 'nowhere' is missing" in text
+
+
+def test_a_computed_scale_is_refused(net, write_onnx):
+    model = net.proto()
+    model.graph.node.insert(0, helper.make_node("Neg", ["q.scale"], ["computed"]))
+    node(model, "q._quantizer.Q").input[1] = "computed"
+    assert "its scale 'computed' is computed, not constant" in refusal(write_onnx(model))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_a_scale_must_be_finite_and_positive(net, write_onnx, value):
+    model = net.proto()
+    tensor(model, "q.scale").CopyFrom(numpy_helper.from_array(np.float32(value), "q.scale"))
+    assert "node q._quantizer.Q (QuantizeLinear): its scale 'q.scale' must be finite" in refusal(write_onnx(model))
+
+
+def test_a_scale_may_be_a_constant_or_the_cast_of_one(net, write_onnx):
+    model = net.proto()
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float16(0.25))))
+    model.graph.node.insert(1, helper.make_node("Cast", ["c"], ["wide"], to=TensorProto.FLOAT))
+    node(model, "q._quantizer.Q").input[1] = "wide"
+    assert open_onnx(write_onnx(model)).quantizers == 4
+
+
+@pytest.mark.parametrize("shape, text", [([1, 3, 8, 16], "of 8 x 16"), ([1, 3, "h", "w"], "[1, 3, ?, ?]")])
+def test_pictures_must_be_square_and_of_one_size(net, write_onnx, shape, text):
+    model = net.proto()
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("images", TensorProto.FLOAT, shape))
+    assert text in refusal(write_onnx(model))
+
+
+def test_a_graph_of_two_inputs_is_no_classifier(net, write_onnx):
+    model = net.proto()
+    model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
+    assert "has 2 inputs and 1 outputs" in refusal(write_onnx(model))
+
+
+def test_a_graph_whose_shapes_contradict_is_refused(net, write_onnx):
+    model = net.proto()
+    node(model, "attn.qk").input[1] = "head.weight"
+    assert "its graph makes no sense" in refusal(write_onnx(model))
+
+
+def test_names_cannot_write_to_the_terminal(net, write_onnx):
+    model = net.proto()
+    node(model, "q._quantizer.Q").input[1] = "\x1b[31mred\n"
+    assert "\x1b" not in refusal(write_onnx(model))
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_damaged_files_are_refused_or_read_never_more(small_net, tmp_path_factory, data):
+    whole = small_net().proto().SerializeToString()
+    path = tmp_path_factory.mktemp("damaged") / "x.onnx"
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(damaged[: data.draw(st.integers(0, len(whole)))] if data.draw(st.booleans()) else damaged)
+    try:
+        open_onnx(path)
+    except SwinQuantError as error:
+        assert str(error).startswith(f"{path}: ")
+
+
+def test_any_opset_can_be_read_for_inspection(net, write_onnx):
+    model = net.proto()
+    model.opset_import[0].version = 11
+    assert len(read_model(write_onnx(model)).graph.node) == len(model.graph.node)
+
+
+def test_the_card_of_an_artifact_must_know_the_size_of_its_pictures(net, artifact_of):
+    assert verified(artifact_of(net)).image_size == 8
+    with pytest.raises(SwinQuantError, match="takes pictures of 8 x 8, but its run card x.json prepares 16 x 16"):
+        verified(artifact_of(net, size=16))
+
+
+def test_external_data_unknown_to_the_card_is_refused(net, artifact_of, tmp_path):
+    artifact = artifact_of(net)
+    model = onnx.load(artifact.file)
+    (tmp_path / "x.data").write_bytes(external(model, "fc1.bias", location="x.data"))
+    artifact.file.write_bytes(model.SerializeToString())
+    with pytest.raises(SwinQuantError, match="does not know its external data x.data"):
+        verified(artifact)
+
+
+def test_pictures_of_another_size_are_refused(net, write_onnx):
+    file = open_onnx(write_onnx(net.proto()))
+    with pytest.raises(UsageError, match="takes pictures of 3x8x8, not 3x16x16"):
+        as_input(file, torch.zeros(1, 3, 16, 16))
+
+
+def test_a_fixed_batch_is_filled_up_and_cut_again(small_net, write_onnx):
+    file = open_onnx(write_onnx(small_net(batch=4).proto()))
+    images = torch.randn(3, 3, 8, 8)
+    array = as_input(file, images)
+    assert array.shape == (4, 3, 8, 8) and not array[3].any() and (array[:3] == images.numpy()).all()
+    assert as_logits(np.arange(20.0).reshape(4, 5), images).tolist() == np.arange(15.0).reshape(3, 5).tolist()
+    with pytest.raises(UsageError, match="is for batches of 4, not 5"):
+        as_input(file, torch.zeros(5, 3, 8, 8))

@@ -1,0 +1,339 @@
+"""What `inspect` says of graphs: attention built by hand and broken one condition at a time, exports, foreign files."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.compat import import_timm
+from swin_quant.errors import SwinQuantError
+
+CHANNELS, HEADS, TOKENS = 64, 2, 16
+
+
+class Draft:
+    """A graph in the making: `add` a node and get its output."""
+
+    def __init__(self, body=np.float16):
+        self.body, self.nodes, self.constants = body, [], {}
+
+    def const(self, name, value):
+        self.constants[name] = np.asarray(value)
+        return name
+
+    def add(self, op, inputs, name, outputs=None, **attributes):
+        outputs = outputs or [f"{name}.out"]
+        self.nodes.append(helper.make_node(op, inputs, outputs, name=name, **attributes))
+        return outputs[0]
+
+    def pair(self, x, name, kind=np.int8, zero=0, scale=0.05):
+        scale = self.const(f"{name}.scale", np.asarray(scale, self.body))
+        zero = self.const(f"{name}.zero", np.full(self.constants[scale].shape, zero, kind))
+        return self.add("DequantizeLinear", [self.add("QuantizeLinear", [x, scale, zero], name), scale, zero],
+                        f"{name}.dq")  # fmt: skip
+
+    def linear(self, x, name, rows, columns, quantized=True, axis=1):
+        if not quantized:
+            return self.add("MatMul", [x, self.const(f"{name}.weight", np.ones((rows, columns), self.body))], name)
+        x = self.pair(x, f"{name}._input_quantizer")
+        size = (rows, columns)[axis]
+        scale = self.const(f"{name}.weight.scale", np.full(size, 0.01, self.body))
+        weight = [self.const(f"{name}.weight", np.ones((rows, columns), np.int8)), scale,
+                  self.const(f"{name}.weight.zero", np.zeros(size, np.int8))]  # fmt: skip
+        return self.add("MatMul", [x, self.add("DequantizeLinear", weight, f"{name}.weight.dq", axis=axis)], name)
+
+    def model(self, output, opset=20):
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.body))
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(self.nodes, "g", [info("x", kind, ["batch", TOKENS, CHANNELS])],
+                                  [info(output, kind, ["batch", TOKENS, None])],
+                                  [numpy_helper.from_array(v, k) for k, v in self.constants.items()])  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def block(broken=(), body=np.float16, heads=HEADS):
+    """One attention with its two linears and a residual sum; `broken` names what is different from the fused shape."""
+    d = Draft(body)
+    name = "layers.1.blocks.0"
+    depth = CHANNELS // heads
+    shape = d.const("shape", np.array([0, 0, 3, heads, depth], np.int64))
+    x = d.add("LayerNormalization", ["x", d.const("w", np.ones(CHANNELS, body)), d.const("b", np.ones(CHANNELS, body))],
+              f"{name}.norm1", axis=-1)  # fmt: skip
+    x = d.linear(x, f"{name}.attn.qkv", CHANNELS, 3 * CHANNELS)
+    x = d.add("Transpose", [d.add("Reshape", [x, shape], "view")], "heads", perm=[2, 0, 3, 1, 4])
+    parts = [f"{part}.part" for part in "qkv"]
+    d.add("Split", [x], "split", parts, axis=0, num_outputs=3)
+    axis = d.const("axis", np.array([0], np.int64))
+    q, k, v = (d.add("Squeeze", [part, axis], part) for part in parts)
+    kind, zero = (np.uint8, 128) if "asymmetric" in broken else (np.int8, 0)
+    q, v = (
+        t if f"{n} float" in broken else d.pair(t, f"{name}.attn.matmul_{n}_input_quantizer", kind, zero)
+        for n, t in (("q", q), ("v", v))
+    )
+    k = d.pair(k, f"{name}.attn.matmul_k_input_quantizer", kind, zero)
+    k = d.add("Transpose", [k], "k.t", perm=[0, 1, 3, 2])
+    x = d.add("MatMul", [q, k], f"{name}.attn.qk")
+    if "late scale" in broken:
+        x = d.add("Mul", [x, d.const("scale", np.asarray(0.2, body))], "late")
+    if "reshape" in broken:
+        same = d.const("same", np.array([0, 0, TOKENS, TOKENS], np.int64))
+        x = d.add("Reshape", [x, same], "again")
+    mask = d.const("mask", np.ones((heads, TOKENS, TOKENS), body))
+    if "computed mask" in broken:
+        mask = d.add("Relu", [x], "computed")
+    x = d.add("Add", [x, mask], "bias")
+    if "two masks" in broken:
+        x = d.add("Add", [x, mask], "mask")
+    x = d.add("Softmax", [x], f"{name}.attn.softmax", axis=-1)
+    if "softmax float" not in broken:
+        x = d.pair(x, f"{name}.attn.matmul_a_input_quantizer", scale=1 / 127)
+    x = d.add("MatMul", [x, v], f"{name}.attn.av")
+    x = d.add("Transpose", [x], "join", perm=[0, 2, 1, 3])
+    x = d.add("Reshape", [x, d.const("flat", np.array([0, 0, CHANNELS], np.int64))], "flatten")
+    x = d.linear(x, f"{name}.attn.proj", CHANNELS, CHANNELS, quantized="proj float" not in broken)
+    residual = "x"
+    if "residual" in broken:
+        x, residual = d.pair(x, f"{name}.add1_local"), d.pair(residual, f"{name}.add1_residual")
+    return d.model(d.add("Add", [x, residual], f"{name}.add1"))
+
+
+def findings(model, *backends):
+    report = inspect_model(model, backends or ("tensorrt", "onnxruntime", "openvino"))
+    return {(finding.backend, finding.rule) for finding in report.findings}
+
+
+def test_the_fused_shape_is_recognised():
+    model = block()
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.zeros((2, TOKENS, CHANNELS), np.float16)})[0].shape == (2, TOKENS, CHANNELS)
+    report = inspect_model(model)
+    (verdict,) = report.verdicts
+    assert verdict.pattern == "fusible int8" and verdict.fusible and verdict.failed == {}
+    assert (verdict.attention.name, verdict.attention.head_size, verdict.attention.tokens) == (
+        "layers.1.blocks.0.attn", 32, TOKENS)  # fmt: skip
+    assert report.body == "float16" and report.opset == 20 and report.pairs == (6, 8) and report.unrecognised == []
+    assert [(gemm.name, gemm.kind, gemm.int8, gemm.weight, gemm.output_int8) for gemm in report.gemms] == [
+        ("layers.1.blocks.0.attn.qkv", "linear", True, "per-channel", True),
+        ("layers.1.blocks.0.attn.qk", "matmul", True, None, False),
+        ("layers.1.blocks.0.attn.av", "matmul", True, None, True),
+        ("layers.1.blocks.0.attn.proj", "linear", True, "per-channel", False),
+    ]
+    assert list(report.blocks) == ["layers.1.blocks.0"]
+    assert report.float_ops == {"Add": 2, "LayerNormalization": 1, "Softmax": 1}
+    assert report.layout_ops == {"Transpose": 3, "Reshape": 2, "Split": 1, "Squeeze": 3}
+    assert findings(model, "tensorrt") == set()
+
+
+@pytest.mark.parametrize("broken, condition, said, pattern", [
+    ("late scale", "scale before Q K^T", "scaled after Q K^T (late): fold the scale into q", "int8 matmuls"),
+    ("two masks", "one constant mask", "bias and mask are 2 additions", "int8 matmuls"),
+    ("computed mask", "one constant mask", "what bias adds is computed from the picture", "int8 matmuls"),
+    ("reshape", "no other op", "Reshape again stands between", "int8 matmuls"),
+    ("q float", "q int8", "q is float16: no Q/DQ in front of layers.1.blocks.0.attn.qk", "separate ops"),
+    ("v float", "v int8", "v is float16: no Q/DQ in front of layers.1.blocks.0.attn.av", "separate ops"),
+    ("softmax float", "softmax int8", "the softmax is float16", "separate ops"),
+    ("proj float", "result int8", "the result of layers.1.blocks.0.attn.av is not quantized", "int8 matmuls"),
+])  # fmt: skip
+def test_one_broken_condition_is_named(broken, condition, said, pattern):
+    model = block([broken])
+    (verdict,) = inspect_model(model).verdicts
+    assert list(verdict.failed) == [condition] and said in verdict.failed[condition]
+    assert verdict.pattern == pattern and not verdict.fusible
+    assert ("tensorrt", "attention not fused") in findings(model)
+
+
+@pytest.mark.parametrize("heads, size", [(1, 64), (4, 16), (8, 8)])
+def test_only_reported_head_sizes_count_as_fusible(heads, size):
+    (verdict,) = inspect_model(block(heads=heads)).verdicts
+    assert verdict.attention.head_size == size and verdict.fusible == (size in (16, 64))
+
+
+def test_attention_without_any_quantizer_is_fusible_in_float():
+    broken = ["q float", "v float", "softmax float", "proj float"]
+    model = block(broken)
+    (pair,) = [node for node in model.graph.node if node.name.endswith("matmul_k_input_quantizer.dq")]
+    (user,) = [node for node in model.graph.node if pair.output[0] in node.input]
+    user.input[0] = "k.part.out"
+    (verdict,) = inspect_model(model).verdicts
+    assert verdict.pattern == "fusible float" and verdict.fusible
+
+
+def test_mixed_inputs_run_in_float_and_are_named():
+    report = inspect_model(block(["q float"]), ["tensorrt"])
+    (finding,) = [finding for finding in report.findings if finding.rule == "one int8 input"]
+    assert finding.nodes == ["layers.1.blocks.0.attn.qk"]
+    assert [gemm.inputs for gemm in report.gemms if not gemm.int8] == [("float16", "int8")]
+
+
+@pytest.mark.parametrize("broken, backend, rule", [
+    ("residual", "tensorrt", "residual add in int8"),
+    ("residual", "tensorrt", "lone output pair"),
+    ("asymmetric", "tensorrt", "not symmetric int8"),
+    ("asymmetric", "openvino", "asymmetric matmul"),
+    ("two masks", "openvino", "attention not fused"),
+    ("", "openvino", "float16 body"),
+])  # fmt: skip
+def test_rules_of_engines(broken, backend, rule):
+    assert (backend, rule) in findings(block([broken]))
+    assert broken == "" or (backend, rule) not in findings(block())
+
+
+def test_a_float32_body_is_said_for_tensorrt_alone():
+    assert findings(block(body=np.float32)) == {("tensorrt", "float32 body")}
+
+
+@pytest.mark.parametrize("axis, wrong", [(1, False), (0, True)])
+def test_a_weight_scaled_along_its_inputs_is_named(axis, wrong):
+    d = Draft()
+    model = d.model(d.linear("x", "layers.0.blocks.0.mlp.fc1", CHANNELS, 2 * CHANNELS, axis=axis))
+    assert (("tensorrt", "weight axis") in findings(model)) == wrong
+
+
+def test_scales_of_activations_must_be_one_constant():
+    d = Draft()
+    model = d.model(d.pair("x", "per_channel", scale=np.full(TOKENS, 0.1)))
+    assert findings(model, "tensorrt") == {("tensorrt", "per-channel activation")}
+    d = Draft()
+    zero = d.const("zero", np.zeros((), np.int8))
+    scale = d.add("ReduceMax", ["x"], "amax", keepdims=0)
+    levels = d.add("QuantizeLinear", ["x", scale, zero], "q")
+    model = d.model(d.add("DequantizeLinear", [levels, scale, zero], "dq"))
+    assert ("onnxruntime", "computed scale") in findings(model)
+
+
+@pytest.mark.parametrize("opset, expected", [
+    (20, set()), (21, {("onnxruntime", "opset")}), (26, {("onnxruntime", "opset"), ("tensorrt", "opset")}),
+])  # fmt: skip
+def test_opsets(opset, expected):
+    model = block(body=np.float32)
+    model.opset_import[0].version = opset
+    assert {finding for finding in findings(model) if finding[1] == "opset"} == expected
+
+
+def test_a_cast_behind_a_dequantize_is_said():
+    d = Draft(np.float32)
+    x = d.pair("x", "quantizer")
+    x = d.add("Cast", [x], "to16", to=TensorProto.FLOAT16)
+    x = d.add("MatMul", [x, d.const("weight", np.ones((CHANNELS, CHANNELS), np.float16))], "fc")
+    assert ("tensorrt", "cast after dequantize") in findings(d.model(x))
+
+
+def test_the_report_is_json():
+    record = inspect_model(block(["two masks"])).to_dict()
+    assert json.loads(json.dumps(record)) == record
+    assert record["int8_gemms"] == 4 and record["attention"][0]["conditions"]["q int8"] is True
+    assert record["attention"][0]["conditions"]["one constant mask"] is False
+
+
+@pytest.fixture(scope="module")
+def timm_swin(tmp_path_factory):
+    """A small Swin of timm's, exported as its users would."""
+    timm = import_timm()
+    torch.manual_seed(0)
+    model = timm.models.SwinTransformer(img_size=32, patch_size=4, embed_dim=32, depths=(2,), num_heads=(2,),
+                                        window_size=4, num_classes=5).eval()  # fmt: skip
+    file = tmp_path_factory.mktemp("timm") / "swin.onnx"
+    torch.onnx.export(model, (torch.zeros(2, 3, 32, 32),), file, dynamo=True, external_data=False, verbose=False,
+                      dynamic_shapes=({0: torch.export.Dim("batch")},))  # fmt: skip
+    return onnx.load(file)
+
+
+@pytest.mark.slow
+def test_a_foreign_swin_is_read_by_the_scopes_that_torch_recorded(timm_swin):
+    report = inspect_model(timm_swin)
+    assert list(report.blocks) == ["(outside blocks)", "layers.0.blocks.0", "layers.0.blocks.1"]
+    assert [len(gemms) for gemms in report.blocks.values()] == [2, 6, 6] and not any(g.int8 for g in report.gemms)
+    names = [gemm.name for gemm in report.blocks["layers.0.blocks.1"] if gemm.kind == "linear"]
+    assert [name.rsplit(".", 1)[0] for name in names] == [
+        f"layers.0.blocks.1.{part}" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]  # fmt: skip
+    plain, shifted = report.verdicts
+    assert plain.pattern == "fusible float" and "2 additions" in shifted.failed["one constant mask"]
+    assert ("openvino", "attention not fused") in findings(timm_swin)
+
+
+@pytest.mark.slow
+def test_a_graph_without_names_is_told_apart_and_says_so(timm_swin):
+    stripped = onnx.ModelProto()
+    stripped.CopyFrom(timm_swin)
+    rename = {tensor.name: f"t{number}" for number, tensor in enumerate(stripped.graph.initializer)}
+    for tensor in stripped.graph.initializer:
+        tensor.name = rename[tensor.name]
+    for node in stripped.graph.node:
+        node.name = ""
+        del node.metadata_props[:]
+        for number, name in enumerate(node.input):
+            node.input[number] = rename.get(name, name)
+    report = inspect_model(stripped)
+    assert len(report.gemms) == 14 and [v.attention.name for v in report.verdicts] == ["attention 0", "attention 1"]
+    assert any("no node name says layers.N.blocks.M" in said for said in report.unrecognised)
+
+
+def test_what_is_no_swin_is_said_and_not_guessed():
+    d = Draft(np.float32)
+    x = d.add("Softmax", ["x"], "lonely")
+    x = d.add("FusedGelu", [x], "gelu", domain="com.microsoft")
+    model = d.model(x)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    said = " ".join(inspect_model(model).unrecognised)
+    assert "1 softmax without a matmul on both sides (lonely)" in said
+    assert "no attention" in said and "com.microsoft.FusedGelu" in said
+
+
+def test_hostile_graphs_end_in_one_error_or_a_report():
+    d = Draft(np.float32)
+    d.add("Relu", ["b.out"], "a")
+    cycle = d.model(d.add("Relu", ["a.out"], "b"))
+    with pytest.raises(SwinQuantError, match="node a uses 'b.out' before anything makes it"):
+        inspect_model(cycle)
+    d = Draft(np.float32)
+    d.add("Relu", ["x"], "a", ["same"])
+    loop = d.model(d.add("Identity", ["same"], "b", ["same"]))
+    with pytest.raises(SwinQuantError, match="node b makes 'same' a second time"):
+        inspect_model(loop)
+    d = Draft(np.float32)
+    with pytest.raises(SwinQuantError, match="node half lacks inputs or outputs of a QuantizeLinear"):
+        inspect_model(d.model(d.add("QuantizeLinear", ["x"], "half")))
+    with pytest.raises(SwinQuantError, match="the ONNX graph is empty"):
+        inspect_model(onnx.ModelProto())
+    d, x = Draft(np.float32), "x"
+    for number in range(3000):
+        x = d.add("Identity", [x], f"i{number}")
+    assert len(inspect_model(d.model(d.linear(x, "fc", CHANNELS, 8))).gemms) == 1
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory, tiny_model, use_policy):
+    """Our own export of a random tiny model of either version, for TensorRT."""
+    from swin_quant.backends.onnx.export import Options, export
+    from swin_quant.quant.calibration import Method, calibrate
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.runcard import RunCard
+
+    made = {}
+    for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0]})):
+        model = use_policy(tiny_model(kind, EMBED_DIM=32, DEPTHS=[2], NUM_HEADS=[2], WINDOW_SIZE=4, **more), "qdq")
+        calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
+        card = RunCard(kind, {}, {}, policy=load_policy("qdq").to_dict())
+        folder = tmp_path_factory.mktemp(kind)
+        made[kind] = onnx.load(export(model, card, folder, Options(target="tensorrt")).file)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_every_block_of_our_export_is_int8_and_fusible(exports, kind):
+    report = inspect_model(exports[kind])
+    blocks = {name: gemms for name, gemms in report.blocks.items() if ".blocks." in name}
+    assert len(blocks) == len(report.verdicts) == 2
+    assert all(len(gemms) == 6 and all(gemm.int8 for gemm in gemms) for gemms in blocks.values())
+    assert all(gemm.weight == "per-channel" for gemm in report.gemms if gemm.int8 and gemm.kind == "linear")
+    assert {verdict.pattern for verdict in report.verdicts} == {"fusible int8"}
+    assert report.unrecognised == []
+    assert report.body == "float16" and not [f for f in report.findings if f.backend == "tensorrt"]
+    assert {gemm.name for gemm in report.gemms if not gemm.int8} == {"patch_embed.proj", "head"}

@@ -1,0 +1,344 @@
+"""TensorRT: built, read back and run, against a stand-in with the documented API that computes with ONNX Runtime."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends import engine_loader
+from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.options import EngineOptions
+from swin_quant.backends.tensorrt import host, load
+from swin_quant.backends.tensorrt.build import build
+from swin_quant.backends.tensorrt.layers import read_layers
+from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, default_output, make_plan
+from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.runcard import RunCard
+
+GPU = host.Gpu(torch.device("cpu"), "Stand-in GPU", "8.6")
+ON_GPU = EngineOptions(device="cuda")
+
+
+@pytest.fixture(params=["10.13.3", "11.4.1"])
+def trt(request, monkeypatch):
+    """The stand-in as `tensorrt`, in either version; the memory of its GPU is the CPU's."""
+    return _stand_in(monkeypatch, request.param)
+
+
+@pytest.fixture
+def trt10(monkeypatch):
+    return _stand_in(monkeypatch, "10.13.3")
+
+
+def _stand_in(monkeypatch, version):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "standin")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    module = importlib.import_module("tensorrt")
+    monkeypatch.setitem(sys.modules, "tensorrt", module)  # and out again afterwards
+    module.become(version)
+    monkeypatch.setattr(host, "find_gpu", lambda: GPU)
+    stream = type("Stream", (), {"cuda_stream": 4711})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return module
+
+
+def graph(body=np.float16, quantized=True, batch="batch"):
+    """A classifier of [batch, 3, 4, 4] in two int8 products with a `body` of float; float32 in and out."""
+    random = np.random.default_rng(0)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(body))
+    constants, nodes = {"shape": np.array([0, 48], np.int64)}, []
+
+    def add(op, inputs, name, **attributes):
+        nodes.append(helper.make_node(op, inputs, [f"{name}_out"], name=name, **attributes))
+        return f"{name}_out"
+
+    def product(x, name, rows, columns):
+        weight = random.standard_normal((rows, columns)) / rows**0.5
+        if quantized:
+            scale = np.abs(weight).max(0) / 127
+            constants[f"{name}.weight"] = np.round(weight / scale).astype(np.int8)
+            constants.update({f"{name}.scale": scale.astype(body), f"{name}.step": np.array(3 / 127, body)})
+            constants.update({f"{name}.zeros": np.zeros(columns, np.int8), f"{name}.zero": np.zeros((), np.int8)})
+            x = add("QuantizeLinear", [x, f"{name}.step", f"{name}.zero"], f"{name}._input_quantizer")
+            x = add("DequantizeLinear", [x, f"{name}.step", f"{name}.zero"], f"{name}._input_quantizer.dq")
+            stored = [f"{name}.weight", f"{name}.scale", f"{name}.zeros"]
+            return add("MatMul", [x, add("DequantizeLinear", stored, f"{name}._weight_quantizer", axis=1)], name)
+        constants[f"{name}.weight"] = weight.astype(body)
+        return add("MatMul", [x, f"{name}.weight"], name)
+
+    x = add("Cast", [add("Reshape", ["images", "shape"], "flatten")], "cast", to=kind)
+    x = product(x, "layers.0.blocks.0.mlp.fc1", 48, 16)
+    x = product(add("Relu", [x], "act"), "layers.0.blocks.0.mlp.fc2", 16, 5)
+    nodes.append(helper.make_node("Cast", [x], ["logits"], name="out", to=TensorProto.FLOAT))
+    info = helper.make_tensor_value_info
+    inputs, outputs = [info("images", 1, [batch, 3, 4, 4])], [info("logits", 1, [batch, 5])]
+    stored = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, stored),
+                              opset_imports=[helper.make_opsetid("", 20)], ir_version=10)  # fmt: skip
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """exported(graph(...)) -> a finished ONNX artifact."""
+
+    def make(model, precision="int8", backend="onnx"):
+        file = tmp_path / "x.onnx"
+        onnx.save(model, file)
+        card = RunCard("x", {}, {"size": 4}, policy={"name": "qdq", "rules": []})
+        return finish_artifact(file, card, backend, precision, {"opset": 20, "target": "tensorrt"})
+
+    return make
+
+
+def built(artifact, **options):
+    output = artifact.file.with_name("x_sm86.engine")
+    return build(make_plan(artifact, BuildOptions(**options)), output)
+
+
+def test_an_engine_gives_the_logits_of_its_onnx_file_on_the_callers_stream(trt, exported):
+    artifact = exported(graph())
+    made, _ = built(artifact, largest=8)
+    engine = engine_loader("tensorrt")(open_artifact(made.file), ON_GPU)
+    session = onnxruntime.InferenceSession(artifact.file, providers=["CPUExecutionProvider"])
+    for batch, dtype in ((1, torch.float32), (8, torch.float32), (3, torch.float16)):
+        images = torch.randn(batch, 3, 4, 4).to(dtype)
+        logits = engine(images.permute(0, 1, 3, 2))  # not contiguous
+        (expected,) = session.run(None, {"images": images.permute(0, 1, 3, 2).float().numpy()})
+        assert logits.dtype == torch.float32 and np.array_equal(logits.numpy(), expected)
+    assert trt.STREAMS == [4711] * 3
+    assert (engine.name, engine.precision, engine.policy, engine.max_batch) == ("tensorrt", "int8", "qdq", 8)
+    assert engine.details["library"] == f"tensorrt {trt.__version__}" and engine.details["device"] == "Stand-in GPU"
+    assert engine.details["int8_gemms"] == engine.details["all_gemms"] == 2
+
+
+def test_the_card_is_the_checkpoints_and_says_what_the_engine_depends_on(trt, exported, tmp_path):
+    artifact = exported(graph())
+    made, _ = built(artifact, smallest=2, typical=4, largest=8, workspace=64, timing_cache=tmp_path / "c")
+    card = open_artifact(made.file).card
+    assert card.policy == artifact.card.policy and card.artifact["backend"] == "tensorrt"
+    options = card.artifact["options"]
+    assert (options["tensorrt"], options["gpu"], options["compute_capability"]) == (
+        trt.__version__, "Stand-in GPU", "8.6")  # fmt: skip
+    assert options["profile"] == {"min": [2, 3, 4, 4], "opt": [4, 3, 4, 4], "max": [8, 3, 4, 4]}
+    assert options["onnx"]["sha256"] == artifact.record["sha256"] and options["timing_cache"] == "c"
+    assert trt.BUILDS[0]["limits"] == {trt.MemoryPoolType.WORKSPACE: 64 << 20}
+    assert trt.BUILDS[0]["verbosity"] == "DETAILED"
+    assert open_artifact(artifact.file).record["sha256"]  # the ONNX file and its card are as they were
+
+
+def test_batches_outside_the_profile(trt10, exported):
+    made, _ = built(exported(graph()), smallest=4, typical=4, largest=8)
+    engine = load(made, ON_GPU)
+    images = torch.randn(8, 3, 4, 4)
+    assert torch.equal(engine(images[:3]), engine(images)[:3])  # filled up, the surplus dropped
+    with pytest.raises(UsageError, match="a batch of 9 is above its limit of 8"):
+        engine(torch.zeros(9, 3, 4, 4))
+    with pytest.raises(UsageError, match="takes pictures of 3x4x4, not 3x5x4"):
+        engine(torch.zeros(1, 3, 5, 4))
+
+
+def test_a_graph_of_a_fixed_batch_needs_no_profile(trt10, exported):
+    artifact = exported(graph(batch=2))
+    with pytest.raises(UsageError, match="is for batches of 2: give --min-batch"):
+        built(artifact)
+    made, _ = built(artifact, smallest=2, typical=2, largest=2)
+    assert load(made, ON_GPU)(torch.randn(1, 3, 4, 4)).shape == (1, 5) and trt10.BUILDS[0]["profile"] == {}
+
+
+@pytest.mark.parametrize("key, value, said", [
+    ("tensorrt", "10.0.1", "was built with TensorRT 10.0.1, here is 10.13.3: build it again"),
+    ("compute_capability", "9.0", "compute capability 9.0, here is 8.6: build it again"),
+])  # fmt: skip
+def test_an_engine_of_another_library_or_gpu_is_refused(trt10, exported, key, value, said):
+    made, _ = built(exported(graph()))
+    made.record["options"][key] = value
+    with pytest.raises(UsageError, match=said):
+        load(made, ON_GPU)
+
+
+@pytest.mark.parametrize("options, said", [
+    (EngineOptions(), "runs on a GPU, not on cpu"),
+    (EngineOptions(device="cuda", float_type="float16"), "float_type cannot be chosen"),
+    (EngineOptions(device="cuda", optimize=False), "optimize cannot be chosen"),
+])  # fmt: skip
+def test_options_that_an_engine_does_not_have_are_refused(trt10, exported, options, said):
+    made, _ = built(exported(graph()))
+    with pytest.raises(UsageError, match=said):
+        load(made, options)
+
+
+def test_artifacts_of_other_backends_are_refused(trt10, exported):
+    artifact = exported(graph(), backend="fastertransformer")
+    with pytest.raises(UsageError, match="is an artifact of fastertransformer"):
+        make_plan(artifact, BuildOptions())
+    with pytest.raises(UsageError, match="make one with `swin-quant build-engine`"):
+        load(artifact, ON_GPU)
+
+
+def test_an_int8_graph_in_a_float32_body_is_refused_unless_asked_for(trt10, exported, caplog):
+    artifact = exported(graph(body=np.float32))
+    with pytest.raises(UsageError, match="float32.*slower than a float16 model: export with `--target tensorrt`"):
+        make_plan(artifact, BuildOptions())
+    assert built(artifact, float32=True)[0].file.is_file()
+    make_plan(exported(graph(np.float32, quantized=False), "float32"), BuildOptions())
+    assert "no baseline for speed" in caplog.text
+
+
+def test_the_layer_report_says_what_fell_back(trt, exported):
+    trt.FALLBACK.add("layers.0.blocks.0.mlp.fc2")
+    made, report = built(exported(graph()))
+    assert [(row.name, row.block, row.wanted, row.ran) for row in report.rows] == [
+        ("layers.0.blocks.0.mlp.fc1", "layers.0.blocks.0", "int8", "int8"),
+        ("layers.0.blocks.0.mlp.fc2", "layers.0.blocks.0", "int8", "float16"),
+    ]
+    assert [row.name for row in report.lost] == ["layers.0.blocks.0.mlp.fc2"]
+    assert report.reformats == ["Reformatting CopyNode for flatten"] and report.layers == 3
+    stored = json.loads(made.file.with_name("x_sm86.layers.json").read_text())
+    assert stored["int8_lost"] == 1 and stored["gemms"][1]["kernel"].startswith("sm80_xmma_gemm_f16f16")
+    assert load(made, ON_GPU).details["int8_gemms"] == 1
+
+
+def test_an_inspector_that_writes_something_else_costs_the_report_not_the_engine(trt10, exported, monkeypatch, caplog):
+    monkeypatch.setattr(trt10._Inspector, "get_engine_information", lambda self, format: "Layers: unavailable")
+    made, report = built(exported(graph()))
+    assert [row.ran for row in report.rows] == ["unknown"] * 2 and "no layer report" in caplog.text
+    assert load(made, ON_GPU)(torch.zeros(1, 3, 4, 4)).shape == (1, 5)
+
+
+def test_parser_errors_name_the_node_in_one_line(trt, exported):
+    trt.UNSUPPORTED.add("Relu")
+    with pytest.raises(SwinQuantError) as caught:
+        built(exported(graph()))
+    assert re.search(r"x.onnx: TensorRT 1.* cannot read it: node act \(Relu\): No importer registered for op: Relu",
+                     str(caught.value)) and "\n" not in str(caught.value)  # fmt: skip
+
+
+def test_a_build_that_fails_says_what_tensorrt_said_and_leaves_nothing(trt10, exported):
+    artifact = exported(graph())
+    before = sorted(artifact.file.parent.iterdir())
+    trt10.FAIL_BUILD.append("[gemm.cpp] Could not find any\n implementation for node fc1")
+    with pytest.raises(SwinQuantError, match="cannot build this graph: .*Could not find any implementation for node"):
+        built(artifact)
+    assert sorted(artifact.file.parent.iterdir()) == before
+
+
+def test_a_timing_cache_is_kept_and_added_to(trt10, exported, tmp_path):
+    cache = tmp_path / "cache"
+    built(exported(graph()), timing_cache=cache)
+    assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0"]
+    built(exported(graph()), timing_cache=cache)
+    assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0", "timed 1"]
+
+
+@pytest.mark.parametrize("content", ["cache 9.0.0\nold", "nonsense"])
+def test_a_timing_cache_of_another_version_is_replaced(trt10, exported, tmp_path, caplog, content):
+    cache = tmp_path / "cache"
+    cache.write_text(content)
+    built(exported(graph()), timing_cache=cache)
+    assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0"]
+    assert "starting a new one" in caplog.text
+
+
+def test_a_broken_engine_is_refused(trt10, exported):
+    made, _ = built(exported(graph()))
+    made.file.write_bytes(b"not an engine")
+    with pytest.raises(SwinQuantError, match="TensorRT cannot read it: Magic tag does not match"):
+        load(made, ON_GPU)
+
+
+def test_an_output_never_overwrites_the_card_of_another_file(exported):
+    file = exported(graph()).file
+    with pytest.raises(UsageError, match="would overwrite that of x.onnx"):
+        check_output(file.with_suffix(".engine"), file)
+    with pytest.raises(UsageError, match="must end in .engine"):
+        check_output(file.with_name("x.plan"), file)
+    with pytest.raises(UsageError, match="is the run card of another file"):
+        check_output(file.with_suffix(".engine"), file.with_name("y.onnx"))
+    with pytest.raises(UsageError, match="is a directory: name a file"):
+        check_output(file.with_name("x_sm86.engine"), file, file.parent)
+    check_output(file.with_name("x_sm86.engine"), file)
+
+
+@pytest.mark.parametrize("batches", [(0, 1, 1), (4, 2, 8), (1, 9, 8)])
+def test_batches_must_grow(batches):
+    with pytest.raises(UsageError, match="in growing order"):
+        BuildOptions(*batches)
+
+
+def test_the_trtexec_line_says_the_same(exported, tmp_path):
+    options = BuildOptions(1, 2, 4, workspace=32, timing_cache=Path("my cache"))
+    line = make_plan(exported(graph()), options).trtexec(Path("x.engine"))
+    assert line == (
+        f"trtexec --onnx={tmp_path}/x.onnx --saveEngine=x.engine --stronglyTyped --minShapes=images:1x3x4x4 "
+        "--optShapes=images:2x3x4x4 --maxShapes=images:4x3x4x4 --profilingVerbosity=detailed "
+        "--memPoolSize=workspace:32 '--timingCacheFile=my cache'"
+    )
+
+
+def test_a_missing_library_or_gpu_is_one_line_that_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(UsageError, match="TensorRT cannot be imported.*pip install tensorrt-cu"):
+        host.tensorrt()
+    old = type(sys)("tensorrt")
+    old.__version__, old.ICudaEngine = "8.4.1", type("ICudaEngine", (), {})
+    monkeypatch.setitem(sys.modules, "tensorrt", old)
+    with pytest.raises(UsageError, match="TensorRT 8.4.1 has no named tensors: pip install --upgrade"):
+        host.tensorrt()
+    old.BuilderFlag, old.NetworkDefinitionCreationFlag = type("Flag", (), {"FP16": 0}), type("Flag", (), {})
+    with pytest.raises(UsageError, match="TensorRT 8.4.1 cannot build strongly typed networks: install 10 or 11"):
+        host.strongly_typed(old)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="no NVIDIA GPU: torch"):
+        host.find_gpu()
+
+
+def test_the_gpu_is_torchs_current_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    gpu = host.find_gpu()
+    assert gpu == host.Gpu(torch.device("cuda", 1), "GPU 1", "9.0")
+    assert default_output(Path("a/x.onnx"), gpu) == Path("a/x_sm90.engine")
+
+
+@pytest.mark.parametrize("layer, ran", [
+    ({"TacticName": "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n"}, "int8"),
+    ({"TacticName": "sm80_xmma_gemm_f32f32_tf32f32_f32_nn", "Inputs": [{"Format/Datatype": "Int8"}]}, "float32"),
+    ({"TacticName": "ampere_h16816gemm_256x128_ldg8_nn_v1"}, "float16"),
+    ({"TacticName": "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn"}, "bfloat16"),
+    ({"TacticName": "_gemm_mha_v2_0x1", "Inputs": [{"DataType": "Int8"}]}, "int8"),
+    ({"TacticName": "0x0", "Inputs": [{"Format/Datatype": "Row major linear FP16 format"}]}, "float16"),
+    ({"Weights": {"Type": "Int8"}, "Inputs": [{"DataType": "Float"}]}, "int8"),
+    ({}, "unknown"),
+])  # fmt: skip
+def test_the_type_of_a_product_is_read_from_its_kernel_first(layer, ran):
+    gemms = inspect_model(graph()).gemms
+    metadata = f"[ONNX Layer: {gemms[0].node.name}]\x1e[ONNX Layer: act]"
+    layers = {"Layers": [{"Name": "fused", "LayerType": "fusion", "Metadata": metadata, **layer}]}
+    row, missing = read_layers(json.dumps(layers), gemms).rows
+    assert (row.layer, row.ran) == ("fused", ran)
+    assert (missing.layer, missing.ran) == (None, "unknown")
+
+
+def test_an_engine_without_details_has_its_layers_by_name():
+    gemms = inspect_model(graph()).gemms
+    report = read_layers(json.dumps({"Layers": [f"q + {gemms[1].node.name}", "other"]}), gemms)
+    assert [row.layer for row in report.rows] == [None, f"q + {gemms[1].node.name}"] and report.lost == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"Layers": 3}', '{"Layers": [3]}'])
+def test_something_else_than_layers_is_one_error(text):
+    with pytest.raises(SwinQuantError, match="wrote something else than layers"):
+        read_layers(text, [])

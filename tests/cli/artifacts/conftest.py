@@ -1,0 +1,106 @@
+"""A calibrated micro model and what was exported from it: FasterTransformer's weights, an int8 ONNX file.
+
+Beside them a hand-made ONNX classifier, whose logits arithmetic can tell: the mean of each channel times a matrix.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.cli import main
+from swin_quant.config import load_config
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from swin_quant.models import build_model
+from swin_quant.runcard import RunCard
+
+# Heads of 32 channels, as FasterTransformer's kernels need them.
+GEOMETRY = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+
+
+@dataclass(frozen=True)
+class Exports:
+    """Files of one calibrated checkpoint; `onnx` and `ft` lie in folders of their own below it."""
+
+    checkpoint: Path
+    onnx: Path
+    ft: Path
+    config: Path
+
+    def within(self, folder: Path) -> "Exports":
+        """The same files in a copy of the folder."""
+        root = self.checkpoint.parent
+        return Exports(*(folder / path.relative_to(root) for path in vars(self).values()))
+
+
+@pytest.fixture(scope="session")
+def _exports(tmp_path_factory, pictures, randomise) -> Exports:
+    folder = tmp_path_factory.mktemp("exports")
+    model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": GEOMETRY}
+    config = folder / "micro.yaml"
+    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
+    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
+
+    def command(*words):
+        assert main([*map(str, words), "--quiet"]) == 0
+
+    calibration = ("--num-calib-batch", 2, "--calib-batchsz", 4, "--int8-mode", 1, "--no-eval")
+    command("calibrate", "--cfg", config, "--resume", folder / "micro.pth", "--data-path", pictures, *calibration,
+            "--device", "cpu", "--calib-output-path", folder)  # fmt: skip
+    checkpoint = folder / "micro_calib.pth"
+    command("export", "--resume", checkpoint, "--backend", "fastertransformer", "--output", folder / "ft")
+    command("export", "--resume", checkpoint, "--backend", "onnx", "--policy", "qdq", "--output", folder / "onnx")
+    (ft,), (onnx,) = (folder / "ft").glob("*.safetensors"), (folder / "onnx").glob("*.onnx")
+    return Exports(checkpoint, onnx, ft, config)
+
+
+@pytest.fixture
+def exports(_exports, tmp_path) -> Exports:
+    """A copy of them, which a test may add to and damage."""
+    return _exports.within(Path(shutil.copytree(_exports.checkpoint.parent, tmp_path / "exports")))
+
+
+MATRIX = np.array([[3.0, -1.0, 0.5], [-2.0, 1.0, 0.0], [0.0, 2.0, -1.0]], dtype=np.float32)  # [channel, class]
+BIAS = np.array([0.1, 0.0, -0.2], dtype=np.float32)
+
+
+@pytest.fixture(scope="session")
+def arithmetic():
+    """arithmetic(file) -> the logits, float64 [3], of the hand-made classifier for a 32 x 32 picture."""
+
+    def logits(file):
+        pixels = (np.asarray(Image.open(file).convert("RGB")) / 255 - IMAGENET_MEAN) / IMAGENET_STD
+        return pixels.mean((0, 1)) @ MATRIX + BIAS
+
+    return logits
+
+
+@pytest.fixture
+def hand_made(_exports, tmp_path) -> Path:
+    """means.onnx, any batch, and its card, which has the config of the micro model and names no checkpoint."""
+    from onnx import TensorProto, checker, helper, numpy_helper, save
+
+    card = RunCard.read(_exports.checkpoint.with_suffix(".json"))
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["images"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "matrix", "bias"], ["logits"]),
+    ]
+    images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 32, 32])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 3])
+    weights = [numpy_helper.from_array(MATRIX, "matrix"), numpy_helper.from_array(BIAS, "bias")]
+    graph = helper.make_graph(nodes, "means", [images], [logits], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    checker.check_model(model)
+    file = tmp_path / "hand" / "means.onnx"
+    file.parent.mkdir()
+    save(model, file)
+    card = RunCard("means", card.config, card.preprocess)
+    finish_artifact(file, card, "onnx", "float32", {})
+    return file

@@ -1,0 +1,131 @@
+"""swin-quant evaluate ARTIFACT: float first, every engine on the same pictures, results in the artifact's card."""
+
+import dataclasses
+import json
+
+import pytest
+
+from swin_quant.runcard import RunCard
+
+
+@pytest.fixture
+def evaluate(run, pictures):
+    """evaluate(artifacts and flags ...) -> how it ended, on the 7 pictures of val."""
+    return lambda *words: run("evaluate", *words, "--data-path", pictures, "--device", "cpu", "--half", "none")
+
+
+def measured(artifact):
+    results = RunCard.read(artifact.with_suffix(".json")).measured()
+    return {(result.engine, result.precision, result.policy): result for result in results}
+
+
+def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results(evaluate, exports, pictures):
+    done = evaluate(exports.onnx, exports.ft, "--fake-quant", "--batch-size", 4)
+    assert done.code == 0, done.err
+    onnx, ft = measured(exports.onnx), measured(exports.ft)
+    simulated = ("torch fake-quant", "int8", "qdq")
+    assert list(onnx) == [("torch", "float32", None), simulated, ("onnxruntime", "int8", "qdq"),
+                          ("openvino", "int8", "qdq")]  # fmt: skip
+    assert ("FasterTransformer (emulated)", "int8", "ft-mode1") in ft and len(ft) == 3
+    assert ft["torch", "float32", None] == onnx["torch", "float32", None]  # of one pass
+    for result in (*list(onnx.values())[1:], *list(ft.values())[1:]):
+        assert result.pictures == 7 and result.batch_size == 4 and result.ms_per_picture > 0
+        assert result.delta_acc1 == pytest.approx(result.acc1 - onnx["torch", "float32", None].acc1)
+        assert result.delta_acc1_se is not None and result.sqnr_db > 15
+    assert onnx["onnxruntime", "int8", "qdq"].sqnr_db == pytest.approx(onnx[simulated].sqnr_db, abs=1)
+    assert "onnxruntime" in done.out and "openvino" in done.out and "FasterTransformer (emulated)" in done.out
+
+
+def test_results_of_other_pictures_stay_in_the_card(evaluate, exports):
+    assert evaluate(exports.onnx, "--engine", "onnxruntime").code == 0
+    assert evaluate(exports.onnx, "--engine", "onnxruntime", "--split", "train").code == 0
+    results = RunCard.read(exports.onnx.with_suffix(".json")).measured()
+    assert [(r.dataset["split"], r.engine) for r in results] == [
+        ("val", "torch"), ("val", "onnxruntime"), ("train", "torch"), ("train", "onnxruntime")]  # fmt: skip
+
+
+def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
+    exports.checkpoint.unlink()
+    done = evaluate(exports.onnx, "--engine", "onnxruntime")
+    assert done.code == 0 and "without a baseline" in done.err and "micro_calib.pth" in done.err
+    (result,) = measured(exports.onnx).values()
+    assert result.engine == "onnxruntime" and result.acc1 is not None
+    assert result.agreement is result.sqnr_db is result.delta_acc1 is result.delta_acc1_se is None
+    assert "there is no delta" in " ".join(done.out.split())
+
+
+def test_the_checkpoint_is_found_by_its_hash_not_its_name(evaluate, exports, tmp_path):
+    elsewhere = exports.checkpoint.rename(tmp_path / "other_name.pth")
+    assert evaluate(exports.onnx, "--engine", "onnxruntime", "--resume", elsewhere).code == 0
+    assert ("torch", "float32", None) in measured(exports.onnx)
+    elsewhere.write_bytes(elsewhere.read_bytes() + b"0")
+    line = evaluate(exports.onnx, "--resume", elsewhere).error(1)
+    assert "other_name.pth: is not the checkpoint that" in line
+
+
+def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures, arithmetic):
+    assert evaluate(hand_made, "--engine", "onnxruntime").code == 0
+    files = sorted((pictures / "val").rglob("*.png"))
+    right = [arithmetic(file).argmax() == ("cat", "dog", "fox").index(file.parent.name) for file in files]
+    (result,) = measured(hand_made).values()
+    assert result.precision == "float32" and result.acc1 == pytest.approx(100 * sum(right) / len(right))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--engine", "fastertransformer"], "fastertransformer does not run onnx artifacts: use onnxruntime"),
+        (["--engine", "warp"], "no engine 'warp': there are"),
+        (["--policy", "qdq"], "--policy is not for artifacts"),
+        (["--cfg", "x.yaml"], "--cfg is not for artifacts"),
+        (["--threads", "0"], "--threads 0: must be at least 1"),
+    ],
+)
+def test_flags_that_do_not_fit(evaluate, exports, flags, message):
+    assert message in evaluate(exports.onnx, *flags).error(2)
+
+
+def test_flags_of_artifacts_without_one(run, scoring_flags, exports):
+    line = run("evaluate", *scoring_flags, "--resume", exports.checkpoint, "--engine", "openvino").error(2)
+    assert "--engine is not for checkpoints: name an ARTIFACT" in line
+    assert "give --cfg FILE and --resume FILE, or an ARTIFACT" in run("evaluate", "--data-path", "digits").error(2)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_an_engine_that_is_not_installed(evaluate, exports, engine, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == engine else find(name, *more))
+    monkeypatch.delitem(__import__("sys").modules, engine, raising=False)
+    extra = {"onnxruntime": "onnx", "openvino": "openvino"}[engine]
+    line = evaluate(exports.onnx, "--engine", engine).error(2)
+    assert f"engine {engine} is not installed: pip install 'swin-quant[{extra}]'" in line
+    assert evaluate(exports.onnx).code == 0  # the other one is taken
+    assert len(measured(exports.onnx)) == 2
+
+
+def test_bad_cards(evaluate, exports):
+    path = exports.onnx.with_suffix(".json")
+    good = json.loads(path.read_text())
+    for change, message in [
+        ({"preprocess": {**good["preprocess"], "size": 64}}, "preprocess.size is 64, but the model takes 32"),
+        ({"preprocess": {**good["preprocess"], "std": [0, 1, 1]}}, "std (0, 1, 1) is not positive"),
+        ({"artifact": {**good["artifact"], "backend": "abacus"}}, "artifact.backend is 'abacus': no engine runs that"),
+        ({"artifact": {**good["artifact"], "sha256": "0" * 64}}, "is not the file of its run card"),
+        ({"artifact": None}, "is the card of a checkpoint"),
+        ({"schema": "elsewhere/1"}, "is not a run card of this version"),
+    ]:
+        path.write_text(json.dumps({**good, **change}))
+        assert message in evaluate(exports.onnx).error(1)
+    path.unlink()
+    assert "has no run card" in evaluate(exports.onnx).error(1)
+
+
+def test_a_file_of_another_image_size_than_its_card(evaluate, hand_made):
+    card = RunCard.read(hand_made.with_suffix(".json"))
+    config = json.loads(json.dumps(card.config))
+    config["DATA"]["IMG_SIZE"] = 64
+    other = dataclasses.replace(card, config=config, preprocess={**card.preprocess, "size": 64})
+    other.write(hand_made.with_suffix(".json"))
+    assert "takes pictures of 32 x 32, but its run card means.json prepares 64 x 64" in evaluate(hand_made).error(1)

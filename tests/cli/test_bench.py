@@ -1,0 +1,141 @@
+"""swin-quant bench: the float baselines are always there, and what cannot be compared is refused in one line."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from swin_quant.cli import main
+
+QUICK = ("--rounds", 1, "--seconds", 0.001, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, calibrated):
+    """An int8 export for ONNX Runtime beside a copy of its checkpoint."""
+    folder = tmp_path_factory.mktemp("bench")
+    for suffix in (".pth", ".json"):
+        shutil.copy(calibrated.with_suffix(suffix), folder)
+    words = ("--resume", folder / calibrated.name, "--backend", "onnxruntime", "--output", folder, "--quiet")
+    assert main(["export", *map(str, words)]) == 0
+    return folder
+
+
+@pytest.fixture
+def artifact(folder):
+    return next(folder.glob("*_int8*.onnx"))
+
+
+def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures, tmp_path):
+    words = ("--batch", 2, *QUICK, "--data-path", pictures, "--output", tmp_path)
+    done = run("bench", artifact, *words)
+    assert done.code == 0, done.err
+    rows = list(csv.DictReader((tmp_path / "bench.csv").open()))
+    names = [row["contender"] for row in rows]
+    assert names[:2] == ["torch float32", "onnxruntime float32"] and names[2].startswith("onnxruntime int8 ")
+    assert rows[2]["baseline"] == "onnxruntime float32" and float(rows[2]["speedup"]) > 0
+    assert 0 < int(rows[2]["int8_gemms"]) < int(rows[2]["all_gemms"]) and rows[1]["int8_gemms"] == "0"
+    assert float(rows[1]["sqnr_db"]) > 80 > float(rows[2]["sqnr_db"]) > 5
+    assert float(rows[2]["file_mb"]) < float(rows[1]["file_mb"])
+    assert all(float(row["peak_mb"]) > 0 and row["acc1"] for row in rows)
+    for name in names:
+        assert name in done.out and name in (tmp_path / "bench.md").read_text()
+    assert "7 pictures of" in done.out and "int8 instructions" in done.out
+
+
+def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact):
+    done = run("bench", artifact, "--batch", 1, *QUICK, "--json", "--quiet")
+    assert done.code == 0, done.err
+    content = json.loads(done.out)
+    assert content["schema"] == "swin-quant/bench/1" and "noise" in content["pictures"]
+    assert [row["batch"] for row in content["rows"]] == [1, 1, 1]
+    assert all(row["acc1"] is None for row in content["rows"])
+
+
+def test_the_checkpoint_must_be_found(run, artifact, tmp_path):
+    for file in (artifact, artifact.with_suffix(".json")):
+        shutil.copy(file, tmp_path)
+    error = run("bench", tmp_path / artifact.name, *QUICK).error(2)
+    assert "is neither beside it nor in the folder above: name it with --resume" in error
+
+
+def test_another_checkpoint_is_refused(run, artifact, micro):
+    error = run("bench", artifact, "--resume", micro / "swinv2.pth", *QUICK).error(1)
+    assert "is not the checkpoint that" in error
+
+
+def test_a_half_written_export_is_refused(run, artifact, tmp_path):
+    shutil.copy(artifact, tmp_path)
+    error = run("bench", tmp_path / artifact.name, *QUICK).error(1)
+    assert "has no run card" in error and "export again" in error
+
+
+def test_a_replaced_file_is_refused(run, artifact, tmp_path):
+    for file in (artifact, artifact.with_suffix(".json")):
+        shutil.copy(file, tmp_path)
+    (tmp_path / artifact.name).write_bytes(b"something else")
+    assert "is not the file of its run card" in run("bench", tmp_path / artifact.name, *QUICK).error(1)
+
+
+def test_a_checkpoint_without_card_is_refused(run, micro):
+    error = run("bench", micro / "swin.pth", *QUICK).error(2)
+    assert "has no run card swin.json beside it" in error
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (("--engine", "nowhere"), "no engine 'nowhere'"),
+        (("--engine", "fastertransformer"), "fastertransformer does not run onnx artifacts"),
+        (("--engine", "tensorrt"), "tensorrt does not run onnx artifacts"),
+        (("--batch", 0), "--batch 0: must be at least 1"),
+        (("--threads", 0), "--threads 0: must be at least 1"),
+        (("--pictures", 0), "--pictures 0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(run, artifact, words, text):
+    assert text in run("bench", artifact, *QUICK, *words).error(2)
+
+
+def test_an_engine_that_is_not_installed_says_which_extra(run, artifact, monkeypatch):
+    monkeypatch.setattr("swin_quant.deployed.is_installed", lambda name: False)
+    assert "pip install 'swin-quant[openvino]'" in run("bench", artifact, "--engine", "openvino", *QUICK).error(2)
+
+
+def test_a_missing_file_is_refused(run, tmp_path):
+    assert "no such file" in run("bench", tmp_path / "gone.onnx").error(1)
+
+
+def test_ctrl_c_ends_all_processes_and_leaves_nothing(fork, artifact, tmp_path):
+    words = ("bench", artifact, "--batch", 1, "--rounds", 1000, "--seconds", 1, "--threads", 1, "--quiet")
+    child = fork(words, {"TMPDIR": str(tmp_path)}, partial(setattr, tempfile, "tempdir", None))
+    try:
+        started = wait_for(lambda: children_of(child.pid), 60)
+    finally:
+        os.kill(child.pid, signal.SIGINT)
+    done = child.wait(60)
+    assert (done.code, done.err) == (130, "error: interrupted; nothing half-written is left\n")
+    assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def children_of(pid):
+    """Processes that compute for the bench: its children, but multiprocessing's own helper."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def wait_for(condition, seconds):
+    """What `condition` gives once it is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found

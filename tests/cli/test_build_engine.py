@@ -1,0 +1,106 @@
+"""swin-quant build-engine, with a stand-in for TensorRT, from a file that our exporter wrote."""
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.onnx.export import Options, export
+from swin_quant.backends.options import EngineOptions
+from swin_quant.backends.tensorrt import host, load
+from swin_quant.config import load_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.runcard import RunCard
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, micro, tiny_model, use_policy):
+    """A calibrated micro model and its ONNX artifact for TensorRT."""
+    cfg = load_config(micro / "swin.yaml")
+    model = use_policy(tiny_model("swin", EMBED_DIM=32, DEPTHS=[2], NUM_HEADS=[2], WINDOW_SIZE=4), "qdq")
+    calibrate(model, [torch.randn(4, 3, 32, 32)], Method("max"))
+    preprocess = Preprocess.from_config(cfg).to_dict()
+    card = RunCard("micro", {}, preprocess, policy=load_policy("qdq").to_dict())
+    artifact = export(model, card, tmp_path_factory.mktemp("onnx"), Options(target="tensorrt"))
+    return model, artifact.file
+
+
+@pytest.fixture
+def onnx_file(exported, tmp_path):
+    """A copy of the artifact, whose folder is the test's own."""
+    for part in exported[1].parent.iterdir():
+        shutil.copy(part, tmp_path)
+    return tmp_path / exported[1].name
+
+
+@pytest.fixture
+def trt(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "standin")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    module = importlib.import_module("tensorrt")
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    module.become("11.4.1")
+    monkeypatch.setattr(host, "find_gpu", lambda: host.Gpu(torch.device("cpu"), "Stand-in GPU", "8.9"))
+    monkeypatch.setattr(host, "current_stream", lambda device: 1)
+    return module
+
+
+def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
+    done = run("build-engine", onnx_file, "--max-batch", 16)
+    assert done.code == 0, done
+    assert "trtexec --onnx=" in done.err and "--maxShapes=images:16x3x32x32" in done.err
+    engine = load(open_artifact(onnx_file.with_name(f"{onnx_file.stem}_sm89.engine")), EngineOptions(device="cuda"))
+    model, _ = exported
+    images = torch.randn(3, 3, 32, 32)
+    quantize(model)
+    with torch.inference_mode():
+        expected = model(images)
+    dequantize(model)
+    assert engine.max_batch == 16
+    assert (engine(images) - expected).square().sum() < 1e-2 * expected.square().sum()
+    names = engine.details["gemms"]
+    assert names["layers.0.blocks.1.attn.qkv"] == "int8" and engine.details["int8_gemms"] == len(names) - 2
+    assert f"products: int8 {len(names) - 2}" in done.out.replace("float16 2, ", "")
+
+
+def test_products_that_fall_back_are_said(run, trt, onnx_file):
+    import onnx
+
+    node = next(
+        node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul" and "fc1" in node.name
+    )
+    trt.FALLBACK.add(node)
+    done = run("build-engine", onnx_file)
+    assert "int8 in the graph, not in the engine: layers.0.blocks.0.mlp.fc1" in done.err
+    report = json.loads(onnx_file.with_name(f"{onnx_file.stem}_sm89.layers.json").read_text())
+    assert report["int8_lost"] == 1
+
+
+def test_without_tensorrt_the_trtexec_line_is_all_there_is(run, onnx_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    before = sorted(onnx_file.parent.iterdir())
+    done = run("build-engine", onnx_file, "--output", onnx_file.with_name("x.engine"))
+    said = done.err.splitlines()
+    assert done.code == 2 and said[0].startswith("the same by NVIDIA's tool: trtexec") and "x.engine" in said[0]
+    assert len(said) == 2 and "pip install tensorrt-cu" in said[1]
+    assert sorted(onnx_file.parent.iterdir()) == before
+
+
+def test_without_a_gpu(run, trt, onnx_file, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no NVIDIA GPU" in run("build-engine", onnx_file, "--quiet").error(2)
+
+
+def test_bad_usage(run, onnx_file, tmp_path):
+    assert "has no run card" in run("build-engine", shutil.copy(onnx_file, tmp_path / "alone.onnx")).error(1)
+    assert "in growing order" in run("build-engine", onnx_file, "--min-batch", 9).error(2)

@@ -1,0 +1,160 @@
+"""swin-quant export: every target from one calibrated file, and what cannot be exported refused in one line."""
+
+import json
+import shutil
+
+import onnx
+import pytest
+import torch
+from safetensors import safe_open
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.onnx_file import open_onnx
+from swin_quant.export import TARGETS, policy_for
+from swin_quant.quant.policies import load_policy
+from swin_quant.runcard import RunCard
+
+
+@pytest.fixture
+def own(calibrated, tmp_path):
+    """A copy of the calibrated file and its card that a test may damage."""
+    for suffix in (".pth", ".json"):
+        shutil.copy(calibrated.with_suffix(suffix), tmp_path)
+    return tmp_path / calibrated.name
+
+
+def exported(done):
+    """The artifact whose path is all that a successful export prints."""
+    assert done.code == 0, done.err
+    return open_artifact(done.out.strip())
+
+
+def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_path):
+    done = run("export", "--resume", calibrated, "--backend", "openvino", "--check", "--output", tmp_path / "new")
+    artifact = exported(done)
+    assert artifact.file.parent == tmp_path / "new"
+    assert artifact.record["precision"] == "int8" and artifact.record["options"]["target"] == "openvino"
+    before = RunCard.read(calibrated.with_suffix(".json"))
+    assert artifact.card.preprocess == before.preprocess and artifact.card.checkpoint == before.checkpoint
+    assert artifact.card.policy["name"] in TARGETS["openvino"].policies
+    assert open_onnx(artifact.file).quantizers > 0
+    assert "check: " in done.err and "mean |Δlogit|" in done.err
+    assert f"next: swin-quant bench {artifact.file} --resume {calibrated}" in done.err
+
+
+def test_float_is_the_baseline_of_the_same_checkpoint(run, calibrated, tmp_path):
+    words = ("--backend", "onnxruntime", "--precision", "float", "--opset", 17, "--batch", 2, "--output", tmp_path)
+    artifact = exported(run("export", "--resume", calibrated, *words))
+    file = open_onnx(artifact.file)
+    assert (file.quantizers, file.opset, file.batch) == (0, 17, 2)
+    assert artifact.record["precision"] == "float32" and artifact.card.policy is None
+
+
+def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nrules:\n  - enable: ['*.fc1._input_quantizer', '*.fc1._weight_*']\n"
+    )
+    words = ("--backend", "onnx", "--policy", tmp_path / "mine.yaml", "--output", tmp_path)
+    artifact = exported(run("export", "--resume", calibrated, *words))
+    assert artifact.card.policy["name"] == "mine"
+    quantized = [node.name for node in onnx.load(artifact.file).graph.node if node.op_type == "QuantizeLinear"]
+    assert len(quantized) == 4 and all("fc1" in name for name in quantized)  # 4 blocks
+
+
+def test_fastertransformer_takes_the_mode_of_the_card(run, write_config, pictures, tmp_path):
+    config = write_config(tmp_path, "swin", EMBED_DIM=32)  # its kernels need heads of 32
+    words = ("--cfg", config, "--random-weights", "--data-path", pictures, "--num-calib-batch", 1, "--device", "cpu")
+    assert run("calibrate", *words, "--int8-mode", 2, "--no-eval", "--calib-output-path", tmp_path).code == 0
+    words = ("--resume", tmp_path / "swin_micro_calib.pth", "--backend", "fastertransformer", "--sm", 75, "--check")
+    done = run("export", *words, "--output", tmp_path / "new")
+    artifact = exported(done)
+    assert artifact.record["options"]["sm"] == 75 and artifact.card.policy["name"] == "ft-mode2"
+    with safe_open(artifact.file, "pt") as weights:
+        assert len(weights.keys()) > 0
+    assert "check: " in done.err
+
+
+def test_what_the_kernels_cannot_run_is_refused(run, calibrated, tmp_path):
+    words = ("--backend", "fastertransformer", "--output", tmp_path)
+    assert "head width 16" in run("export", "--resume", calibrated, *words).error(2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fastertransformer_float_is_float16(run, calibrated, tmp_path):
+    words = ("--backend", "fastertransformer", "--precision", "float", "--output", tmp_path)
+    assert exported(run("export", "--resume", calibrated, *words)).record["precision"] == "float16"
+
+
+def test_a_checkpoint_without_card_needs_a_config(run, own, micro, tmp_path):
+    own.with_suffix(".json").unlink()
+    error = run("export", "--resume", own, "--backend", "onnx", "--output", tmp_path / "new").error(2)
+    assert "has no run card swin_micro_calib.json beside it: give --cfg" in error
+    assert not (tmp_path / "new").exists()
+    words = ("--cfg", micro / "swin.yaml", "--backend", "onnx", "--output", tmp_path / "new")
+    artifact = exported(run("export", "--resume", own, *words))
+    assert artifact.card.checkpoint["file"] == own.name
+
+
+def test_a_float_checkpoint_is_refused(run, micro, tmp_path):
+    words = ("--cfg", micro / "swin.yaml", "--backend", "onnx", "--output", tmp_path / "new")
+    error = run("export", "--resume", micro / "swin.pth", *words).error(1)
+    assert "was never calibrated; run `swin-quant calibrate`" in error
+
+
+def test_a_range_of_zero_names_its_node(run, own, micro, tmp_path):
+    state = torch.load(own, weights_only=True)
+    state["layers.0.blocks.0.mlp.fc1._input_quantizer._amax"] = torch.tensor(0.0)
+    torch.save(state, own)
+    own.with_suffix(".json").unlink()
+    words = ("--cfg", micro / "swin.yaml", "--backend", "onnx", "--output", tmp_path / "new")
+    error = run("export", "--resume", own, *words).error(1)
+    assert "1 zero: layers.0.blocks.0.mlp.fc1._input_quantizer" in error and "calibrate" in error
+
+
+def test_a_replaced_checkpoint_is_refused(run, own, tmp_path):
+    own.write_bytes(own.read_bytes() + b"x")
+    error = run("export", "--resume", own, "--backend", "onnx", "--output", tmp_path / "new").error(1)
+    assert "is not the checkpoint of its run card" in error
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (("--backend", "onnx", "--sm", 80), "--sm: means nothing to --backend onnx"),
+        (("--backend", "fastertransformer", "--opset", 20), "--opset: means nothing to --backend fastertransformer"),
+        (("--backend", "onnx", "--opset", 16), "opset 16: must be 17 to 20"),
+        (("--backend", "onnx", "--opset", 21), "opset 21: must be 17 to 20"),
+        (("--backend", "onnx", "--batch", 0), "batch 0"),
+        (("--backend", "openvino", "--float-type", "float16"), "choose float32"),
+        (("--backend", "onnx", "--precision", "float", "--policy", "qdq"), "leave it out with --precision float"),
+        (("--backend", "onnx", "--policy", "none-such"), "none-such"),
+        (
+            (
+                "--backend",
+                "nowhere",
+            ),
+            "nowhere",
+        ),
+        (("--backend", "onnx", "--opts", "DATA.IMG_SIZE", "64"), "--opts sets keys of --cfg"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_anything_is_written(run, calibrated, tmp_path, words, text):
+    assert text in run("export", "--resume", calibrated, *words, "--output", tmp_path / "new").error(2)
+    assert not list((tmp_path / "new").glob("*"))
+
+
+def test_fastertransformer_needs_one_of_its_policies(run, own, tmp_path):
+    card = json.loads(own.with_suffix(".json").read_text())
+    card["policy"] = load_policy("qdq").to_dict()
+    own.with_suffix(".json").write_text(json.dumps(card))
+    error = run("export", "--resume", own, "--backend", "fastertransformer", "--output", tmp_path / "new").error(2)
+    assert "needs the policy ft-mode1 or ft-mode2, the run card's is qdq: give --policy" in error
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnxruntime", "openvino", "tensorrt"])
+def test_a_policy_of_one_s_own_in_the_card_stays(target):
+    own = load_policy("qdq").to_dict() | {"name": "searched"}
+    assert policy_for(target, RunCard("x", {}, {}, policy=own)).name == "searched"
+    built_in = policy_for(target, RunCard("x", {}, {}, policy=load_policy("ft-mode1").to_dict()))
+    assert built_in.name in TARGETS[target].policies
+    assert policy_for(target, None) == built_in

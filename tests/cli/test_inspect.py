@@ -1,0 +1,77 @@
+"""swin-quant inspect: table, JSON, and files that are no ONNX."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+
+@pytest.fixture
+def model(tmp_path):
+    """One int8 linear of a block and one float linear outside, in float32."""
+    constants = {
+        "scale": np.float32(0.1),
+        "zero": np.int8(0),
+        "layers.0.blocks.1.mlp.fc1.weight": np.ones((4, 8), np.int8),
+        "scales": np.ones(8, np.float32),
+        "zeros": np.zeros(8, np.int8),
+        "head.weight": np.ones((8, 3), np.float32),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="in"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], name="in.dq"),
+        helper.make_node(
+            "DequantizeLinear", ["layers.0.blocks.1.mlp.fc1.weight", "scales", "zeros"], ["w"], name="w.dq", axis=1
+        ),
+        helper.make_node("MatMul", ["d", "w"], ["h"], name="fc1"),
+        helper.make_node("MatMul", ["h", "head.weight"], ["y"], name="head"),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [info("x", 1, ["batch", 4])], [info("y", 1, ["batch", 3])],
+                              [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()])  # fmt: skip
+    file = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+    return file
+
+
+def test_the_table_says_what_is_int8_and_what_engines_will_not_fuse(run, model):
+    done = run("inspect", model)
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0] == "opset 20, float32 body; 1 of 2 products int8; 1 QuantizeLinear, 2 DequantizeLinear"
+    (row,) = [line.split() for line in lines if line.startswith("layers.0.blocks.1")]
+    assert row == ["layers.0.blocks.1", "1/1"]
+    assert any(line.split() == ["(outside", "blocks)", "0/1", "head"] for line in lines)
+    assert "tensorrt: float32 body: the graph" in lines and "not recognised: no attention" in done.out
+
+
+def test_one_backend_alone(run, model):
+    assert "tensorrt: " not in run("inspect", model, "--backend", "openvino").out
+    assert "invalid choice: 'tvm'" in run("inspect", model, "--backend", "tvm").error(2)
+
+
+def test_the_report_goes_to_a_file(run, model, tmp_path):
+    done = run("inspect", model, "--json", tmp_path / "report.json", "--quiet")
+    assert done.code == 0 and done.err == ""
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["file"], report["int8_gemms"], len(report["gemms"])) == ("model.onnx", 1, 2)
+    assert report["gemms"][0]["name"] == "layers.0.blocks.1.mlp.fc1" and report["gemms"][0]["weight"] == "per-channel"
+    assert report["findings"][0]["source"]
+
+
+def test_files_that_are_no_onnx(run, tmp_path):
+    bad = tmp_path / "bad.onnx"
+    assert "no such file" in run("inspect", bad).error(1)
+    bad.write_bytes(b"\xff\xfe not protobuf")
+    assert f"{bad}: is not an ONNX file" in run("inspect", bad).error(1)
+    bad.write_bytes(b"")
+    assert str(bad) in run("inspect", bad).error(1)
+
+
+def test_a_graph_out_of_order_is_named_with_its_file(run, model):
+    graph = onnx.load(model)
+    graph.graph.node[0].input[0] = "y"
+    onnx.save(graph, model)
+    assert f"{model}: node in uses 'y' before anything makes it" in run("inspect", model).error(1)
