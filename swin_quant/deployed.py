@@ -34,7 +34,7 @@ RUN_BY = {
 NEEDS = {
     "onnxruntime": ("onnxruntime", "pip install 'swin-quant[onnx]'"),
     "openvino": ("openvino", "pip install 'swin-quant[openvino]'"),
-    "tensorrt": ("tensorrt", "pip install tensorrt, on a machine with an NVIDIA GPU"),
+    "tensorrt": ("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),
 }
 # Engine -> where it runs, whatever device torch has; others run where the options say.
 HOME = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}

@@ -37,7 +37,8 @@ class Target:
     only: bool = False
 
 
-_ONNX = {"precision": "precision", "opset": "opset", "float_type": "float_type", "batch": "batch"}
+_ONNX = {"precision": "precision", "opset": "opset", "float_type": "float_type", "batch": "batch",
+         "labels": "labels"}  # fmt: skip
 _FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "check": "check"}
 TARGETS = {
     "fastertransformer": Target("fastertransformer", _FASTERTRANSFORMER, ("ft-mode1", "ft-mode2"), only=True),

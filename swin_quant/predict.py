@@ -37,7 +37,7 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
     UsageError for a file of another number of names, SwinQuantError for one that cannot be read as text.
     """
     if labels is not None:
-        names = _lines(labels)
+        names = read_labels(labels)
         if len(names) != classes:
             raise UsageError(f"--labels {labels}: has {len(names)} names, the model {classes} classes")
         return names
@@ -46,7 +46,8 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
     return _imagenet(classes) or [str(index) for index in range(classes)]
 
 
-def _lines(path: str) -> list[str]:
+def read_labels(path: str) -> list[str]:
+    """The names in a text file, one a line. SwinQuantError if it cannot be read as such."""
     try:
         if Path(path).stat().st_size > MAX_JSON_BYTES:
             raise SwinQuantError(f"--labels {path}: is too large for a list of names")

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of what is not int8 (default: float32; for GPUs float16)")  # fmt: skip
     parser.add_argument("--batch", type=int, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
     parser.add_argument("--sm", type=int, metavar="NN", help="fastertransformer: compute capability (default 80)")
+    parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
     parser.add_argument(
         "--check", action="store_true", help="run or read back the export and compare it with the model"
     )
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("export runs in one process: start it without torchrun")
+    from swin_quant.predict import read_labels
     from swin_quant.quant.policies import load_policy
 
     if args.opts and not args.cfg:
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     onnx = TARGETS[args.backend].exporter == "onnx"
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm")}
     given["check"] = args.check and not onnx
+    given["labels"] = tuple(read_labels(args.labels)) if args.labels else None
     artifact, model = export_checkpoint(args.resume, args.backend, args.output, cfg, policy, args.precision, given)
     if args.check and onnx:
         from swin_quant.export_check import check_export
@@ -85,5 +88,6 @@ def _print(artifact: Artifact, args: argparse.Namespace) -> None:
         log.info("with it: %s", artifact.file.with_name(other["file"]))
     log.info("run card: %s", card_path(artifact.file))
     print(artifact.file)
-    for command in NEXT[args.backend]:
+    emulated = args.backend != "fastertransformer" or record["precision"] == "int8"  # no emulator of its float kernels
+    for command in NEXT[args.backend] if emulated else ():
         log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.resume)))

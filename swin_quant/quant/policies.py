@@ -10,7 +10,7 @@ INT8_MODES = {1: "ft-mode1", 2: "ft-mode2"}
 
 
 def _builtin() -> list[Path]:
-    return sorted((configs_dir() / "policies").glob("*.yaml"))
+    return sorted((configs_dir() / "policies").glob("*.yaml"), key=lambda path: path.stem)
 
 
 def builtin_policies() -> list[str]:

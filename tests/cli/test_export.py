@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_file import open_onnx
+from swin_quant.deployed import labels_in
 from swin_quant.export import TARGETS, policy_for
 from swin_quant.quant.policies import load_policy
 from swin_quant.runcard import RunCard
@@ -48,6 +49,15 @@ def test_float_is_the_baseline_of_the_same_checkpoint(run, calibrated, tmp_path)
     file = open_onnx(artifact.file)
     assert (file.quantizers, file.opset, file.batch) == (0, 17, 2)
     assert artifact.record["precision"] == "float32" and artifact.card.policy is None
+
+
+def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
+    (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
+    words = ("--resume", calibrated, "--backend", "onnx", "--precision", "float", "--output", tmp_path / "named")
+    artifact = exported(run("export", *words, "--labels", tmp_path / "names.txt"))
+    assert labels_in(artifact) == ["cat", "dog", "fox"]
+    (tmp_path / "names.txt").write_text("cat\n")
+    assert "3" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
 
 
 def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
