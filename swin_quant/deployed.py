@@ -65,13 +65,13 @@ def preprocess_of(artifact: Artifact) -> Preprocess:
 
 
 def load_engines(artifact: Artifact, names: Sequence[str] | None, options: EngineOptions) -> dict[str, Engine]:
-    """The artifact on each engine called for, by `file on engine`; None: on that which it was exported for, or on every
-    one that takes it; of those that are installed.
+    """The artifact on each engine called for, by `path on engine`: two folders may hold files of one name.
 
-    UsageError for an engine that does not take this kind of artifact, or is not installed.
+    None: on that which it was exported for, or on every one that takes it; of those that are installed. UsageError for
+    an engine that does not take this kind of artifact, or is not installed.
     """
     return {
-        f"{artifact.file.name} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
+        f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
         for name in names_of_engines(artifact, names)
     }
 

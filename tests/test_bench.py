@@ -115,6 +115,11 @@ def test_the_table_has_the_same_rows_in_every_form(report):
     assert content["plan"]["threads"] == 1 and content["gemms"]["plain"] == {"head": "float32"}
 
 
+def test_names_stay_whole_in_a_narrow_terminal(report):
+    shown = table.terminal(report, width=80)
+    assert all(row.contender in shown for row in report.rows)
+
+
 def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
     notes = "\n".join(table.notes(report))
     assert "over plain" in notes and "with plain, on 5 pictures" in notes and "SIGSEGV" in notes

@@ -83,7 +83,8 @@ def terminal(report: Report, width: int = 140, color: bool = False) -> str:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     columns = columns_of(report)
     for column in columns:
-        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        side = "right" if column.right else "left"
+        table.add_column(column.title, justify=side, overflow="fold", no_wrap=not column.right)
     for index, row in enumerate(report.rows):
         last = index + 1 < len(report.rows) and report.rows[index + 1].batch != row.batch
         table.add_row(*(column.show(row) for column in columns), end_section=last)

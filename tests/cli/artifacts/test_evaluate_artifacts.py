@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -34,6 +35,16 @@ def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results
         assert result.delta_acc1_se is not None and result.sqnr_db > 15
     assert onnx["onnxruntime", "int8", "qdq"].sqnr_db == pytest.approx(onnx[simulated].sqnr_db, abs=1)
     assert "onnxruntime" in done.out and "openvino" in done.out and "FasterTransformer (emulated)" in done.out
+
+
+def test_artifacts_of_one_name_in_two_folders_keep_their_own_results(evaluate, exports, tmp_path):
+    other = shutil.copytree(exports.onnx.parent, tmp_path / "other") / exports.onnx.name
+    card = json.loads(other.with_suffix(".json").read_text())
+    card["policy"]["name"] = "mine"
+    other.with_suffix(".json").write_text(json.dumps(card))
+    assert evaluate(exports.onnx, other, "--engine", "onnxruntime", "--resume", exports.checkpoint).code == 0
+    assert [policy for _, _, policy in measured(exports.onnx)] == [None, "qdq"]
+    assert [policy for _, _, policy in measured(other)] == [None, "mine"]
 
 
 def test_results_of_other_pictures_stay_in_the_card(evaluate, exports):

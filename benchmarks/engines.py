@@ -1,0 +1,65 @@
+"""Every artifact on every engine that runs here, on real pictures: writes docs/results/engines_cifar10.md and .csv.
+
+    python benchmarks/engines.py --shared DIR [--work DIR]
+
+The micro Swin V1 and V2 of DIR/checkpoints are calibrated on DIR/data/cifar10, exported for each target, verified, and
+scored on the 5,000 pictures of `val` beside the float model, all by the command line.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
+# What is exported: folder -> flags. FasterTransformer's V2 knows one mode.
+EXPORTS = {
+    "openvino": ["--backend", "openvino"],
+    "onnxruntime": ["--backend", "onnxruntime"],
+    "onnx": ["--backend", "onnx"],
+    "ft1": ["--backend", "fastertransformer", "--policy", "ft-mode1"],
+    "ft2": ["--backend", "fastertransformer", "--policy", "ft-mode2"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("out/engines"))
+    args = parser.parse_args()
+    cards = [card for name in MICRO for card in scored(name, args.shared, args.work / name)]
+    for suffix in ("md", "csv"):
+        swin_quant("report", *cards, "--output", RESULTS / f"engines_cifar10.{suffix}")
+
+
+def scored(name: str, shared: Path, folder: Path) -> list[Path]:
+    """The run cards of all artifacts of a model, with their results."""
+    config, weights = (shared / "checkpoints" / f"{name}.{suffix}" for suffix in ("yaml", "pth"))
+    pictures = ["--data-path", shared / "data" / "cifar10", "--zip"]
+    calibrated = folder / f"{name}_calib.pth"
+    told = ["--int8-mode", "1", "--no-eval", "--calib-output-path", folder]
+    swin_quant("calibrate", "--cfg", config, "--resume", weights, *pictures, *told)
+    artifacts = []
+    for place, flags in EXPORTS.items():
+        if place == "ft2" and name.startswith("swinv2"):
+            continue
+        done = swin_quant("export", "--resume", calibrated, *flags, "--output", folder / place)
+        artifacts.append(Path(done.strip().splitlines()[-1]))
+    for artifact in artifacts:
+        swin_quant("verify", artifact, "--resume", calibrated, *pictures)
+    swin_quant("evaluate", *artifacts, "--resume", calibrated, *pictures, "--batch-size", "200")
+    return [artifact.with_suffix(".json") for artifact in artifacts]
+
+
+def swin_quant(*words: object) -> str:
+    """Run a command, and return what it printed."""
+    command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
+    print(" ".join(command), flush=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

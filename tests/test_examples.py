@@ -1,0 +1,30 @@
+"""The trained checkpoints that come with a checkout: they load, their cards are theirs, and they are small."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.checkpoint import load_float
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+from swin_quant.scoring import card_of
+
+FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.safetensors")))
+def test_an_example_loads_and_its_card_is_its_own(name):
+    file = FOLDER / f"{name}.safetensors"
+    model = build_model(load_config(FOLDER / f"{name}.yaml"))
+    source = load_float(model, file)
+    card = card_of(str(file))
+    assert card.checkpoint["sha256"] == source.sha256 and card.training["epochs"]
+    assert card.measured()[0].precision == "float32" and card.measured()[0].acc1 > 75
+    assert file.stat().st_size <= 7e6
+    assert model(torch.zeros(1, 3, 32, 32)).isfinite().all()
+
+
+def test_there_are_examples_of_both_versions():
+    kinds = {load_config(path).MODEL.TYPE for path in FOLDER.glob("*.yaml")}
+    assert kinds == {"swin", "swinv2"}
