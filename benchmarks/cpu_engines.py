@@ -5,7 +5,8 @@
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
 comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
-from the plain float graph of the same weights. NNCF is measured where it is installed (`pip install nncf`).
+from the plain float graph of the same weights. NNCF is measured where it is installed (`pip install nncf`). What is in
+the working folder already is not made again.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.onnx.export import Options, export
 from swin_quant.backends.options import EngineOptions
 from swin_quant.bench import table
@@ -31,6 +32,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines import Engine
 from swin_quant.files import atomic_write_bytes, sha256_of
 from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
 from swin_quant.progress import set_up
 from swin_quant.ptq import portable_config
 from swin_quant.quant.calibration import Method, calibrate
@@ -55,7 +57,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     model, card, checkpoint = calibrated(args.model, args.work)
     side = model.geometry.image_size
-    plain = export(model, card, args.work / "plain", Options(precision="float", rewrites=frozenset()))
+    plain = exported(model, card, args.work / "plain", Options(precision="float", rewrites=frozenset()))
     float_file = str(plain.file)
     contenders = [
         Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint),
@@ -74,7 +76,7 @@ def main() -> None:
         ("onnxruntime", "qdq", None),
     ):
         told = replace(card, policy=load_policy(policy).to_dict())
-        artifact = export(model, told, args.work / policy, Options(target=target))
+        artifact = exported(model, told, args.work / policy, Options(target=target))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
         contenders.append(on(target, artifact, name, float_type))
     plan = Plan(tuple(args.batch), args.rounds, args.seconds, args.threads)
@@ -109,6 +111,12 @@ def calibrated(name: str, folder: Path) -> tuple:
     return model, RunCard(name, portable_config(cfg), preprocess, checkpoint=record), file
 
 
+def exported(model: Swin, card: RunCard, folder: Path, options: Options) -> Artifact:
+    """The export that lies in `folder`, or a new one."""
+    file = folder / f"{card.name}_{options.suffix}.onnx"
+    return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
+
+
 def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> Contender:
     """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
     load = partial(artifact_engine, str(artifact.file), engine, EngineOptions(usable_cores(), float_type))
@@ -129,10 +137,12 @@ def nncf_contenders(float_file: str, folder: Path, side: int) -> list[Contender]
         "advanced_parameters": nncf.AdvancedQuantizationParameters(smooth_quant_alphas=off)}}  # fmt: skip
     found = []
     for name, extra in ways.items():
-        model = openvino.Core().read_model(float_file)
-        quantized = nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATION, **extra)
         file = folder / f"nncf_{name.replace(' ', '_')}.xml"
-        openvino.save_model(quantized, str(file), compress_to_fp16=False)
+        if not file.exists():
+            model = openvino.Core().read_model(float_file)
+            kind = nncf.ModelType.TRANSFORMER
+            quantized = nncf.quantize(model, data, model_type=kind, subset_size=CALIBRATION, **extra)
+            openvino.save_model(quantized, str(file), compress_to_fp16=False)
         load = partial(openvino_ir, str(file), usable_cores())
         found.append(
             Contender(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
@@ -182,11 +192,12 @@ def own_quantization(float_file: str, folder: Path, side: int) -> Contender:
             return None if picture is None else {graph.input[0].name: picture[None].numpy()}
 
     file = folder / "onnxruntime_own.onnx"
-    quantize_static(
-        float_file, str(file), Pictures(), quant_format=QuantFormat.QDQ, per_channel=True,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_quantize=linears,
-        extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
-    )  # fmt: skip
+    if not file.exists():
+        quantize_static(
+            float_file, str(file), Pictures(), quant_format=QuantFormat.QDQ, per_channel=True,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_quantize=linears,
+            extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
+        )  # fmt: skip
     load = partial(onnxruntime_file, str(file), usable_cores())
     return Contender("onnxruntime int8 its own, linears", load, file, "onnxruntime float32")
 

@@ -43,7 +43,7 @@ _FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "check":
 TARGETS = {
     "fastertransformer": Target("fastertransformer", _FASTERTRANSFORMER, ("ft-mode1", "ft-mode2"), only=True),
     "onnx": Target("onnx", _ONNX, ("qdq",), {"target": "portable"}),
-    "onnxruntime": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "onnxruntime"}),
+    "onnxruntime": Target("onnx", _ONNX, ("qdq",), {"target": "onnxruntime"}),
     "openvino": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "openvino"}),
     "tensorrt": Target("onnx", _ONNX, ("tensorrt", "qdq"), {"target": "tensorrt"}),
 }
