@@ -24,7 +24,10 @@ class Artifact:
     def record(self) -> ArtifactRecord:
         """What the card says of the artifact. SwinQuantError if it says nothing."""
         if self.card.artifact is None:
-            raise SwinQuantError(f"{card_path(self.file)}: is the card of a checkpoint, not of an exported artifact")
+            raise SwinQuantError(
+                f"{card_path(self.file)}: is the card of a checkpoint, not of an exported artifact: run `swin-quant "
+                "export`, or name a checkpoint by --resume"
+            )
         return self.card.artifact
 
 
