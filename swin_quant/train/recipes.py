@@ -2,36 +2,27 @@
 
 from pathlib import Path
 
-import yaml
 from yacs.config import CfgNode
 
 from swin_quant.config import configs_dir
 from swin_quant.errors import UsageError
 from swin_quant.train.recipe import Recipe, recipe_from_dict
-
-_LARGEST_FILE = 1 << 20
+from swin_quant.yaml_file import read_yaml, shipped_or_file
 
 
 def builtin_recipes() -> list[str]:
     """Names of the recipes that come with the package."""
-    return sorted(path.stem for path in (configs_dir() / "recipes").glob("*.yaml"))
+    return [path.stem for path in _builtin()]
+
+
+def _builtin() -> list[Path]:
+    return sorted((configs_dir() / "recipes").glob("*.yaml"), key=lambda path: path.stem)
 
 
 def load_recipe(name_or_path: str) -> Recipe:
     """A built-in recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
-    path = Path(name_or_path)
-    if name_or_path in builtin_recipes():
-        path = configs_dir() / "recipes" / f"{name_or_path}.yaml"
-    elif path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"no recipe {name_or_path!r}: give {', '.join(builtin_recipes())} or a .yaml file")
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise UsageError(f"{path}: larger than 1 MB, this is no recipe")
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
+    path = shipped_or_file(name_or_path, _builtin(), "recipe")
+    data = read_yaml(path, "recipe")
     if isinstance(data, dict):
         data.setdefault("name", path.stem)
     return recipe_from_dict(data, str(path))
