@@ -99,7 +99,11 @@ def test_files_of_the_user(tmp_path):
     assert (recipe.name, recipe.epochs, recipe.optimizer.lr) == ("mine", 3, 1e-4)
     (tmp_path / "bad.yaml").write_text("epochs: [3\n")
     (tmp_path / "code.yaml").write_text("epochs: !!python/object/apply:os.getcwd []\n")
-    for name, says in (("bad.yaml", "not valid YAML"), ("code.yaml", "not valid YAML"), ("none.yaml", "no such recipe")):
+    for name, says in (
+        ("bad.yaml", "not valid YAML"),
+        ("code.yaml", "not valid YAML"),
+        ("none.yaml", "no such recipe"),
+    ):
         with pytest.raises(UsageError, match=says):
             load_recipe(str(tmp_path / name))
     with pytest.raises(UsageError, match="no recipe 'fast'"):
