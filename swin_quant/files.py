@@ -106,18 +106,24 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     atomic_write_bytes(path, (text + "\n").encode())
 
 
+def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
+    """The content of a file that somebody else may have written, of at most `limit` bytes."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
+    if len(data) > limit:
+        raise SwinQuantError(f"{path}: is larger than the {limit >> 20} MB a {what} may have")
+    return data
+
+
 def read_json(path: str | os.PathLike, what: str) -> Any:
     """Read JSON that somebody else may have written; `what` names its kind in errors, e.g. "run card"."""
     path = Path(path)
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such {what}" + (": it is a directory" if path.is_dir() else ""))
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
-    if len(data) > MAX_JSON_BYTES:
-        raise SwinQuantError(f"{path}: is larger than the {MAX_JSON_BYTES >> 20} MB a {what} may have")
+    data = read_bounded(path, what, MAX_JSON_BYTES)
     try:
         return json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

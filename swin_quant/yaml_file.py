@@ -35,7 +35,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 def shipped_or_file(name_or_path: str, shipped: Iterable[Path], what: str) -> Path:
     """The file among `shipped` of that name (its stem), else the YAML file of the user's that it names."""
-    names = {path.stem: path for path in sorted(shipped, key=lambda path: path.stem)}
+    names = {path.stem: path for path in shipped}
     path = names.get(name_or_path, Path(name_or_path))
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"no {what} {name_or_path!r}: give {', '.join(names)} or a .yaml file")

@@ -21,6 +21,11 @@ def configs_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def shipped_files(kind: str) -> list[Path]:
+    """The shipped files of a kind (`policies`, `recipes`), in the order of their names."""
+    return sorted((configs_dir() / kind).glob("*.yaml"), key=lambda path: path.stem)
+
+
 def find_config(name_or_path: str | Path) -> Path:
     """An existing file, or else the shipped configuration of that name (its file name without `.yaml`)."""
     if os.path.isfile(name_or_path):

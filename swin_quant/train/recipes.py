@@ -1,10 +1,8 @@
 """Finding recipes: the shipped ones under configs/recipes/, a YAML file of the user's, the config's TRAIN and AUG."""
 
-from pathlib import Path
-
 from yacs.config import CfgNode
 
-from swin_quant.config import configs_dir
+from swin_quant.config import shipped_files
 from swin_quant.errors import UsageError
 from swin_quant.train.recipe import Recipe, recipe_from_dict
 from swin_quant.yaml_file import read_yaml, shipped_or_file
@@ -12,16 +10,12 @@ from swin_quant.yaml_file import read_yaml, shipped_or_file
 
 def builtin_recipes() -> list[str]:
     """Names of the recipes that come with the package."""
-    return [path.stem for path in _builtin()]
-
-
-def _builtin() -> list[Path]:
-    return sorted((configs_dir() / "recipes").glob("*.yaml"), key=lambda path: path.stem)
+    return [path.stem for path in shipped_files("recipes")]
 
 
 def load_recipe(name_or_path: str) -> Recipe:
     """A built-in recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
-    path = shipped_or_file(name_or_path, _builtin(), "recipe")
+    path = shipped_or_file(name_or_path, shipped_files("recipes"), "recipe")
     data = read_yaml(path, "recipe")
     if isinstance(data, dict):
         data.setdefault("name", path.stem)

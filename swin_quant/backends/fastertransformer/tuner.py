@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import atomic_write_bytes, reason
+from swin_quant.files import atomic_write_bytes, read_bounded
 from swin_quant.models.geometry import Geometry
 
 INT8_TYPE = 3
@@ -80,14 +80,7 @@ class Tuned:
 def read_tuned(path: str | Path) -> dict[Key, Tuned]:
     """The entries of a tuner file, the first of each shape, as the op takes them. SwinQuantError names the line."""
     path = Path(path)
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SwinQuantError(f"{path}: the tuner file cannot be read: {reason(error)}") from error
-    if len(data) > MAX_BYTES:
-        raise SwinQuantError(f"{path}: is larger than the {MAX_BYTES >> 20} MB a tuner file may have")
-    lines = data.decode(errors="replace").splitlines()
+    lines = read_bounded(path, "tuner file", MAX_BYTES).decode(errors="replace").splitlines()
     if not lines or lines[0].split() != HEADER.split():
         raise SwinQuantError(f"{path}: is not an igemm_config.in: its first line must name the columns of INT8 GEMMs")
     found: dict[Key, Tuned] = {}
