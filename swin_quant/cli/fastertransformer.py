@@ -31,11 +31,11 @@ EXAMPLES = """examples:
 FT_DISTILLATION = {"distill_compat": "ft", "distillation_loss_scale": 10000.0}  # what --distill means there
 # Options that mean something to --train alone.
 TRAINING = ("num_epochs", "qat_lr", "lr", "distill", "teacher", "teacher_cfg", "distillation_loss_scale", "temperature",
-            "distill_compat", "accumulation_steps", "use_checkpoint", "amax", "fsdp", "offload", "recipe", "set",
-            "overwrite", "tensorboard")  # fmt: skip
+            "distill_compat", "accumulation_steps", "use_checkpoint", "compile", "amax", "fsdp", "offload", "recipe",
+            "set", "overwrite", "tensorboard")  # fmt: skip
 # Flag -> (argparse options, why it is refused).
 REFUSED = {
-    "--engine": ({}, "this version scores checkpoints; it does not run TensorRT engines yet"),
+    "--engine": ({}, "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR --resume CHECKPOINT`"),
     "--fused_window_process": (
         {"action": "store_true"},
         "the model has no fused window kernel; FasterTransformer's ignored the flag",

@@ -27,6 +27,7 @@ RECIPE_KEYS = {
     "distillation_loss_scale": "distill.weight",
     "temperature": "distill.temperature",
     "use_checkpoint": "memory.checkpointing",
+    "compile": "compile",
     "amax": "amax.mode",
     "fsdp": "memory.fsdp",
     "offload": "memory.offload",
@@ -51,6 +52,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lr", type=float, metavar="LR", help="optimizer.lr")
     group.add_argument("--accumulation-steps", type=int, metavar="N", help="batches a step of the optimizer")
     group.add_argument("--use-checkpoint", action="store_true", default=None, help="activation checkpointing")
+    group.add_argument("--compile", action="store_true", default=None, help="torch.compile: faster after a slow start")
     group.add_argument("--amp-opt-level", choices=("O0", "O1", "O2", "O3"), help="precision of training")
     group.add_argument(
         "--fsdp", action="store_true", default=None, help="shard weights and optimizer over ranks (FSDP2)"

@@ -17,6 +17,7 @@ from swin_quant.evaluate import evaluate
 from swin_quant.progress import log
 from swin_quant.train.bar import bar
 from swin_quant.train.batches import MicroBatch
+from swin_quant.train.compiled import compiled
 from swin_quant.train.distill import distillation_loss, stage_outputs
 from swin_quant.train.interruption import interruption
 from swin_quant.train.job import Job
@@ -38,7 +39,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     """
     recipe, world, batches = job.recipe, job.world, job.batches
     precision = Precision.choose(recipe.precision, recipe.half, world.device)
-    network = parallel(precision.network(job.model), job.model, recipe, world)
+    network = parallel(compiled(precision.network(job.model), recipe), job.model, recipe, world)
     optimizer = make_optimizer(job.model, recipe.optimizer, batches.step_pictures)
     schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, batches.steps)
     average = make_average(job.model, recipe.ema)

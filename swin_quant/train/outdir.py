@@ -11,7 +11,10 @@ from swin_quant.train.record import EPOCHS, STEPS
 from swin_quant.train.snapshot import Snapshots
 
 # Keys of a recipe that a resumed run may have changed: they do not change what is computed.
-_FREE = ("name", "description", "patience", "save_minutes", "keep", "batch_size", "accumulation_steps", "memory")
+_FREE = (
+    *("name", "description", "patience", "save_minutes", "keep"),
+    *("batch_size", "accumulation_steps", "memory", "compile"),
+)
 
 
 def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:

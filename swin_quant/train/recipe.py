@@ -109,7 +109,7 @@ class Recipe(Section):
 
     `batch_size` is of one rank and one accumulation step; `patience` counts epochs without
     a better validation accuracy, `select` says which epoch's weights are the result, `save_minutes` and `keep` are
-    about snapshots."""
+    about snapshots. `compile` runs training steps through torch.compile."""
 
     name: str = "custom"
     description: str = ""
@@ -119,6 +119,7 @@ class Recipe(Section):
     accumulation_steps: int = number(1, least=1, most=100_000)
     precision: Literal["O0", "O1", "O2", "O3"] = "O0"
     half: Literal["auto", "bfloat16", "float16"] = "auto"
+    compile: bool = False
     ema: float = number(0.0, least=0, most=0.999999)
     patience: int | None = number(None, least=1)
     select: Literal["best", "last"] = "best"

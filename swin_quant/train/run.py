@@ -27,6 +27,7 @@ from swin_quant.runcard import RunCard, SourceRecord, versions
 from swin_quant.scoring import load_for_scoring, open_labelled
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
+from swin_quant.train.compiled import check_compiler
 from swin_quant.train.job import Job
 from swin_quant.train.loop import fit
 from swin_quant.train.outdir import open_folder, settings_of
@@ -118,6 +119,7 @@ def run(
     Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
     """
     check_parallel(recipe, world)
+    check_compiler(recipe, world.device)
     start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)} if request.start else None
     settings = settings_of(
         recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict()

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.operators import gather
 from swin_quant.models.swin import WindowAttention
-from swin_quant.models.swin_v2 import _LARGEST_LOGIT_SCALE, WindowAttentionV2
-
-SMALLEST_NORM = 1e-12  # of F.normalize: what a vector of zeros is divided by
+from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
 
 
 class Attention(nn.Module):
@@ -101,7 +99,7 @@ class CosineAttention(Attention):
 
     def prepare(self, attn: WindowAttentionV2) -> None:
         self.qkv.bias = None if attn.q_bias is None else attn.qkv_bias().detach()
-        scale = attn.logit_scale.detach().clamp(max=_LARGEST_LOGIT_SCALE).exp()
+        scale = attn.logit_scale.detach().clamp(max=LARGEST_LOGIT_SCALE).exp()
         self.head_scale: Tensor
         self.register_buffer("head_scale", scale.repeat(self.windows, 1, 1))
 

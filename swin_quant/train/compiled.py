@@ -1,0 +1,28 @@
+"""torch.compile around what computes the logits of a training step, for recipes that ask for it."""
+
+import torch
+from torch import nn
+
+from swin_quant.errors import UsageError
+from swin_quant.train.recipe import Recipe
+
+
+def check_compiler(recipe: Recipe, device: torch.device) -> None:
+    """UsageError where the recipe's `compile` cannot work.
+
+    Whether there is a working compiler is known only by using it: on a CPU it is one of C++, on a GPU Triton.
+    """
+    if not recipe.compile:
+        return
+    if recipe.memory.fsdp:
+        raise UsageError("--compile does not go with --fsdp: leave one of them out")
+    try:
+        torch.compile(torch.sin, fullgraph=True)(torch.zeros(2, device=device))
+    except Exception as error:  # whatever a broken compiler raises
+        reason = next(line for line in f"{error}\n{type(error).__name__}".splitlines() if line.strip())
+        raise UsageError(f"--compile: torch.compile does not work here ({reason}): leave it out") from error
+
+
+def compiled(network: nn.Module, recipe: Recipe) -> nn.Module:
+    """`network` compiled, if the recipe asks for it; parameters, hooks and names stay those of the module inside."""
+    return torch.compile(network) if recipe.compile else network

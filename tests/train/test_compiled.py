@@ -1,0 +1,60 @@
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from swin_quant.errors import UsageError
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.train.compiled import check_compiler, compiled
+from swin_quant.train.recipe import Memory, Recipe
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(compile=True)
+
+
+def test_a_compiled_step_of_qat_has_the_gradients_of_an_eager_one(tiny_model, monkeypatch):
+    """Traced forward and backward as the compiler gets them; generating code would take a minute and is torch's."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    keys = {"IMG_SIZE": 16, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "PRETRAINED_WINDOW_SIZES": [0, 0]}
+    model = tiny_model("swinv2", **keys, DROP_PATH_RATE=0.0)
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    apply_policy(model, load_policy("ft-mode2"))
+    calibrate(model, [images], Method("max"))
+    quantize(model)
+    for node in enabled_nodes(model).values():
+        node.learn_range()
+    model.train()
+    eager, traced = (gradients(model, network, images) for network in (model, compiled(model, RECIPE)))
+    assert eager.keys() == traced.keys() and any(name.endswith("_amax") for name in eager)
+    for name, gradient in eager.items():
+        torch.testing.assert_close(traced[name], gradient, rtol=1e-3, atol=1e-4 * gradient.abs().max().item() + 1e-7)
+
+
+def gradients(model, network, images):
+    model.zero_grad()
+    network(images).square().mean().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_without_a_compiler_it_is_refused_before_the_first_step(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    torch.compiler.reset()
+    with pytest.raises(UsageError, match="--compile: torch.compile does not work here"):
+        check_compiler(RECIPE, CPU)
+    torch.compiler.reset()
+
+
+def test_it_does_not_go_with_fsdp():
+    with pytest.raises(UsageError, match="--compile does not go with --fsdp"):
+        check_compiler(replace(RECIPE, memory=Memory(fsdp=True)), CPU)
+
+
+def test_a_recipe_without_it_needs_no_compiler(monkeypatch):
+    monkeypatch.setattr(torch, "compile", None)
+    check_compiler(Recipe(), CPU)
+    model = torch.nn.Linear(1, 1)
+    assert compiled(model, Recipe()) is model
