@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from torch import Tensor
 
 from swin_quant.compat import import_timm
 from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import MAX_JSON_BYTES, reason
+from swin_quant.files import MAX_JSON_BYTES, read_bounded
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,11 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
 
 def read_labels(path: str) -> list[str]:
     """The names in a text file, one a line. SwinQuantError if it cannot be read as such."""
+    data = read_bounded(path, "list of class names", MAX_JSON_BYTES)
     try:
-        if Path(path).stat().st_size > MAX_JSON_BYTES:
-            raise SwinQuantError(f"--labels {path}: is too large for a list of names")
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise SwinQuantError(f"--labels {path}: cannot be read: {reason(error)}") from error
+        lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise SwinQuantError(f"--labels {path}: is not UTF-8 text, one class name a line") from error
+        raise SwinQuantError(f"{path}: is not UTF-8 text, one class name a line") from error
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -47,5 +47,5 @@ def test_a_file_that_is_not_one_of_names(tmp_path):
     path.write_text("only")
     with pytest.raises(UsageError, match="labels.txt: has 1 names, the model 2 classes"):
         class_names(2, str(path))
-    with pytest.raises(SwinQuantError, match="gone.txt: cannot be read"):
+    with pytest.raises(SwinQuantError, match="gone.txt: the list of class names cannot be read"):
         class_names(2, str(tmp_path / "gone.txt"))
