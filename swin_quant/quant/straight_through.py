@@ -1,7 +1,8 @@
-"""Fake quantization in eager mode: the op's arithmetic and gradients to the bit, at a fraction of its time and memory.
+"""Fake quantization in eager mode: the op's arithmetic to the bit, at a fraction of its time and memory.
 
 On a CPU the chain of elementwise steps runs over blocks that stay in the cache. And what the backward pass needs of a
-node is little: where `x` saturated, a few places in ten thousand, whose positions are kept instead of `x` or a mask.
+node is little: where `x` saturated, a few places in ten thousand, whose positions are kept instead of `x` or a mask,
+and for a learned range what rounding added, in a byte.
 """
 
 import numpy as np
@@ -19,6 +20,7 @@ from swin_quant.quant.fake_quant import (
 )
 
 _BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
+_SLOPE_STEPS = 252  # codes a step of the grid: rounding adds half of one at most, 126; 127 and -127 say: saturated
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -46,13 +48,13 @@ def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 class _Eager(torch.autograd.Function):
-    """Keeps where x saturated and, if the range is learned, dy/dscale, at most a few times qmax, in float16."""
+    """Keeps where x saturated and, if the range is learned, dy/dscale in int8, to a 504th of a grid step."""
 
     @staticmethod
     def forward(ctx, x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
         learned = ctx.needs_input_grad[1]
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        steepness = torch.empty(x.shape, dtype=torch.float16, device=x.device) if learned else None
+        codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if learned else None
         scale = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         factor = torch.where(amax > TINY_AMAX, scale, 0.0)
         blocks, saturated = _blocks(x, amax.dim()), []
@@ -67,18 +69,19 @@ class _Eager(torch.autograd.Function):
                 unrounded = _zero(other.copy_(levels), outside)
             levels.round_().clamp_(qmin, qmax)
             if learned:
-                torch.sub(levels, unrounded, out=steepness[block])
+                slope = torch.sub(levels, unrounded, out=other)
+                codes[block].copy_(slope.mul_(_SLOPE_STEPS).round_().clamp_(-127, 127))
             if y.dtype == torch.float32:
                 torch.mul(levels, factor, out=y[block])
             else:  # a product that converts on the way takes several times as long as the two after each other
                 y[block].copy_(levels.mul_(factor))
-        ctx.save_for_backward(steepness, *saturated)
-        ctx.amax_shape, ctx.qmax = amax.shape, qmax
+        ctx.save_for_backward(codes, *saturated)
+        ctx.amax_shape, ctx.grid = amax.shape, (qmin, qmax)
         return y
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        steepness, *saturated = ctx.saved_tensors
+        codes, *saturated = ctx.saved_tensors
         of_x = of_amax = None
         blocks = _blocks(gradient, len(ctx.amax_shape))
         if ctx.needs_input_grad[0]:
@@ -86,8 +89,11 @@ class _Eager(torch.autograd.Function):
             for place, outside in zip(blocks, saturated, strict=True):
                 _zero(of_x[place], outside)
         if ctx.needs_input_grad[1]:
-            of_amax = sum(range_gradient(gradient[place], steepness[place], ctx.amax_shape) for place in blocks)
-            of_amax = of_amax * lsq_scale(gradient.numel(), ctx.amax_shape, ctx.qmax)
+            of_amax = sum(
+                range_gradient(gradient[place], _slopes(codes[place], outside, *ctx.grid), ctx.amax_shape)
+                for place, outside in zip(blocks, saturated, strict=True)
+            )
+            of_amax = of_amax * (lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _SLOPE_STEPS)
         return of_x, of_amax, None, None
 
 
@@ -118,3 +124,12 @@ def _zero(values: Tensor, outside: Tensor) -> Tensor:
         return values.masked_fill_(outside, 0)
     values.view(-1).index_fill_(0, outside, 0)
     return values
+
+
+def _slopes(codes: Tensor, outside: Tensor, qmin: int, qmax: int) -> Tensor:
+    """dy/dscale in float32, _SLOPE_STEPS to one: what rounding added, and the saturated level where x lay `outside`."""
+    slopes = codes.float()
+    if outside.dtype == torch.bool:
+        return torch.where(outside, _SLOPE_STEPS * (slopes * qmax).clamp_(qmin, qmax), slopes)
+    flat = slopes.view(-1)
+    return flat.index_copy_(0, outside, _SLOPE_STEPS * (flat[outside] * qmax).clamp_(qmin, qmax)).view_as(slopes)

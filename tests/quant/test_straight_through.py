@@ -27,6 +27,11 @@ def gradients(op, x, amax, bits=8, narrow=False):
     return y.detach(), x.grad, amax.grad
 
 
+def half_a_code(values, qmax):
+    """The most that codes of 1 / 252 of dy/dscale can be wrong by, in the gradient of a range of so many values."""
+    return values * 2 / 504 / qmax / max(values * qmax, 1) ** 0.5 + 1e-6
+
+
 @pytest.mark.parametrize("block", [1, 50, 1 << 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -45,7 +50,7 @@ def same_as_the_op(way, x):
     amax = torch.tensor(0.8)
     (y, of_x, of_amax), (y_op, of_x_op, of_amax_op) = (gradients(op, x, amax) for op in (way, fake_quant))
     assert torch.equal(y, y_op) and torch.equal(of_x, of_x_op)
-    assert torch.allclose(of_amax, of_amax_op, rtol=2e-3, atol=1e-6)
+    assert torch.allclose(of_amax, of_amax_op, rtol=2e-3, atol=half_a_code(x.numel(), 127))
     frozen = simulate(x, amax, -128, 127)
     assert torch.equal(frozen, y) and not frozen.requires_grad
 
@@ -55,7 +60,7 @@ def test_is_the_op_with_a_range_for_each_row(values, amax):
     x, ranges = torch.tensor(values).view(2, 2), torch.tensor([[amax], [1.25]])
     ours, theirs = (gradients(op, x, ranges, 4, True) for op in (simulate, fake_quant))
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
-    assert torch.allclose(ours[2], theirs[2], rtol=2e-3, atol=1e-6)
+    assert torch.allclose(ours[2], theirs[2], rtol=2e-3, atol=half_a_code(2, 7))
 
 
 @pytest.mark.parametrize("op", [simulate, fake_quant])
@@ -65,7 +70,7 @@ def test_the_ranges_gradient_is_lsqs(op):
     _, _, found = gradients(op, x, amax, bits=4)
     weights, step = torch.linspace(-1, 2, 5), amax / qmax
     slopes = torch.tensor([2 - 0.3 / step, -4 + 0.74 / step, 7, -8, 0])  # 0.3 / 0.2 = 1.5 rounds to 2, -3.7 to -4
-    assert found.item() == pytest.approx((weights * slopes).sum().item() / qmax / (5 * qmax) ** 0.5, rel=1e-3)
+    assert found.item() == pytest.approx((weights * slopes).sum().item() / qmax / (5 * qmax) ** 0.5, rel=5e-3)
 
 
 def test_the_ranges_gradient_points_to_less_error():
@@ -88,6 +93,25 @@ def test_keeps_little_for_the_backward_pass():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         simulate(torch.randn(1000, 100, requires_grad=True), torch.tensor(3.9), -128, 127)
     assert sum(t.numel() * t.element_size() for t in kept) < 0.01 * 1000 * 100 * 4
+
+
+def test_a_learned_range_keeps_a_byte_a_value():
+    x, amax, kept = torch.randn(1000, 100, requires_grad=True), torch.tensor(3.9, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        simulate(x, amax, -128, 127)
+    assert sum(t.numel() * t.element_size() for t in kept) < 1.01 * x.numel()
+
+
+@given(
+    st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=30), st.sampled_from([0.0, 1.0, 40.0]),
+    st.integers(2, 8), st.booleans(),
+)  # fmt: skip
+def test_the_gradient_of_a_range_is_exact_to_half_a_code(values, amax, bits, narrow):
+    x, found = torch.tensor(values), []
+    for op in (simulate, fake_quant):
+        found.append(gradients(op, x, torch.tensor(amax), bits, narrow)[2])
+    qmax = grid(bits)[1]
+    assert torch.allclose(*found, rtol=1e-3, atol=half_a_code(len(values), qmax) + 1e-5 * qmax)
 
 
 def test_works_without_storage():
