@@ -103,6 +103,7 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     listing = subprocess.run(
         f"{sys.executable} -m swin_quant nodes --cfg {words[1]} --format csv | head -1; echo ${{PIPESTATUS[0]}}",
