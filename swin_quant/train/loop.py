@@ -97,6 +97,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                 if asked or (due and position.step < batches.steps):
                     saved = _save(snapshots, state, job)
                 if asked:
+                    from_main(None)  # the first rank to end ends the others: not before the main one has saved
                     raise KeyboardInterrupt
 
             extras = job.after_epoch(position.epoch + 1)

@@ -182,6 +182,22 @@ def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
     assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
 
 
+def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_run, tmp_path):
+    """A rank that ends takes the others with it after a second; this save takes longer."""
+
+    def stop(rank):
+        from swin_quant.train import loop
+        from swin_quant.train.snapshot import Snapshots
+
+        agree, save = loop._agree, Snapshots.save
+        loop._agree = lambda loss, asked, due, world: agree(loss, True, due, world)
+        Snapshots.save = lambda *words: (time.sleep(3), save(*words))
+
+    ends = forked(2, *float_run, "--output", tmp_path / "out", before=stop)
+    assert [done.code for done in ends] == [130, 130], ends
+    assert list(tmp_path.glob("out/**/snapshots/*"))
+
+
 def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
     flags = ["--amax", "reestimated", "--set", "amax.batches=2"]
     assert run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--tag", "one").code == 0
