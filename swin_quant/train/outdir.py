@@ -10,7 +10,8 @@ from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import EPOCHS, STEPS
 from swin_quant.train.snapshot import Snapshots
 
-# Keys of a recipe that a resumed run may have changed: they do not change what is computed.
+# Keys of a recipe that a resumed run may have changed: they do not change what is computed (a compiler changes last
+# bits and the draws of drop path, as another machine may; who stays with the command keeps the bits).
 _FREE = (
     *("name", "description", "patience", "save_minutes", "keep"),
     *("batch_size", "accumulation_steps", "memory", "compile"),
