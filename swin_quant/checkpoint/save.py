@@ -39,15 +39,17 @@ def save_calibrated(model: nn.Module, path: str | os.PathLike, by_channel: bool 
 
 
 def save_float(model: nn.Module, path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> None:
-    """Write the weights without any range to `path`, atomically; floating point as `dtype`.
+    """Write the weights without any range to `path`, atomically; parameters as `dtype`, buffers as they are.
 
+    Buffers are tables that follow from the geometry: rounded to half, V2's coordinates would move its biases.
     A name that ends in .safetensors gets that format; any other is written as Microsoft does, `{'model': state_dict}`.
     Raises when a weight overflows `dtype`.
     """
     state = OrderedDict()
+    parameters = dict(model.named_parameters())
     for key, value in model.state_dict().items():
         if not is_range(key):
-            state[key] = value = _portable(value, dtype)
+            state[key] = value = _portable(value, dtype if key in parameters else value.dtype)
             if not value.isfinite().all():
                 raise SwinQuantError(f"{path}: {key} does not fit into {dtype}: write another type")
     if Path(path).suffix == ".safetensors":

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from swin_quant.checkpoint import calibrated_state, is_calibrated, load_calibrated, save_calibrated, save_float
 from swin_quant.config import from_dict
@@ -82,6 +83,15 @@ def test_float_weights_are_saved_as_microsoft_does(tmp_path):
     content = torch.load(tmp_path / "x.pth", weights_only=True)
     assert list(content) == ["model"] and not is_calibrated(content["model"])
     assert content["model"].keys() == {key for key in made.state_dict() if not key.endswith("_amax")}
+
+
+def test_tables_stay_float32_in_a_half_precision_file(tmp_path):
+    made = model("swinv2")
+    save_float(made, tmp_path / "x.safetensors", torch.float16)
+    state = load_file(tmp_path / "x.safetensors")
+    table = "layers.0.blocks.0.attn.relative_coords_table"
+    assert state["head.weight"].dtype == torch.float16
+    assert torch.equal(state[table], made.get_buffer(table))
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
