@@ -39,7 +39,7 @@ class Difference:
 def check(artifact: Artifact, model: Swin) -> list[Difference]:
     """Differences of every tensor of the export. SwinQuantError with names where one is more than rounding."""
     stored = read_export(artifact)
-    source = Source(model)
+    source = Source(model, stored.case.form.int8)
     differences = [_difference(slot, stored, source) for slot in stored.entries if slot.layout != "empty"]
     head = [(stored.head[0] - model.head.weight.cpu()), (stored.head[1] - model.head.bias.cpu())]
     broken = [d.slot.name for d in differences if not d.holds]

@@ -57,7 +57,7 @@ def export(model: Swin, card: RunCard, folder: Path, options: Options = Options(
     UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
     """
     case = _case(model, card, options)
-    source = Source(model)
+    source = Source(model, case.form.int8)
     beyond = card.calibration["beyond_half"] if card.calibration else []
     check_half_range(source.ranges, beyond, options.kind)
     name = f"{card.name}_{options.kind}_sm{options.sm}"

@@ -1,7 +1,7 @@
 """The 96 floats of a block from which its kernels take every scale (FasterTransformer spec, section 3.4).
 
 Quads [A, A/127, A/127^2, 127/A] of each range A, the weights' ranges, then the factors of GEMMs that map int32 sums to
-int8. Computed in double, stored as float32.
+int8. Computed in double, stored as float32; the fused factors are products of entries already stored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,11 +66,13 @@ def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
             values[GEMMS[layer]] = given * weight / (127 * result)
     for product, (left, right, result) in _PRODUCTS[version].items():
         values[GEMMS[product]] = ranges[left] * ranges[right] / (127 * ranges[result])
-    left, right, _ = _PRODUCTS[version]["q k"]
-    values[FUSED["q k"]] = ranges[left] * ranges[right] / (127 * 127)
-    values[FUSED["a"]] = 127 / ranges[_A]
-    values[FUSED["a v"]] = values[GEMMS["a v"]]
-    return torch.tensor(values, dtype=torch.float64).float()
+    stored = torch.tensor(values, dtype=torch.float64).float()
+    quads = QUADS | BY_VERSION[version]
+    q, k, a, v, context = (stored[quads[node]] for node in (*_PRODUCTS[version]["q k"][:2], *_PRODUCTS[version]["a v"]))
+    stored[FUSED["q k"]] = (q * k).double() / (127 * 127)  # a float32 product divided in double, as NumPy 1 does
+    stored[FUSED["a"]] = 127 / a.double()
+    stored[FUSED["a v"]] = (a * v).double() / (127 * context.double())
+    return stored
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ MODEL = {
     "norm.bias": "norm_beta",
 }
 KERNELS = ("attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight", "downsample.reduction.weight")
+MERGING = ("downsample.norm.weight", "downsample.norm.bias", "downsample.reduction.weight")
 PACKED = ("attn.trt_relative_position_bias", "trt_attn_mask")
 HEAD = ("head.weight", "head.bias")  # outside the op, in float32
 FIELDS = BLOCK | STAGE | MODEL
@@ -165,7 +166,8 @@ def _slot(
     slot = Slot(index, part, stage, block, form.kind, None, source, source, "row-major", "cuda")
     if form.int8:
         on_host = part == "h_amaxList" or source == EMPTY
-        dtype = "float32" if part in ("amaxList", "h_amaxList") else "float16"
+        wide = part in ("amaxList", "h_amaxList") or (source == EMPTY and part in MERGING)
+        dtype = "float32" if wide else "float16"  # what the last stage lacks is an empty torch.Tensor() there
         slot = replace(slot, dtype=dtype, device="cpu" if on_host else "cuda")
     if source == EMPTY:
         return replace(slot, layout="empty")

@@ -1,5 +1,6 @@
 """The tensors of an op's list, taken from a calibrated model: each from its source, in its type and layout."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,7 @@ from swin_quant.models.windows import attention_mask
 from swin_quant.quant.quantizer import named_nodes
 
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
-LARGEST_LOGIT_SCALE = 100.0
+LARGEST_LOGIT_SCALE = math.log(100.0)
 
 
 def version_of(model: Swin) -> int:
@@ -36,10 +37,13 @@ def ranges_of(model: Swin) -> dict[str, float]:
 
 
 class Source:
-    """The tensors of a model by slot, float32 (amax lists included), before quantization and layout."""
+    """The tensors of a model by slot, float32 (amax lists included), before quantization and layout.
 
-    def __init__(self, model: Swin) -> None:
-        self.model, self.version, self.ranges = model, version_of(model), ranges_of(model)
+    FasterTransformer's INT8 exporter makes everything float16 first, so that `int8` takes exp of a float16 logit scale.
+    """
+
+    def __init__(self, model: Swin, int8: bool) -> None:
+        self.model, self.int8, self.version, self.ranges = model, int8, version_of(model), ranges_of(model)
 
     @torch.no_grad()
     def __call__(self, slot: Slot) -> Tensor:
@@ -74,7 +78,8 @@ class Source:
         return self._block(slot).attn.relative_position_bias()
 
     def _logit_scale(self, slot: Slot) -> Tensor:
-        return self._block(slot).attn.logit_scale.exp().clamp(max=LARGEST_LOGIT_SCALE)
+        scale = self._block(slot).attn.logit_scale.float()
+        return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
 
     def _mask(self, slot: Slot) -> Tensor:
         g = self.model.geometry  # not the blocks' own: a stage of one block has none, but the plugin wants one

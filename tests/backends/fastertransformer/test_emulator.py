@@ -94,7 +94,7 @@ def attend(tokens, places, block, version, side, fused):
         rows = [{name: row[h * d : (h + 1) * d] for name, row in part.items()} for part in parts]
         if version == 2:
             ranges = {name: amax(attn, f"mha_{name}_input") for name in "qk"}
-            scale = f32(f16(min(np.exp(attn.logit_scale[h].item()), 100)))
+            scale = f32(f16(np.exp(f32(min(f16(attn.logit_scale[h].item()), f16(np.log(100)))))))
             for row in rows:
                 for name, factor in (("q", scale), ("k", f32(1))):
                     real = [f32(v) * f32(a[name] / 127) for v in row[name]]

@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -62,6 +63,20 @@ def test_a_float_export(exported, calibrated, float_kind):
     assert torch.equal(packed, expected)  # FasterTransformer spec, section 3.7
     with pytest.raises(UsageError, match=f"is a {float_kind} export"):
         load(artifact)
+
+
+@pytest.mark.parametrize(("kind", "log"), [("int8", np.float16), ("float16", np.float32), ("float32", np.float32)])
+def test_the_logit_scale_is_exp_of_what_the_exporter_has(exported, calibrated, kind, log):
+    """FasterTransformer's INT8 exporter has a float16, which it clamps at ln 100; FasterTransformer spec, 3.9."""
+    artifact, model = exported("swinv2", kind=kind)
+    stored = np.float32 if kind == "float32" else np.float16
+    for i, stage in enumerate(model.layers):
+        for j, block in enumerate(stage.blocks):
+            logs = block.attn.logit_scale.detach().numpy().astype(log)
+            expected = np.exp(np.minimum(logs, log(np.log(100))).astype(np.float64)).astype(stored)
+            got = read_export(artifact).tensors[f"layers.{i}.blocks.{j}.attn.logit_scale"].numpy()
+            assert got.dtype == stored
+            np.testing.assert_allclose(got, expected, rtol=5e-7 if kind == "float32" else 0)
 
 
 def loaded(artifact):

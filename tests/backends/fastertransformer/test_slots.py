@@ -62,6 +62,22 @@ def test_the_end_of_the_list():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32"])
+def test_the_types_of_empty_tensors(kind):
+    """FasterTransformer's INT8 exporter appends torch.Tensor() for what the last stage lacks, else HalfTensor()."""
+    empty = [
+        slot for slot in slots(geometry("swin_tiny_c24_patch4_window8_256"), Form(1, kind, 80)) if not slot.shape[0]
+    ]
+    assert len(empty) == 12 + 4 + 3 + 1  # packed biases and masks of heads of 24; what the last stage lacks
+    float32 = {
+        "layers.3.downsample.norm.weight",
+        "layers.3.downsample.norm.bias",
+        "layers.3.downsample.reduction.weight",
+    }
+    for slot in empty:
+        assert slot.dtype == ("float32" if kind == "int8" and slot.name in float32 else kind.replace("int8", "float16"))
+
+
 def test_keys_sort_in_the_order_of_the_list():
     keys = [slot.key for slot in slots(geometry(V2.format("small")), Form(2, "int8", 80))]
     assert keys == sorted(keys) and len(set(keys)) == len(keys)
