@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -130,33 +131,55 @@ def read_json(path: str | os.PathLike, what: str) -> Any:
         raise SwinQuantError(f"{path}: is not a {what}: its JSON cannot be read ({error})") from error
 
 
-def check_json(value: Any, kind: Any, where: str, key: str = "") -> None:
+def check_json(value: Any, kind: Any, where: str, key: str = "", unknown: list[str] | None = None) -> None:
     """Raise unless `value`, read from JSON, is of type `kind`, naming the file (`where`) and the `key` at fault.
 
-    `kind` is a dataclass or TypedDict (every annotated key present, no other), list[T], dict[str, T], T | None,
-    str, bool, int, float (finite; an int will do) or Any.
+    `kind` is a dataclass or TypedDict (every annotated key present, but for those of `total=False` and those with a
+    constant default), list[T], dict[str, T], T | None, str, bool, int, float (finite; an int will do) or Any.
+    Keys that a record does not have are refused; with a list `unknown` they are added to it instead.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or (origin is types.UnionType and value is None):
         return
     if origin is types.UnionType:
-        check_json(value, inner[0], where, key)
+        check_json(value, inner[0], where, key, unknown)
     elif origin is list and isinstance(value, list):
         for index, item in enumerate(value):
-            check_json(item, inner[0], where, f"{key}[{index}]")
+            check_json(item, inner[0], where, f"{key}[{index}]", unknown)
     elif origin is dict and isinstance(value, dict):
         for name, item in value.items():
-            check_json(item, inner[1], where, f"{key}.{name:.60}")
+            check_json(item, inner[1], where, f"{key}.{_shown(name)}", unknown)
     elif _is_record(kind) and isinstance(value, dict):
-        fields, prefix = typing.get_type_hints(kind), f"{key}." if key else ""
-        for fault, names in (("lacks", fields.keys() - value.keys()), ("has unknown", value.keys() - fields.keys())):
-            if names:
-                raise SwinQuantError(f"{where}: {fault} {listed(sorted(prefix + name[:60] for name in names))}")
+        (fields, optional), prefix = fields_of(kind), f"{key}." if key else ""
+        lacking, surplus = (
+            sorted(prefix + _shown(name) for name in names)
+            for names in (fields.keys() - optional - value.keys(), value.keys() - fields.keys())
+        )
+        if lacking or (surplus and unknown is None):
+            raise SwinQuantError(f"{where}: {'lacks' if lacking else 'has unknown'} {listed(lacking or surplus)}")
+        if unknown is not None:
+            unknown += surplus
         for name, field in fields.items():
-            check_json(value[name], field, where, prefix + name)
+            if name in value:
+                check_json(value[name], field, where, prefix + name, unknown)
     elif not _is_scalar(value, kind):
         wanted = "object" if _is_record(kind) else getattr(origin or kind, "__name__", str(kind))
         raise SwinQuantError(f"{where}: {key or 'the content'} must be of type {wanted}, not {value!r:.60}")
+
+
+@functools.cache
+def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """The keys that a dataclass or TypedDict has in JSON, with their types, and those of them that may be absent.
+
+    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
+    A field with the metadata `json: False` is no key.
+    """
+    hints = typing.get_type_hints(kind)
+    if typing.is_typeddict(kind):
+        return hints, set(kind.__optional_keys__)
+    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
+    constant = {f.name for f in fields if f.default is not dataclasses.MISSING or f.default_factory in (list, dict)}
+    return {field.name: hints[field.name] for field in fields}, constant
 
 
 def _is_record(kind: Any) -> bool:
@@ -167,6 +190,10 @@ def _is_scalar(value: Any, kind: Any) -> bool:
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max  # of an int of any length, too
     return kind in (str, bool, int) and type(value) is kind
+
+
+def _shown(name: str) -> str:
+    return name[:60] if name[:60].isprintable() else ascii(name[:60])
 
 
 def _refuse_constant(name: str) -> None:

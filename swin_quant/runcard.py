@@ -2,9 +2,12 @@
 
 It makes a run repeatable and an import checkable. The annotations below are the schema: reading and making a
 card both check every key and type against them, since a card comes from another machine as easily as from here.
+A card can grow: a key that came later is optional (a default, or a part of a record that is `total=False`), and keys
+of a newer version are kept as they are, with a warning. What cannot be read so has another number in `SCHEMA`.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import platform
@@ -18,10 +21,12 @@ from typing import Any, TypedDict
 import torch
 
 import swin_quant
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import check_json, finite, read_json, sha256_of, write_json
+from swin_quant.errors import SwinQuantError, listed
+from swin_quant.files import check_json, fields_of, finite, read_json, sha256_of, write_json
+from swin_quant.progress import log
 
-SCHEMA = "swin-quant/run-card/1"
+FAMILY, FORMAT = "swin-quant/run-card/", 1
+SCHEMA = f"{FAMILY}{FORMAT}"
 
 
 class SourceRecord(TypedDict):
@@ -153,10 +158,18 @@ class Result:
         """What was measured on what: a newer result of the same identity replaces an older one."""
         return self.engine, self.precision, self.policy, tuple(sorted(self.dataset.items(), key=str))
 
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "Result":
+        """A result of a card, without what a newer version may have added."""
+        return cls(**{key: value for key, value in record.items() if key in fields_of(cls)[0]})
+
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run, as recorded. `results` holds what `Result`s are in JSON; `measured()` gives them back as such."""
+    """A run, as recorded. `results` holds what `Result`s are in JSON; `measured()` gives them back as such.
+
+    `newer` holds the keys beside these that a newer version wrote.
+    """
 
     name: str
     config: dict[str, Any]
@@ -171,18 +184,25 @@ class RunCard:
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
 
     def __post_init__(self) -> None:
-        _check_card(_as_json(self), "the new run card")
+        _check_card(self.to_dict(), "the new run card")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The card as it is in JSON."""
+        content = dataclasses.asdict(self)
+        newer = content.pop("newer")
+        return {"schema": SCHEMA, **content, **newer}
 
     def measured(self) -> list[Result]:
         """The results, typed."""
-        return [Result(**result) for result in self.results]
+        return [Result.of(record) for record in self.results]
 
     def with_result(self, result: Result) -> "RunCard":
         """A card that also holds `result`, in the place of an older one of the same identity if there is one."""
         record = finite(dataclasses.asdict(result))
-        results = [record if old.identity == result.identity else dataclasses.asdict(old) for old in self.measured()]
+        results = [record if Result.of(old).identity == result.identity else old for old in self.results]
         if record not in results:
             results.append(record)
         return dataclasses.replace(self, results=results)
@@ -195,19 +215,27 @@ class RunCard:
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the card to `path`, atomically."""
-        write_json(path, _as_json(self))
+        write_json(path, self.to_dict())
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "RunCard":
-        """Read and check a card; errors name the file and the key."""
+        """Read and check a card; errors name the file and the key. Keys of a newer version are kept and warned of."""
         content = read_json(path, "run card")
-        if isinstance(content, dict):
-            content.setdefault("verification", [])  # cards of before artifacts were verified have none
         try:
-            _check_card(content, str(path))
-            return cls(**{key: value for key, value in content.items() if key != "schema"})
+            unknown = _check_card(content, str(path))
+            del content["schema"]
+            newer = {key: content.pop(key) for key in content.keys() - fields_of(cls)[0]}
+            card = cls(**content, newer=newer)
         except RecursionError as error:
             raise SwinQuantError(f"{path}: is not a run card: it is nested too deeply") from error
+        if unknown:
+            _warn_of_newer(str(path), tuple(unknown))
+        return card
+
+
+@functools.cache  # a command may read a card more than once
+def _warn_of_newer(path: str, keys: tuple[str, ...]) -> None:
+    log.warning("%s: kept as it is, but not understood, since a newer swin-quant wrote it: %s", path, listed(keys))
 
 
 def card_path(checkpoint: str | os.PathLike) -> Path:
@@ -259,20 +287,24 @@ def _cpu() -> str | None:
     return match[1] if match else platform.machine()
 
 
-def _as_json(card: RunCard) -> dict[str, Any]:
-    return {"schema": SCHEMA, **dataclasses.asdict(card)}
-
-
-def _check_card(content: Any, where: str) -> None:
+def _check_card(content: Any, where: str) -> list[str]:
+    """The keys that only a newer version knows."""
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        shown = f"its schema is {schema!r:.60}" if isinstance(schema, str) else "it names no schema"
+        text = schema if isinstance(schema, str) else ""
+        if (newer := re.fullmatch(re.escape(FAMILY) + "([0-9]{1,9})", text)) and int(newer[1]) > FORMAT:
+            raise SwinQuantError(
+                f"{where}: is a run card of format {newer[1]}, which a newer swin-quant wrote: update this one, which "
+                f"reads format {FORMAT}"
+            )
+        shown = f"its schema is {schema!r:.60}" if text else "it names no schema"
         raise SwinQuantError(f"{where}: is not a run card of this version: {shown}, not {SCHEMA!r}")
-    check_json({key: value for key, value in content.items() if key != "schema"}, RunCard, where)
-    for index, result in enumerate(content["results"]):
-        check_json(result, Result, where, f"results[{index}]")
-    others = content["artifact"]["others"] if content["artifact"] else []
-    records = {section: content[section] for section in ("source", "checkpoint", "artifact")}
+    unknown: list[str] = []
+    check_json({key: value for key, value in content.items() if key != "schema"}, RunCard, where, unknown=unknown)
+    for index, result in enumerate(content.get("results", ())):
+        check_json(result, Result, where, f"results[{index}]", unknown)
+    others = content["artifact"]["others"] if content.get("artifact") else []
+    records = {section: content.get(section) for section in ("source", "checkpoint", "artifact")}
     for section, record in {**records, **{f"artifact.others[{i}]": other for i, other in enumerate(others)}}.items():
         if record and not re.fullmatch(r"[0-9a-f]{64}", record["sha256"]):
             raise SwinQuantError(f"{where}: {section}.sha256 is not 64 hexadecimal digits")
@@ -284,6 +316,7 @@ def _check_card(content: Any, where: str) -> None:
         datetime.fromisoformat(content["created"])
     except ValueError as error:
         raise SwinQuantError(f"{where}: created is not an ISO date and time: {content['created']!r:.60}") from error
+    return unknown
 
 
 def _is_bare_name(name: str) -> bool:

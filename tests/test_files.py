@@ -5,9 +5,10 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from hypothesis import given
@@ -222,6 +223,39 @@ def test_a_missing_key_is_named():
     refused("object", call=check_json, args=([], Point, "f.json"))
 
 
+class Base(TypedDict):
+    width: int
+
+
+class Grown(Base, total=False):
+    height: int
+
+
+@dataclass
+class Holder:
+    grown: list[Grown]
+    note: str = "none"
+    made: float = field(default_factory=time.time)
+    tags: list[str] = field(default_factory=list)
+    rest: dict[str, int] = field(default_factory=dict, metadata={"json": False})
+
+
+def test_what_came_later_may_be_absent_but_for_what_is_computed():
+    check_json({"grown": [{"width": 1}], "made": 0.0}, Holder, "f.json")
+    check_json({"grown": [{"width": 1, "height": 2}], "made": 0.0, "note": "n", "tags": []}, Holder, "f.json")
+    refused("lacks", "made", call=check_json, args=({"grown": []}, Holder, "f.json"))
+    refused("grown[0].width", call=check_json, args=({"grown": [{"height": 1}], "made": 0.0}, Holder, "f.json"))
+    refused("height", "int", call=check_json, args=({"grown": [{"width": 1, "height": "2"}]} | MADE, Holder, "f.json"))
+    refused("unknown rest", call=check_json, args=({"grown": [], "rest": {}} | MADE, Holder, "f.json"))
+
+
+def test_unknown_keys_are_collected_where_the_caller_keeps_them():
+    unknown: list[str] = []
+    check_json({"grown": [{"width": 1, "depth": 3}], "odd": 1} | MADE, Holder, "f.json", unknown=unknown)
+    assert unknown == ["odd", "grown[0].depth"]
+
+
+MADE = {"made": 0.0}
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

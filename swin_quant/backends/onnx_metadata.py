@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.errors import SwinQuantError
@@ -25,8 +24,8 @@ TEXTS = (NAME, CARD_SHA256, CHECKPOINT_SHA256)
 
 def card_sha256(card: RunCard) -> str:
     """The SHA-256 of what a card says of its checkpoint: less its artifact, what was measured, versions and date."""
-    later = ("artifact", "results", "verification", "versions", "created")
-    content = {key: value for key, value in asdict(card).items() if key not in later}
+    later = ("schema", "artifact", "results", "verification", "versions", "created")
+    content = {key: value for key, value in card.to_dict().items() if key not in later}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

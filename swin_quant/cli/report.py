@@ -9,7 +9,7 @@ from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import atomic_write_bytes, read_json
 from swin_quant.progress import log
 from swin_quant.report.render import FORMATS, SUFFIXES, print_terminal, print_text, render
-from swin_quant.runcard import SCHEMA, RunCard
+from swin_quant.runcard import FAMILY, RunCard
 
 HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV or JSON."
 EXAMPLES = """examples:
@@ -83,4 +83,4 @@ def _is_card(file: Path) -> bool:
     except SwinQuantError:
         return False
     schema = content.get("schema") if isinstance(content, dict) else None
-    return isinstance(schema, str) and schema.startswith(SCHEMA.rpartition("/")[0])
+    return isinstance(schema, str) and schema.startswith(FAMILY)
