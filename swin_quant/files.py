@@ -9,15 +9,18 @@ import json
 import math
 import os
 import secrets
+import stat
 import sys
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from swin_quant.errors import SwinQuantError, listed
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
+_MAX_LINES_BYTES = 4 * 1024 * 1024  # ImageNet-22k's descriptions have a third of it
+_MAX_JSON_VALUES = 2**21  # an empty list is 3 bytes in the file and 64 in memory
 
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -36,6 +39,25 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno, error.strerror or str(error))
 
 
+def open_plain(path: str | os.PathLike) -> BinaryIO:
+    """Open a regular file to read its bytes.
+
+    OSError for all else under that name: a pipe would wait for a writer for ever, a device may have no end.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)
+    except ValueError as error:  # a NUL, or characters that no file system can hold
+        raise OSError(errno.EINVAL, "no file can have this name") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def ensure_writable_dir(path: str | os.PathLike) -> Path:
     """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it."""
     path = Path(path)
@@ -48,8 +70,9 @@ def ensure_writable_dir(path: str | os.PathLike) -> Path:
             probe.unlink(missing_ok=True)
     except FileExistsError as error:
         raise SwinQuantError(f"{path}: cannot be the output directory: it is a file") from error
-    except OSError as error:
-        raise SwinQuantError(f"{path}: cannot be the output directory: {reason(error)}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise SwinQuantError(f"{path}: cannot be the output directory: {why}") from error
     return path
 
 
@@ -84,7 +107,7 @@ def sha256_of(path: str | os.PathLike) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal, read in pieces."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             while piece := file.read(1 << 20):
                 digest.update(piece)
     except OSError as error:
@@ -108,9 +131,9 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
-    """The content of a file that somebody else may have written, of at most `limit` bytes."""
+    """The content of a regular file that somebody else may have written, of at most `limit` bytes."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
@@ -119,12 +142,23 @@ def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
     return data
 
 
+def read_lines(path: str | os.PathLike, what: str) -> list[str]:
+    """The lines of a UTF-8 text that are not blank, without the space around them; `what` names its kind in errors."""
+    try:
+        lines = read_bounded(path, what, _MAX_LINES_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise SwinQuantError(f"{path}: is no {what}: it is not UTF-8 text ({error.reason})") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
 def read_json(path: str | os.PathLike, what: str) -> Any:
     """Read JSON that somebody else may have written; `what` names its kind in errors, e.g. "run card"."""
     path = Path(path)
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such {what}" + (": it is a directory" if path.is_dir() else ""))
     data = read_bounded(path, what, MAX_JSON_BYTES)
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_JSON_VALUES:
+        raise SwinQuantError(f"{path}: holds more than the {_MAX_JSON_VALUES:,} values a {what} may have")
     try:
         return json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -7,8 +7,8 @@ from functools import lru_cache
 from torch import Tensor
 
 from swin_quant.compat import import_timm
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import MAX_JSON_BYTES, read_bounded
+from swin_quant.errors import UsageError
+from swin_quant.files import read_lines
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,13 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
     UsageError for a file of another number of names, SwinQuantError for one that cannot be read as text.
     """
     if labels is not None:
-        names = read_labels(labels)
+        names = read_lines(labels, "list of class names")
         if len(names) != classes:
             raise UsageError(f"--labels {labels}: has {len(names)} names, the model {classes} classes")
         return names
     if len(carried) == classes:
         return list(carried)
     return _imagenet(classes) or [str(index) for index in range(classes)]
-
-
-def read_labels(path: str) -> list[str]:
-    """The names in a text file, one a line. SwinQuantError if it cannot be read as such."""
-    data = read_bounded(path, "list of class names", MAX_JSON_BYTES)
-    try:
-        lines = data.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise SwinQuantError(f"{path}: is not UTF-8 text, one class name a line") from error
-    return [line.strip() for line in lines if line.strip()]
 
 
 @lru_cache(maxsize=1)

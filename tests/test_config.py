@@ -254,7 +254,7 @@ def test_wrong_type_in_opts_names_the_flag(tmp_path):
         ("", "must hold KEY: value lines"),
         ("MODEL:\n  NAME: [unclosed\n", "not valid YAML at line"),
         ("MODEL: !!python/object/apply:os.getcwd []", "not valid YAML"),
-        ("SEED: 2001-99-99", "not valid YAML"),
+        ("SEED: 2001-99-99", "SEED must be a whole number, not '2001-99-99'"),
         ("[" * 5000, "not valid YAML"),
         ("a\0b", "not valid YAML"),
     ],

@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.errors import SwinQuantError
-from swin_quant.files import atomic_write_bytes, check_json, ensure_writable_dir, read_json, sha256_of, write_json
+from swin_quant.files import (
+    atomic_write_bytes,
+    check_json,
+    ensure_writable_dir,
+    read_bounded,
+    read_json,
+    sha256_of,
+    write_json,
+)
 
 
 def refused(*words, call, args=()) -> str:
@@ -169,6 +177,21 @@ def test_json_keeps_order_and_cannot_say_infinity(tmp_path):
 def test_json_that_is_none_is_refused(tmp_path, content, words):
     (tmp_path / "x.json").write_bytes(content)
     refused(str(tmp_path / "x.json"), "thing", words, call=read_json, args=(tmp_path / "x.json", "thing"))
+
+
+def test_json_of_millions_of_values_is_refused_before_it_takes_their_memory(tmp_path):
+    for content in (b"[" + b"[]," * 3_000_000 + b"0]", b'{"a":[' + b"0," * 3_000_000 + b"0]}"):
+        (tmp_path / "x.json").write_bytes(content)
+        refused("more than the 2,097,152 values", call=read_json, args=(tmp_path / "x.json", "thing"))
+
+
+def test_devices_and_pipes_are_no_files_to_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        refused("not a regular file", call=read_bounded, args=(path, "thing", 10))
+        refused("not a regular file", call=sha256_of, args=(path,))
+    refused("no file can have this name", call=read_bounded, args=("a\0b", "thing", 10))
+    refused("cannot be the output directory", "null", call=ensure_writable_dir, args=(tmp_path / "a\0b",))
 
 
 def test_json_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_a_file_comes_before_what_the_artifact_carries_and_that_before_imagenet(
 def test_a_file_that_is_not_one_of_names(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SwinQuantError, match="labels.txt: is not UTF-8 text"):
+    with pytest.raises(SwinQuantError, match="labels.txt: is no list of class names: it is not UTF-8 text"):
         class_names(2, str(path))
     path.write_text("only")
     with pytest.raises(UsageError, match="labels.txt: has 1 names, the model 2 classes"):

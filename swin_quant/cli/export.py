@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("export runs in one process: start it without torchrun")
-    from swin_quant.predict import read_labels
+    from swin_quant.files import read_lines
     from swin_quant.quant.policies import load_policy
 
     if args.opts and not args.cfg:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     onnx = TARGETS[args.backend].exporter == "onnx"
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm")}
     given["check"] = args.check and not onnx
-    given["labels"] = tuple(read_labels(args.labels)) if args.labels else None
+    given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
     artifact, model = export_checkpoint(args.resume, args.backend, args.output, cfg, policy, args.precision, given)
     if args.check and onnx:
         from swin_quant.export_check import check_export

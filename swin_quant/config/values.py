@@ -99,6 +99,6 @@ def _convert(value: Any, example: Any) -> Any:
         value = kind(value)
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+    if type(value) is not kind or (kind is float and not math.isfinite(value)) or (kind is str and "\0" in value):
         raise ValueError(value)
     return value

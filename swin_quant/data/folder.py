@@ -1,11 +1,11 @@
 """Pictures in folders, one folder a class: torchvision's ImageFolder layout."""
 
 import os
-import stat
 from pathlib import Path
 
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.errors import SwinQuantError
+from swin_quant.files import open_plain
 
 
 class FolderPictures(Pictures):
@@ -37,22 +37,15 @@ class FolderPictures(Pictures):
         self.class_names = [printable(name) for name in classes]
 
     def open(self, index: int) -> bytes:
-        """Return the bytes of one file. Raises UnreadablePicture, also for what is no plain file or over 64 MiB."""
+        """Return the bytes of one file. Raises UnreadablePicture, also for what is no regular file or over 64 MiB."""
         try:
-            with open(self.folder / self._files[index], "rb", opener=_non_blocking) as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise UnreadablePicture(f"{self.names[index]}: not a plain file")
-                if status.st_size > MAX_BYTES:
-                    raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
-                return file.read()
+            with open_plain(self.folder / self._files[index]) as file:
+                data = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise UnreadablePicture(f"{self.names[index]}: {error.strerror}") from error
-
-
-def _non_blocking(path: str, flags: int) -> int:
-    # opening a named pipe would otherwise wait for a writer for ever
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+        if len(data) > MAX_BYTES:
+            raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
+        return data
 
 
 def _class_folders(folder: Path) -> list[str]:

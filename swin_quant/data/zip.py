@@ -1,5 +1,6 @@
 """Pictures in a zip archive with a map file of labels, read without extracting (FasterTransformer spec, 2.6)."""
 
+import io
 import os
 import re
 import zipfile
@@ -11,9 +12,12 @@ from typing import Any
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.sampling import shard
 from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.files import open_plain, read_bounded, read_lines
 
 CACHE_MODES = ("no", "part", "full")
 CLASSES_FILE = "classes.txt"
+MAX_MAP_BYTES = 1 << 30  # ImageNet-22k's has half of it
+MAX_CLASSES = 1_000_000  # where the model does not say how many
 _ENCRYPTED = 0x1  # bit of the general purpose flag (PKWARE APPNOTE 4.4.4)
 
 
@@ -51,7 +55,9 @@ class ZipPictures(Pictures):
         self._owner = 0  # id of the process that opened the archive
         self._cache: dict[int, bytes] = {}
         self.names, self.labels = _read_map(root / f"{split}_map.txt", self._opened(), num_classes)
-        self.class_names = _class_names(root / CLASSES_FILE, num_classes or max(self.labels) + 1)
+        names, count = root / CLASSES_FILE, num_classes or max(self.labels) + 1
+        named = os.path.lexists(names)
+        self.class_names = read_lines(names, "list of class names") if named else list(map(str, range(count)))
         shares = {"no": [], "part": shard(range(len(self)), rank, world), "full": range(len(self))}
         for index in track(shares[cache_mode]):
             self._preload(index)
@@ -67,7 +73,7 @@ class ZipPictures(Pictures):
         # a forked worker that used its parent's file would move the parent's and its siblings' read position
         if self._archive is None or self._owner != os.getpid():
             try:
-                self._archive, self._owner = zipfile.ZipFile(self.path), os.getpid()
+                self._archive, self._owner = zipfile.ZipFile(open_plain(self.path)), os.getpid()
             except FileNotFoundError as error:
                 raise SwinQuantError(f"{self.path}: no such file; --zip reads <split>.zip") from error
             except Exception as error:  # a damaged directory raises struct.error, ValueError, ... beside BadZipFile
@@ -99,23 +105,21 @@ class ZipPictures(Pictures):
 def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> tuple[list[str], list[int]]:
     held = Counter(archive.namelist())
     labels: dict[str, int] = {}
-    try:
-        with open(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    member, label = _parsed(line, num_classes)
-                    if member in labels:
-                        raise ValueError(f"{member} is listed a second time")
-                    if held[member] != 1:
-                        problem = f"{held[member]} times in" if held[member] else "missing from"
-                        raise ValueError(f"{member} is {problem} {archive.filename}")
-                except ValueError as error:
-                    raise SwinQuantError(f"{path}, line {number}: {error}") from error
-                labels[member] = label
-    except OSError as error:
-        raise SwinQuantError(f"{path}: {error.strerror}; --zip needs this file of member<TAB>label lines") from error
+    if not path.is_file():
+        raise SwinQuantError(f"{path}: no such file; --zip needs this file of member<TAB>label lines")
+    for number, line in enumerate(io.BytesIO(read_bounded(path, "map of labels", MAX_MAP_BYTES)), 1):
+        if not line.strip():
+            continue
+        try:
+            member, label = _parsed(line, num_classes)
+            if member in labels:
+                raise ValueError(f"{member} is listed a second time")
+            if held[member] != 1:
+                problem = f"{held[member]} times in" if held[member] else "missing from"
+                raise ValueError(f"{member} is {problem} {archive.filename}")
+        except ValueError as error:
+            raise SwinQuantError(f"{path}, line {number}: {error}") from error
+        labels[member] = label
     if not labels:
         raise SwinQuantError(f"{path}: lists no pictures; expected member<TAB>label lines")
     return list(labels), list(labels.values())
@@ -135,17 +139,8 @@ def _parsed(line: bytes, num_classes: int | None) -> tuple[str, int]:
         raise ValueError(f"{member!r} does not end in {', '.join(EXTENSIONS)}")
     if not re.fullmatch(r"-?[0-9]{1,9}", label.strip()):
         raise ValueError(f"label {label!r} is not an integer")
-    if not 0 <= int(label) < (num_classes or 10**9):
-        limit = f"outside 0 to {num_classes - 1} (MODEL.NUM_CLASSES is {num_classes})" if num_classes else "negative"
-        raise ValueError(f"label {int(label)} is {limit}")
+    limit = num_classes or MAX_CLASSES
+    if not 0 <= int(label) < limit:
+        why = f" (MODEL.NUM_CLASSES is {num_classes})" if num_classes else ""
+        raise ValueError(f"label {int(label)} is outside 0 to {limit - 1}{why}")
     return member, int(label)
-
-
-def _class_names(path: Path, count: int) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        return [str(label) for label in range(count)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SwinQuantError(f"{path}: cannot be read as UTF-8 text, one class name a line: {error}") from error
-    return [line.strip() for line in lines if line.strip()]

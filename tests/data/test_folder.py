@@ -71,7 +71,7 @@ def test_pipes_and_giants_are_unreadable(tmp_path):
     with open(tmp_path / "a/2.png", "wb") as file:
         file.truncate(MAX_BYTES + 1)
     pictures = FolderPictures(tmp_path)
-    for index, reason in enumerate(["not a plain file", "larger than 64 MiB"]):
+    for index, reason in enumerate(["not a regular file", "larger than 64 MiB"]):
         with pytest.raises(UnreadablePicture, match=reason):
             pictures.read(index)
 

@@ -1,6 +1,7 @@
 """Zip and map: every defect of either has a line number or costs one picture, and nothing is ever extracted."""
 
 import io
+import os
 import pickle
 import tracemalloc
 import zipfile
@@ -88,11 +89,25 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, case):
     assert str(caught.value).isprintable()
 
 
-def test_without_a_class_count_any_label_but_a_negative_one_is_taken(tmp_path):
+def test_without_a_class_count_labels_are_bounded_since_every_class_gets_a_name(tmp_path):
     archive(tmp_path, {"a.png": png(0)}, "a.png\t21840\n")
     assert ZipPictures(tmp_path, "val").labels == [21840]
-    archive(tmp_path, {"a.png": png(0)}, "a.png\t-1\n")
-    with pytest.raises(SwinQuantError, match="line 1: label -1 is negative"):
+    for label in (-1, 10**6, 999_999_999):
+        archive(tmp_path, {"a.png": png(0)}, f"a.png\t{label}\n")
+        with pytest.raises(SwinQuantError, match=f"line 1: label {label} is outside 0 to 999999"):
+            ZipPictures(tmp_path, "val")
+
+
+@pytest.mark.parametrize("name", ["val.zip", "val_map.txt", "classes.txt"])
+def test_devices_and_pipes_are_refused_unread(tmp_path, name):
+    archive(tmp_path, {"a.png": png(0)})
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(SwinQuantError, match=rf"{name}: .*(not a regular|no such) file"):
+        ZipPictures(tmp_path, "val")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SwinQuantError, match=rf"{name}: .*(not a regular|no such) file"):
         ZipPictures(tmp_path, "val")
 
 
@@ -210,7 +225,7 @@ def test_class_names_come_from_classes_txt_if_there_is_one(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\r\ndog\r\n")
     assert ZipPictures(tmp_path, "val").class_names == ["cat", "dog"]
     (tmp_path / "classes.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(SwinQuantError, match=r"classes\.txt: cannot be read"):
+    with pytest.raises(SwinQuantError, match=r"classes\.txt: is no list of class names: it is not UTF-8"):
         ZipPictures(tmp_path, "val")
 
 
