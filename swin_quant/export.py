@@ -39,7 +39,8 @@ class Target:
 
 _ONNX = {"precision": "precision", "opset": "opset", "float_type": "float_type", "batch": "batch",
          "labels": "labels"}  # fmt: skip
-_FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "check": "check"}
+_FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "fix_gelu_bias": "fix_gelu_bias",
+                      "check": "check"}  # fmt: skip
 TARGETS = {
     "fastertransformer": Target("fastertransformer", _FASTERTRANSFORMER, ("ft-mode1", "ft-mode2"), only=True),
     "onnx": Target("onnx", _ONNX, ("qdq",), {"target": "portable"}),
@@ -61,8 +62,10 @@ def export_checkpoint(
     """Export `checkpoint` for `target`, one of TARGETS; returns the artifact, and the model that it was made from.
 
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. `policy` None: as
-    `policy_for` says. `precision` float leaves every node out. `options`: opset, float_type, batch, sm, check, as the
-    target has them. Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
+    `policy_for` says. `precision` float leaves every node out. `options`: opset, float_type, batch, sm, fix_gelu_bias,
+    check, as the target has them.
+
+    Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
     if target not in TARGETS:
         raise UsageError(f"--backend {target}: there are {', '.join(TARGETS)}")

@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of what is not int8 (default: float32; for GPUs float16)")  # fmt: skip
     parser.add_argument("--batch", type=int, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
     parser.add_argument("--sm", type=int, metavar="NN", help="fastertransformer: compute capability (default 80)")
+    parser.add_argument("--fix-gelu-bias", action="store_true",
+                        help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
     parser.add_argument(
         "--check", action="store_true", help="run or read back the export and compare it with the model"
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     cfg = _config(args) if args.cfg else None
     policy = load_policy(args.policy) if args.policy else None
     onnx = TARGETS[args.backend].exporter == "onnx"
-    given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm")}
+    given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias")}
     given["check"] = args.check and not onnx
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
     artifact, model = export_checkpoint(args.resume, args.backend, args.output, cfg, policy, args.precision, given)

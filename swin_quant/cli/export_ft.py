@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sm", type=int, default=80, metavar="CC", help="compute capability of the GPU (default 80)")
     group.add_argument("--kind", default="int8", choices=KINDS, help="of the op (default int8)")
     group.add_argument("--batch", type=int, default=128, metavar="N", help="of the op (default 128)")
+    group.add_argument("--fix-gelu-bias", action="store_true",
+                       help="undo the kernel's misreading of more than 4096 biases (Swin-L)")  # fmt: skip
     group.add_argument("--check", action="store_true", help="read the export back and compare it with the checkpoint")
     group.add_argument("--output", metavar="DIR", help="results go to DIR/<NAME>/<TAG>/fastertransformer")
     group.add_argument("--tag", help="default: default")
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("--policy: one policy is exported at a time")
     subject = load_for_scoring(cfg, args.resume, policies, world, args.replace_head)
     card = replace(subject.card, policy=policies[0].to_dict()) if policies else subject.card
-    made = Options(args.sm, args.kind, args.batch, args.check)
+    made = Options(args.sm, args.kind, args.batch, args.fix_gelu_bias, args.check)
     folder: Path = output_dir(cfg) / "fastertransformer"
     if world.is_main:
         print(export(subject.model, card, folder, made).file)

@@ -14,6 +14,7 @@ from swin_quant.backends.fastertransformer.arithmetic import as_half, int8_gemm,
 from swin_quant.backends.fastertransformer.attention import attention
 from swin_quant.backends.fastertransformer.limits import is_fused
 from swin_quant.backends.fastertransformer.network import Block, Merging, Norm, Reader
+from swin_quant.backends.fastertransformer.rows import computed_rows
 from swin_quant.backends.fastertransformer.scales import REDUCTION
 from swin_quant.backends.fastertransformer.stored import Stored
 from swin_quant.errors import UsageError
@@ -25,14 +26,17 @@ EPSILON = 1e-6
 
 
 class Emulator:
-    """Images float [B, in, S, S] -> logits float32 [B, classes]. `fused` None: what the target GPU would run."""
+    """Images float [B, in, S, S] -> logits float32 [B, classes]. `fused` None: what the target GPU would run.
 
-    def __init__(self, stored: Stored, fused: bool | None = None, device: str = "cpu") -> None:
+    `misread` False computes with fc1's biases as they are meant (`gelu_bias`).
+    """
+
+    def __init__(self, stored: Stored, fused: bool | None = None, device: str = "cpu", misread: bool = True) -> None:
         case, self.device = stored.case, torch.device(device)
         self.version, self.int8_mode = case.form.version, case.int8_mode
         self.picture = (case.g.in_chans, case.g.image_size, case.g.image_size)
         self.fused = is_fused(case.g, case.form.sm) if fused is None else fused
-        reader = Reader(stored, self.fused, self.device)
+        reader = Reader(stored, self.fused, self.device, misread)
         self.blocks = [[reader.block(i, j) for j in range(depth)] for i, depth in enumerate(case.g.depths)]
         self.mergings = [reader.merging(i) for i in range(len(case.g.depths) - 1)]
         self.patch, self.patch_norm = reader.layer("patch_embed.proj"), reader.norm("patch_embed.norm")
@@ -74,13 +78,14 @@ class Emulator:
         y = self._attention(to_int8(before * s.levels("attn.qkv._input_quantizer")), b)
         y = to_int8(int8_gemm(y, b.proj.kernel) * s.gemm("attn.proj"))
         step = s.step("attn.proj._aftergemm_quantizer")
+        levels = s.levels("mlp.fc1._input_quantizer")
         if self.version == 1:
-            x = x + (y * step).half() + b.proj.bias
-            given = second(x)
+            after = x + (y * step).half() + b.proj.bias
+            computed = _computed(x)
+            x, y = torch.where(computed, after, x), torch.where(computed, to_int8(second(after) * levels), y)
         else:
             given = first(y.half() * as_half(step) + b.proj.bias) + x.float()
-            x = given.half()
-        y = to_int8(given * s.levels("mlp.fc1._input_quantizer"))
+            x, y = given.half(), to_int8(given * levels)
         y = look_up(b.gelu, to_int8(int8_gemm(y, b.fc1.kernel) * s.gemm("mlp.fc1")))
         sums, step = int8_gemm(y, b.fc2.kernel), s.step("mlp.fc2._aftergemm_quantizer")
         if self.version == 2:
@@ -111,6 +116,13 @@ class Emulator:
         x = torch.roll(x, (-b.shift, -b.shift), dims=(1, 2)) if b.shift else x
         x = window_reverse(attention(window_partition(x, b.window), b.attn, self.fused), b.window, side, side)
         return torch.roll(x, (b.shift, b.shift), dims=(1, 2)) if b.shift else x
+
+
+def _computed(x: Tensor) -> Tensor:
+    """bool [B, R, R, 1]: the rows of a batch that V1's norm after attention computes."""
+    batch, height, width, channels = x.shape
+    rows = torch.arange(batch * height * width, device=x.device)
+    return (rows < computed_rows(len(rows), channels)).view(batch, height, width, 1)
 
 
 def _normed(norm: Norm, epsilon: float) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,7 @@ checkpoint. All are written to a folder of their own beside them and moved when 
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import save
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.fastertransformer import load_weights
-from swin_quant.backends.fastertransformer.check import check, summary
+from swin_quant.backends.fastertransformer.check import check, misreading, summary
 from swin_quant.backends.fastertransformer.limits import (
-    FUSED_SMS,
     Case,
     check_finite,
     check_half_range,
     check_limits,
     int8_mode_of,
+    warnings_of,
 )
 from swin_quant.backends.fastertransformer.manifest import make_manifest, manifest_name
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, slots
@@ -42,12 +42,15 @@ BACKEND = "fastertransformer"
 class Options:
     """What to export: `sm` is the target's compute capability (80 for 8.0), `kind` int8, float16 or float32.
 
-    `max_batch` is the most pictures that the op takes. `check` reads the export back and compares it with the model.
+    `max_batch` is the most pictures that the op takes. `fix_gelu_bias` stores fc1's biases of more than 4096 channels
+    so that the kernel of GELU, which misreads them, takes the right ones; the TensorRT plugin cuts off three of them.
+    `check` reads the export back and compares it with the model.
     """
 
     sm: int = 80
     kind: str = "int8"
     max_batch: int = 128
+    fix_gelu_bias: bool = False
     check: bool = False
 
 
@@ -65,37 +68,36 @@ def export(model: Swin, card: RunCard, folder: Path, options: Options = Options(
     file = folder / f"{name}.safetensors"
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
-            others = _write(model, card.name, case, source, options.max_batch, Path(scratch) / file.name)
+            others = _write(model, card.name, case, source, Path(scratch) / file.name)
             _refuse_to_lose(folder / others[0].name, others[0], file)
             card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
             for part in (*others, Path(scratch) / file.name):
                 os.replace(part, folder / part.name)
     except OSError as error:
         raise SwinQuantError(f"{folder}: the export cannot be written: {reason(error)}") from error
-    if case.form.int8 and options.sm not in FUSED_SMS:
-        log.warning("sm %d runs the unfused attention, and nobody has published INT8 Swin on it: measure", options.sm)
+    for warning in warnings_of(case):
+        log.warning("%s", warning)
     card = card if case.form.int8 else replace(card, policy=None)
-    made = {"sm": options.sm, "kind": options.kind, "max_batch": options.max_batch, "int8_mode": case.int8_mode}
+    made = {key: value for key, value in asdict(options).items() if key != "check"} | {"int8_mode": case.int8_mode}
     artifact = finish_artifact(file, card, BACKEND, options.kind, made, [folder / part.name for part in others])
     if options.check:
-        for line in summary(check(artifact, model)):
+        for line in (*summary(check(artifact, model)), *misreading(artifact)):
             log.info("check: %s", line)
     return artifact
 
 
 def _case(model: Swin, card: RunCard, options: Options) -> Case:
-    if options.max_batch < 1:
-        raise UsageError(f"--batch {options.max_batch}: must be at least 1")
     mode = None
     if options.kind == "int8":
         policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None
         mode = int8_mode_of(model, policy)
-    case = Case(model.geometry, Form(version_of(model), options.kind, options.sm), mode)
+    form = Form(version_of(model), options.kind, options.sm, options.fix_gelu_bias)
+    case = Case(model.geometry, form, mode, options.max_batch)
     check_limits(case)
     return case
 
 
-def _write(model: Swin, name: str, case: Case, source: Source, max_batch: int, file: Path) -> list[Path]:
+def _write(model: Swin, name: str, case: Case, source: Source, file: Path) -> list[Path]:
     """Write every file of the export beside `file`; those besides it, the checkpoint first."""
     checkpoint = file.with_name(f"{name}_calib.pth" if case.form.int8 else f"{file.stem}.pth")
     if case.form.int8:
@@ -110,7 +112,7 @@ def _write(model: Swin, name: str, case: Case, source: Source, max_batch: int, f
         tensors[key] = model.get_parameter(key).detach().float().cpu().contiguous()
     atomic_write_bytes(file, save(tensors, {"format": "pt"}))
     manifest = file.with_name(manifest_name(file))
-    write_json(manifest, make_manifest(name, file.name, case, max_batch))
+    write_json(manifest, make_manifest(name, file.name, case))
     loader = file.with_name("load_weights.py")
     shutil.copyfile(load_weights.__file__, loader)
     return [checkpoint, manifest, loader]

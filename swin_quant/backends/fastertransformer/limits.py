@@ -3,13 +3,15 @@
 Most of these would not fail on the GPU: the op checks only the number of tensors, and computes garbage.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from swin_quant.backends.fastertransformer import gelu_bias
 from swin_quant.backends.fastertransformer.interface import DEFAULT_SCALE, is_default_scale
-from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim
+from swin_quant.backends.fastertransformer.rows import ROWS, stages_with_lost_rows
+from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
 from swin_quant.backends.fastertransformer.trt_mask import LARGEST
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
@@ -30,6 +32,7 @@ class Case:
     g: Geometry
     form: Form
     int8_mode: int | None
+    max_batch: int = 128
 
     @property
     def fused(self) -> bool:
@@ -39,19 +42,26 @@ class Case:
     def tokens(self) -> int:
         return self.g.window**2
 
+    @property
+    def lost_rows(self) -> list[int]:
+        """The stages in which V1 loses rows of a batch that four does not divide."""
+        return stages_with_lost_rows(self.g, 1) if self.form.version == 1 else []
+
+    @property
+    def widest(self) -> int:
+        """The most channels between fc1 and fc2."""
+        return max(hidden_channels(self.g, stage) for stage in range(len(self.g.depths)))
+
 
 def is_fused(g: Geometry, sm: int) -> bool:
     """Whether the INT8 op runs the fused attention: decided once for all stages, from the configured window."""
     return sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
 
 
-def _hidden(case: Case) -> int:
-    return int(case.g.embed_dim * case.g.mlp_ratio)
-
-
-Limit = tuple[Callable[[Case], bool], str]
+Limit = tuple[Callable[[Case], object], str]
 
 ALWAYS: tuple[Limit, ...] = (
+    (lambda c: c.max_batch < 1, "--batch {batch}: must be at least 1"),
     (lambda c: not 52 <= c.form.sm <= 90, "--sm {sm}: FasterTransformer builds for compute capability 52 to 90"),
     (lambda c: c.g.ape, "APE: the kernels add no absolute position embedding"),
     (lambda c: not c.g.qkv_bias, "QKV_BIAS False: the kernels always add a bias to q, k and v"),
@@ -66,11 +76,30 @@ ALWAYS: tuple[Limit, ...] = (
         "QK_SCALE 1.0: to the op that number means the default, head width ** -0.5",
     ),
 )
+FLOAT: tuple[Limit, ...] = (
+    (lambda c: c.form.fix_gelu_bias, "--fix-gelu-bias: only the INT8 kernel of GELU misreads a bias: leave it out"),
+)
 INT8: tuple[Limit, ...] = (
     (lambda c: c.form.sm < 75, "--sm {sm}: the INT8 GEMMs need compute capability 75 or above; --kind float16 exports"),
     (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
     (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
-    (lambda c: _hidden(c) % 32 > 0, "MLP_RATIO {ratio}: the INT8 layouts need hidden channels in multiples of 32"),
+    (
+        lambda c: hidden_channels(c.g, 0) % 32 > 0,
+        "MLP_RATIO {ratio}: the INT8 layouts need hidden channels in multiples of 32",
+    ),
+    (
+        lambda c: c.lost_rows and c.max_batch < ROWS,
+        "--batch {batch}: in layers.{lost[0]}, of at most 256 channels on a map of odd side, the norm after attention "
+        "computes rows in fours, so that no batch of less than 4 pictures comes out whole",
+    ),
+    (
+        lambda c: c.widest > gelu_bias.LARGEST,
+        "{widest} hidden channels: the INT8 kernel of GELU leaves out four of more than 8192, and no weights undo that",
+    ),
+    (
+        lambda c: c.form.fix_gelu_bias and not gelu_bias.is_misread(c.widest),
+        "--fix-gelu-bias: it has {widest} hidden channels at most, and only more than 4096 are misread: leave it out",
+    ),
     (
         lambda c: c.form.version == 2 and c.int8_mode == 2,
         "Swin V2 under ft-mode2: the kernels ignore mode 2 in V2 and quantize what the policy leaves in float; use "
@@ -94,18 +123,50 @@ INT8: tuple[Limit, ...] = (
 )
 
 
+WARNINGS: tuple[Limit, ...] = (
+    (
+        lambda c: c.form.sm not in FUSED_SMS,
+        "sm {sm} runs the unfused attention, and nobody has published INT8 Swin on it: measure",
+    ),
+    (
+        lambda c: c.lost_rows,
+        "layers.{lost[0]}, of at most 256 channels on a map of odd side: the norm after attention computes rows in "
+        "fours and leaves out the last ones of a batch that is no multiple of 4: run no other batches",
+    ),
+    (
+        lambda c: gelu_bias.is_misread(c.widest) and not c.form.fix_gelu_bias,
+        "{widest} hidden channels: the kernel of GELU reads fc1's bias three places off from channel 4096 on; "
+        "--fix-gelu-bias stores the bias where it looks, --check measures what it costs",
+    ),
+    (
+        lambda c: c.form.fix_gelu_bias,
+        "fc1's bias is stored longer by three for the kernel of GELU: the op reads it rightly, but the TensorRT plugin "
+        "cuts those three off, and a kernel that was mended needs an export without --fix-gelu-bias",
+    ),
+)  # of INT8 exports: what can be lived with
+
+
 def check_limits(case: Case) -> None:
     """UsageError with the reason if the kernels cannot run a model of this geometry, exactly as it is."""
-    g, form = case.g, case.form
-    if form.kind not in KINDS:
-        raise UsageError(f"--kind {form.kind}: must be {', '.join(KINDS)}")
-    for holds, reason in ALWAYS + (INT8 if form.int8 else ()):
+    if case.form.kind not in KINDS:
+        raise UsageError(f"--kind {case.form.kind}: must be {', '.join(KINDS)}")
+    for reason in _holding(ALWAYS + (INT8 if case.form.int8 else FLOAT), case):
+        raise UsageError(f"FasterTransformer cannot run this model: {reason}")
+
+
+def warnings_of(case: Case) -> list[str]:
+    """What the kernels do to such a model that nobody would expect of them."""
+    return list(_holding(WARNINGS, case)) if case.form.int8 else []
+
+
+def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
+    g = case.g
+    for holds, text in limits:
         if holds(case):
-            text = reason.format(
-                sm=form.sm, window=g.window, heads=list(g.heads), d=head_dim(g), embed=g.embed_dim, ratio=g.mlp_ratio,
-                scale=g.qk_scale,
+            yield text.format(
+                sm=case.form.sm, window=g.window, heads=list(g.heads), d=head_dim(g), embed=g.embed_dim,
+                ratio=g.mlp_ratio, scale=g.qk_scale, widest=case.widest, batch=case.max_batch, lost=case.lost_rows,
             )  # fmt: skip
-            raise UsageError(f"FasterTransformer cannot run this model: {text}")
 
 
 def int8_mode_of(model: Swin, policy: Policy | None) -> int:

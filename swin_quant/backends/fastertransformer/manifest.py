@@ -14,17 +14,21 @@ from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.files import check_json, read_json
 from swin_quant.models.geometry import Geometry
 
-SCHEMA = "swin-quant/fastertransformer/1"
+SCHEMA = "swin-quant/fastertransformer/2"
 LARGEST = {"depths": 256, "num_heads": 4096, "embed_dim": 8192, "img_size": 8192, "in_chans": 1024}
 
 
 class Target(TypedDict):
-    """What the list is for: an op's class, its kind of list, the compute capability of the GPU (80 for 8.0)."""
+    """What the list is for: an op's class, its kind of list, the compute capability of the GPU (80 for 8.0).
+
+    `fix_gelu_bias`: fc1's biases of more than 4096 channels are stored where the INT8 kernel of GELU looks for them.
+    """
 
     op: str
     kind: str
     sm: int
     classes: int
+    fix_gelu_bias: bool
 
 
 class Manifest(TypedDict):
@@ -45,7 +49,7 @@ def manifest_name(file: Path) -> str:
     return f"{file.stem}_manifest.json"
 
 
-def make_manifest(name: str, file: str, case: Case, max_batch: int) -> Manifest:
+def make_manifest(name: str, file: str, case: Case) -> Manifest:
     """What there is to say of an export."""
     g, form, mode = case.g, case.form, case.int8_mode
     entries = slots(g, form)
@@ -53,11 +57,13 @@ def make_manifest(name: str, file: str, case: Case, max_batch: int) -> Manifest:
         schema=SCHEMA,
         name=name,
         file=file,
-        target=Target(op=OPS[form.int8], kind=form.kind, sm=form.sm, classes=g.classes),
-        arguments=op_arguments(g, form, mode, max_batch),
+        target=Target(
+            op=OPS[form.int8], kind=form.kind, sm=form.sm, classes=g.classes, fix_gelu_bias=form.fix_gelu_bias
+        ),
+        arguments=op_arguments(g, form, mode, case.max_batch),
         entries=[_entry(slot) for slot in entries],
         head=list(HEAD),
-        plugin=plugin(g, form, mode, max_batch, entries),
+        plugin=plugin(g, form, mode, case.max_batch, entries),
     )
 
 
@@ -79,8 +85,8 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
     if schema != SCHEMA:
         raise SwinQuantError(f"{path}: is not a FasterTransformer manifest of this version ({SCHEMA}); export again")
     check_json(manifest, Manifest, str(path))
-    case, max_batch = _case(manifest, path)
-    expected = make_manifest(manifest["name"], manifest["file"], case, max_batch)
+    case = _case(manifest, path)
+    expected = make_manifest(manifest["name"], manifest["file"], case)
     for key, value in expected.items():
         if key != "entries" and manifest[key] != value:
             raise SwinQuantError(f"{path}: {key} contradicts the arguments of the op; export again")
@@ -93,10 +99,10 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
     return manifest, case
 
 
-def _case(manifest: Manifest, path: Path) -> tuple[Case, int]:
+def _case(manifest: Manifest, path: Path) -> Case:
     """The case that the arguments describe, every number within bounds before anything is computed from it."""
     target, arguments = manifest["target"], manifest["arguments"]
-    form = Form(arguments.get("version"), target["kind"], target["sm"])
+    form = Form(arguments.get("version"), target["kind"], target["sm"], target["fix_gelu_bias"])
     blank = Geometry(32, 1, 1, 1, 32, (1,), (1,), 1, 4.0, True, None, 0.0, 0.0, False, True, (0,))
     like = op_arguments(blank, Form(1, target["kind"], 80), 1, 1)
     if target["kind"] not in KINDS or arguments.keys() != like.keys() or form.version not in (1, 2):
@@ -111,7 +117,7 @@ def _case(manifest: Manifest, path: Path) -> tuple[Case, int]:
         raise SwinQuantError(f"{path}: int8_mode must be 1 or 2, not {arguments['int8_mode']}")
     g = geometry_of(arguments, target["classes"])
     try:
-        case = Case(g, form, arguments.get("int8_mode"))
+        case = Case(g, form, arguments.get("int8_mode"), arguments["max_batch"])
         check_limits(case)
         shapes_hold = len(g.depths) == len(g.heads) and all(
             g.resolution(i) % g.window_in_use(i) == 0 and (g.embed_dim * 2**i) % heads == 0
@@ -123,4 +129,4 @@ def _case(manifest: Manifest, path: Path) -> tuple[Case, int]:
         raise SwinQuantError(f"{path}: no Swin has these arguments ({error}); export again") from error
     if not shapes_hold:
         raise SwinQuantError(f"{path}: no Swin has these arguments; export again")
-    return case, arguments["max_batch"]
+    return case

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from swin_quant.backends.fastertransformer.arithmetic import gelu_table
 from swin_quant.backends.fastertransformer.attention import AttentionWeights
+from swin_quant.backends.fastertransformer.gelu_bias import as_read, shifted
 from swin_quant.backends.fastertransformer.interface import is_default_scale
 from swin_quant.backends.fastertransformer.scales import REDUCTION, Scales
 from swin_quant.backends.fastertransformer.slots import head_dim
@@ -55,10 +56,14 @@ class Merging:
 
 
 class Reader:
-    """Parts of the network from the tensors of an export, on a device."""
+    """Parts of the network from the tensors of an export, on a device.
 
-    def __init__(self, stored: Stored, fused: bool, device: torch.device) -> None:
+    `misread` False takes fc1's biases as they are meant, where the kernel of GELU would misread them.
+    """
+
+    def __init__(self, stored: Stored, fused: bool, device: torch.device, misread: bool = True) -> None:
         self.g, self.version, self.fused = stored.case.g, stored.case.form.version, fused
+        self.shifted, self.misread = stored.case.form.fix_gelu_bias, misread
         self._tensors = {name: tensor.to(device) for name, tensor in stored.tensors.items()}
 
     def layer(self, name: str) -> Layer:
@@ -77,7 +82,7 @@ class Reader:
             proj=self.layer(f"{at}attn.proj"),
             fc1=fc1,
             fc2=self.layer(f"{at}mlp.fc2"),
-            gelu=gelu_table(step, fc1.bias, levels),
+            gelu=gelu_table(step, self._read(fc1.bias), levels),
             norm1=self.norm(f"{at}norm1"),
             norm2=self.norm(f"{at}norm2"),
             window=self.g.window_in_use(stage),
@@ -89,6 +94,10 @@ class Reader:
         at = f"layers.{stage}."
         reduction = self._tensors[f"{at}{REDUCTION}.weight"].float()
         return Merging(reduction, self.norm(f"{at}downsample.norm"), self._scales(stage, 0))
+
+    def _read(self, bias: Tensor) -> Tensor:
+        """fc1's bias as the kernel of GELU reads it from where it is stored."""
+        return as_read(shifted(bias) if self.shifted else bias, len(bias)) if self.misread else bias
 
     def _attention(self, stage: int, at: str, shifted: bool, scales: Scales) -> AttentionWeights:
         g, packed = self.g, "trt_" if self.fused else ""  # the fused kernels read the packed form

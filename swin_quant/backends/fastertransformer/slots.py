@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from swin_quant.backends.fastertransformer.gelu_bias import DRIFT, is_misread
 from swin_quant.backends.fastertransformer.layouts import weight_layout
 from swin_quant.backends.fastertransformer.trt_mask import LARGEST, padded_side
 from swin_quant.models.geometry import Geometry
@@ -60,11 +61,15 @@ EMPTY = (0,)
 
 @dataclass(frozen=True)
 class Form:
-    """Which list is meant: version 1 or 2, `kind` int8, float16 or float32, the target's compute capability."""
+    """Which list is meant: version 1 or 2, `kind` int8, float16 or float32, the target's compute capability.
+
+    `fix_gelu_bias` stores the biases that the kernel of GELU misreads where it looks for them.
+    """
 
     version: int
     kind: str
     sm: int
+    fix_gelu_bias: bool = False
 
     @property
     def int8(self) -> bool:
@@ -124,6 +129,11 @@ def trt_side(g: Geometry, form: Form, stage: int) -> int:
     return padded_side(tokens, form.int8) if fits else 0
 
 
+def hidden_channels(g: Geometry, stage: int) -> int:
+    """Channels between fc1 and fc2."""
+    return int(g.embed_dim * 2**stage * g.mlp_ratio)
+
+
 def windows(g: Geometry, stage: int) -> int:
     """Windows of a picture in a stage."""
     return (g.resolution(stage) // g.window_in_use(stage)) ** 2
@@ -145,7 +155,7 @@ def _entries(g: Geometry, form: Form) -> Iterator[tuple[str, int | None, int | N
 
 def _block_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:
     c, heads, tokens = g.embed_dim * 2**stage, g.heads[stage], g.window_in_use(stage) ** 2
-    hidden, bias = int(c * g.mlp_ratio), (heads, tokens, tokens)
+    hidden, bias = hidden_channels(g, stage), (heads, tokens, tokens)
     linears = [(3 * c, c), (3 * c,), (c, c), (c,), (hidden, c), (hidden,), (c, hidden), (c,)]
     packed = bias if trt_side(g, form, stage) else EMPTY
     rest = [*4 * [(c,)], (AMAX_LIST,), (AMAX_LIST,), bias, packed, (heads, 1, 1)]
@@ -177,6 +187,8 @@ def _slot(
     if form.int8 and part in KERNELS:
         shape = source if index == 0 else (math.prod(source),)  # the op reads the heads' width off the first
         return replace(slot, dtype="int8", container="float16", layout=weight_layout(form.sm), shape=shape)
+    if form.fix_gelu_bias and part == "mlp.fc1.bias" and is_misread(*source):
+        return replace(slot, layout="gelu-shifted", shape=(source[0] + DRIFT,))
     if not form.int8 and part in ("attn.qkv.weight", "attn.qkv.bias"):
         return replace(slot, layout="head-interleaved", shape=source[::-1])
     return slot

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer import trt_mask
+from swin_quant.backends.fastertransformer import gelu_bias, trt_mask
 from swin_quant.backends.fastertransformer.layouts import (
     WEIGHT_LAYOUTS,
     gather,
@@ -104,6 +104,8 @@ def stored_form(slot: Slot, source: Source, g: Geometry) -> Tensor:
     tensor = tensor.to(DTYPES[slot.dtype])
     if slot.part in PACKED and slot.layout != "empty":
         tensor = trt_mask.pack(tensor, slot.shape[-1])
+    elif slot.layout == "gelu-shifted":
+        tensor = gelu_bias.shifted(tensor)
     elif slot.layout == "head-interleaved":
         tensor = interleave_heads(tensor, g.heads[slot.stage])
         tensor = tensor.t() if tensor.dim() == 2 else tensor
@@ -116,6 +118,8 @@ def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
         return gather(stored, *slot.source, WEIGHT_LAYOUTS[slot.layout])
     if slot.layout == "trt-packed":
         return trt_mask.unpack(stored, slot.source[-1])
+    if slot.layout == "gelu-shifted":
+        return gelu_bias.as_read(stored, *slot.source)
     if slot.layout == "head-interleaved":
         return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.stage])
     return stored

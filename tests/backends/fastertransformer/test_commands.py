@@ -30,11 +30,12 @@ def process_left_alone():
 def theirs(tmp_path, calibrated):
     """theirs("swin", wrap) -> flags for a checkpoint as FasterTransformer saves it: bare, or by its QAT."""
 
-    def make(kind="swin", wrap=False):
-        model = {"TYPE": kind, "NAME": f"their_{kind}", "NUM_CLASSES": 5, kind.upper(): ARCHITECTURE | MORE[kind]}
+    def make(kind="swin", wrap=False, **keys):
+        keys = ARCHITECTURE | MORE[kind] | keys
+        model = {"TYPE": kind, "NAME": f"their_{kind}", "NUM_CLASSES": 5, kind.upper(): keys}
         config = tmp_path / f"{kind}.yaml"
         config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 8}, "MODEL": model}))
-        state = calibrated(kind).state_dict()
+        state = calibrated(kind, **{key: keys[key] for key in keys.keys() - ARCHITECTURE.keys()}).state_dict()
         file = tmp_path / f"{kind}.pth"
         torch.save({"model": state, "epoch": 4} if wrap else state, file)
         return ["--cfg", str(config), "--resume", str(file), "--output", str(tmp_path / "out")]
@@ -66,6 +67,22 @@ def test_a_float_export(theirs, capsys):
     file = open_artifact(capsys.readouterr().out.strip()).file
     manifest = json.loads(file.with_name("their_swinv2_float16_sm80_manifest.json").read_text())
     assert manifest["target"]["op"] == "SwinTransformer" and len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
+
+
+@pytest.mark.parametrize("command", ["export-ft", "export"])
+def test_fix_gelu_bias(theirs, capsys, tmp_path, command):
+    def run(*flags, backend="fastertransformer"):
+        more = ["--backend", backend, "--policy", "ft-mode1"] if command == "export" else ["--int8-mode", "1"]
+        code = main([command, *flags, *more, "--fix-gelu-bias"])
+        return code, capsys.readouterr()
+
+    code, done = run(*theirs())
+    assert code == 2 and "--fix-gelu-bias: it has 256 hidden channels at most" in done.err
+    code, done = run(*theirs(MLP_RATIO=68.0))
+    assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
+    if command == "export":
+        code, done = run(*theirs(), backend="onnx")
+        assert code == 2 and "--fix-gelu-bias: means nothing to --backend onnx" in done.err
 
 
 def test_a_float_checkpoint_is_no_int8_export(theirs, tmp_path, capsys):

@@ -32,7 +32,9 @@ def test_the_files(exported):
         "micro_int8_sm75_manifest.json",
     ]  # fmt: skip
     record = artifact.record
-    assert record["options"] == {"sm": 75, "kind": "int8", "max_batch": 128, "int8_mode": 2}
+    assert record["options"] == {
+        "sm": 75, "kind": "int8", "max_batch": 128, "fix_gelu_bias": False, "int8_mode": 2,
+    }  # fmt: skip
     assert {other["file"] for other in record["others"]} == set(names(artifact.file.parent)) - {
         "micro_int8_sm75.json", "micro_int8_sm75.safetensors",
     }  # fmt: skip
@@ -132,6 +134,34 @@ def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
     if kind == "float32":
         assert max(difference.largest for difference in differences) == 0
     assert "tensors, largest difference" in summary(differences)[0]
+
+
+@pytest.mark.parametrize("fix", [False, True])
+def test_what_is_said_of_a_bias_that_the_kernel_misreads(calibrated, card, tmp_path, caplog, fix):
+    model = calibrated("swin", MLP_RATIO=68.0)
+    with caplog.at_level("INFO"):
+        artifact = export(model, card(), tmp_path, Options(fix_gelu_bias=fix, check=True))
+    assert artifact.record["options"]["fix_gelu_bias"] is fix
+    manifest = json.loads((tmp_path / "micro_int8_sm80_manifest.json").read_text())
+    assert manifest["target"]["fix_gelu_bias"] is fix
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    (said,) = [record.message for record in caplog.records if "by the kernel of GELU" in record.message]
+    biases = [load_file(artifact.file)[e["key"]] for e in manifest["entries"] if e["name"].endswith("fc1.bias")]
+    assert [len(bias) for bias in biases] == [2176, 2176, 4352 + 3 * fix]
+    weights, *_ = loaded(artifact)
+    assert [w.shape for w in weights[5::16][:2]] == [(2176,), (2176,)] and (4352 + 3 * fix,) in [
+        w.shape for w in weights
+    ]
+    if fix:
+        assert "cuts those three off" in warning and "is read rightly" in said
+        fc1 = model.layers[1].blocks[0].mlp.fc1.bias.detach().half()
+        assert torch.equal(biases[2], torch.cat([fc1[:4096], torch.zeros(3).half(), fc1[4096:]]))
+    else:
+        assert "three places off" in warning and "--fix-gelu-bias" in warning
+        noise = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        fixed = export(model, card(), tmp_path / "fixed", Options(fix_gelu_bias=True))
+        change = load(artifact)(noise) - load(open_artifact(fixed.file))(noise)
+        assert f"mean |Δlogit| {change.abs().mean():.3g}, max {change.abs().max():.3g}" in said and change.any()
 
 
 def test_the_check_notices_another_model_and_a_wrong_layout(exported, calibrated):

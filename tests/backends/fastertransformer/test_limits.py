@@ -6,22 +6,25 @@ import pytest
 import torch
 
 from swin_quant.backends.fastertransformer.export import Options, export
-from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused
+from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
-from swin_quant.config import find_config, load_config
+from swin_quant.config import configs_dir, find_config, load_config
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.models.build import geometry_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.runcard import RunCard
 
+LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
+NARROW = {"embed_dim": 32, "heads": (1, 2, 4, 8)}  # 7 x 7 tokens of 256 channels in the last stage
+
 
 def geometry(name="swin_tiny_patch4_window7_224", **keys):
     return replace(geometry_of(load_config(find_config(name))), **keys)
 
 
-def case(g=None, version=1, kind="int8", sm=80, mode=1):
-    return Case(g or geometry(), Form(version, kind, sm), mode)
+def case(g=None, version=1, kind="int8", sm=80, mode=1, fix=False, batch=128):
+    return Case(g or geometry(), Form(version, kind, sm, fix), mode, batch)
 
 
 @pytest.mark.parametrize("sm", [75, 80, 86, 89, 90])
@@ -53,6 +56,11 @@ def test_what_the_kernels_can_do(sm, version):
         (case(geometry(qk_scale=0.3)), "fused INT8 attention ignores it"),
         (case(geometry(qk_scale=1.0), sm=89), "means the default"),
         (case(geometry("swinv2_base_patch4_window12to24_192to384_22kto1k_ft"), 2, sm=75), "normalizes k"),
+        (case(geometry(embed_dim=352, heads=(11, 22, 44, 88))), "11264 hidden channels"),
+        (case(fix=True), "--fix-gelu-bias: it has 3072 hidden channels at most"),
+        (case(geometry(LARGE), kind="float16", fix=True), "--fix-gelu-bias: only the INT8 kernel"),
+        (case(geometry(**NARROW), batch=3), "--batch 3: in layers.3,"),
+        (case(batch=0), "--batch 0"),
     ],
 )
 def test_what_they_cannot_do(wrong, says):
@@ -70,10 +78,36 @@ def test_what_they_cannot_do(wrong, says):
         case(geometry(window=18), sm=89),
         case(geometry("swinv2_base_patch4_window12to24_192to384_22kto1k_ft"), 2, sm=80),
         case(sm=70, kind="float32", mode=None),
+        case(geometry(LARGE), fix=True),
+        case(geometry(embed_dim=352, heads=(11, 22, 44, 88)), kind="float16"),
+        case(geometry(**NARROW), batch=4),
+        case(geometry(**NARROW), version=2, batch=1),
+        case(geometry(**NARROW), kind="float16", batch=1),
     ],
 )
 def test_what_only_looks_like_it(right):
     check_limits(right)
+
+
+@pytest.mark.parametrize("file", sorted(path.stem for path in configs_dir().glob("swin*/[!_]*.yaml")))
+def test_of_the_published_models_only_large_ones_are_warned_of(file):
+    """FasterTransformer spec, section 3.9: fc1's bias beyond channel 4096; rows are lost by none."""
+    version = 2 if file.startswith("swinv2") else 1
+    warnings = warnings_of(case(geometry(file), version))
+    assert [w[:21] for w in warnings] == (["6144 hidden channels:"] if "_large_" in file else [])
+    assert warnings_of(case(geometry(file), version, kind="float16")) == []
+
+
+def test_rows_that_are_lost_are_warned_of():
+    (warning,) = warnings_of(case(geometry(**NARROW)))
+    assert warning.startswith("layers.3, of at most 256 channels") and "no multiple of 4" in warning
+    assert warnings_of(case(geometry(**NARROW), version=2)) == warnings_of(case(geometry(**NARROW | {"embed_dim": 64,
+        "heads": (2, 4, 8, 16)}))) == []  # fmt: skip
+
+
+def test_a_bias_stored_for_the_kernel_is_warned_of():
+    (warning,) = warnings_of(case(geometry(LARGE), fix=True))
+    assert "the TensorRT plugin cuts those three off" in warning
 
 
 @pytest.mark.parametrize(
