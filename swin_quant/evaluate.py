@@ -70,9 +70,12 @@ class Score:
     ms_per_picture: float | None
 
 
-def evaluate(engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device) -> dict[str, Score]:
+def evaluate(
+    engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, collective: bool = False
+) -> dict[str, Score]:
     """Score `engines` (images [B, 3, H, W] -> logits [B, classes]) on this rank's batches; the result is of all ranks.
 
+    `collective`: the passes of the ranks wait for each other, so that a batch without a picture is one, too.
     ms_per_picture is wall time of the forward passes, after a first batch of warm-up where there are more.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
@@ -81,6 +84,9 @@ def evaluate(engines: Mapping[str, Engine], batches: Iterable[Batch], device: to
         for number, batch in enumerate(batches):
             if len(batch.labels):
                 _add_batch(engines, batch, device, sums, timed=number >= _WARM_UP_BATCHES)
+            elif collective:
+                for engine in engines.values():
+                    engine(batch.images.to(device))
     rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
     totals = dict(zip(engines, (_Sums(*row) for row in all_sum(rows, device).tolist()), strict=True))
     return {name: _score(name, total) for name, total in totals.items()}

@@ -54,8 +54,9 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
         patch = self.proj.kernel_size[0]
-        x = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
-        x = x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
+        rows, columns = height // patch, width // patch
+        x = x.reshape(batch, channels, rows, patch, columns, patch)
+        x = x.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch * patch)
         return self.norm(F.linear(x, self.proj.weight.flatten(1), self.proj.bias)).to(self.proj.weight.dtype)
 
 

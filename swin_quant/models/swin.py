@@ -49,7 +49,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         windows, length, channels = x.shape
-        q, k, v = self.qkv(x).view(windows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
         logits = self.softmax_input_quantizer(q @ k.transpose(-2, -1))
         logits = add_bias_and_mask(logits, self.scale, self.relative_position_bias(), mask)

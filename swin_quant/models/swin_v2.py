@@ -59,7 +59,7 @@ class WindowAttentionV2(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         windows, length, channels = x.shape
         qkv = self.qkv(x, self.qkv_bias())
-        q, k, v = qkv.view(windows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
         scale = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp()
         q = self.mha_q_input_quantizer(_unit(q.float(), scale))

@@ -59,6 +59,7 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], method: Method = Meth
 def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:  # noqa: B008
     """The statistics of every activation node over `batches` of images [B, 3, H, W]: this rank's share, maybe none.
 
+    A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
     The result is that of all ranks together. Raises SwinQuantError for NaN or infinity in weights or activations,
     naming the first module, and when no rank had a picture.
     """
@@ -132,8 +133,6 @@ def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, Activatio
 
 
 def _observe(model: nn.Module, images: Tensor, observers: dict[str, ActivationObserver]) -> None:
-    if len(images) == 0:
-        return
     for observer in observers.values():
         observer.pictures = len(images)
     try:

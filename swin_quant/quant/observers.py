@@ -29,7 +29,9 @@ class ActivationObserver:
         self.values_per_picture = values_per_picture
 
     def __call__(self, x: Tensor) -> None:
-        """Observe x, [B, ...] or [B * windows, ...], pictures outermost."""
+        """Observe x, [B, ...] or [B * windows, ...], pictures outermost; B may be 0."""
+        if not x.numel():
+            return
         by_picture = x.detach().reshape(self.pictures, -1)
         low, high = torch.aminmax(by_picture)
         largest = torch.maximum(-low, high).item()

@@ -168,7 +168,8 @@ def _validate(job: Job, precision: Precision, state: State) -> dict[str, float]:
     if job.validation is None:
         return {}
     network = precision.view(state.scored).eval()  # the loop switches back
-    score = evaluate({"model": lambda images: precision.logits(network, images)}, job.validation, job.world.device)
+    engines = {"model": lambda images: precision.logits(network, images)}
+    score = evaluate(engines, job.validation, job.world.device, collective=is_sharded(job.model))
     return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
 
 

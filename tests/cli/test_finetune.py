@@ -209,6 +209,29 @@ def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
         assert a["clipped_share"] == pytest.approx(b["clipped_share"], rel=1e-3)
 
 
+@pytest.mark.slow
+def test_more_ranks_than_pictures(forked, qat_flags, tmp_path, card_of):
+    """The sample for ranges has batches of 8 pictures, val has 7: of 9 ranks, one or two have none to show."""
+    flags = ["--batch-size", 1, "--amax", "reestimated", "--set", "amax.batches=1", "amax.until=1", "--num-epochs", 1]
+    ends = forked(9, "finetune", *qat_flags, *flags)
+    assert [done.code for done in ends] == [0] * 9, ends
+    card = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")
+    assert card["training"]["world"] == 9 and card["results"][0]["pictures"] == 7
+    assert card["training"]["epochs"][0]["clipped_share"] > 0
+
+
+@pytest.mark.slow
+def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_flags, own_pictures, tmp_path, card_of):
+    """The second batch of the sample, and val, have one picture for two ranks, which gather shards in every pass."""
+    for file in sorted((own_pictures / "train").rglob("*.png"))[9:] + sorted((own_pictures / "val").rglob("*.png"))[1:]:
+        file.unlink()
+    flags = ["--data-path", own_pictures, "--amax", "reestimated", "--set", "amax.batches=2", "amax.until=1", "--num-epochs", 1]
+    ends = forked(2, "finetune", *qat_flags, *flags, "--fsdp")
+    assert [done.code for done in ends] == [0, 0], ends
+    card = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")
+    assert card["results"][0]["pictures"] == 1 and card["training"]["epochs"][0]["clipped_share"] > 0
+
+
 def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
     words = [*float_run, "--output", tmp_path / "out"]
     assert run(*words).code == 0
