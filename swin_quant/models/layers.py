@@ -8,13 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from swin_quant.compat import import_timm
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.windows import attention_mask, window_partition, window_reverse
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
-
-DropPath = import_timm().layers.DropPath
 
 
 class LayerNorm(nn.LayerNorm):
@@ -23,6 +20,23 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.float(), self.bias.float()
         return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+
+
+class DropPath(nn.Module):
+    """While training, leave the branch of a picture out with `rate`, and scale up those that stay. [B, ...] -> [B, ...].
+
+    Huang et al., "Deep Networks with Stochastic Depth", 2016. The draws are those of timm's module of the same name.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.rate or not self.training:
+            return x
+        kept = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(1 - self.rate)
+        return x * kept.div_(1 - self.rate)
 
 
 class Mlp(nn.Module):
