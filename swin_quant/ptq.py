@@ -10,7 +10,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.checkpoint import load_float, save_calibrated
-from swin_quant.config import to_dict
+from swin_quant.config import architecture, to_dict
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
@@ -73,6 +73,7 @@ def calibrate_checkpoint(
     Everything that can be refused is refused before the first forward. `checkpoint` None calibrates the seeded
     random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
     """
+    check_channels(cfg)
     path = Path(output) / f"{cfg.MODEL.NAME}_calib.pth"
     if world.is_main:
         ensure_writable_dir(output)
@@ -196,3 +197,9 @@ def has_split(cfg: CfgNode, split: str) -> bool:
     """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
     root = Path(cfg.DATA.DATA_PATH)
     return cfg.DATA.DATA_PATH == DIGITS or (root / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists()
+
+
+def check_channels(cfg: CfgNode) -> None:
+    """UsageError for a model that does not take pictures as they are read, in three colours."""
+    if (channels := architecture(cfg).IN_CHANS) != 3:
+        raise UsageError(f"IN_CHANS is {channels}, but pictures are read in red, green and blue: it must be 3")

@@ -20,7 +20,7 @@ from swin_quant.evaluate import Score, evaluate
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
-from swin_quant.ptq import portable_config
+from swin_quant.ptq import check_channels, portable_config
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
 from swin_quant.runcard import DatasetRecord, Result, RunCard, card_path, verify_checkpoint
 
@@ -151,6 +151,7 @@ def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None
 
     `cache_mode` is in place of DATA.CACHE_MODE.
     """
+    check_channels(cfg)
     return open_pictures(
         cfg.DATA.DATA_PATH,
         split,

@@ -97,6 +97,11 @@ def test_a_checkpoint_of_another_size(refused, float_flags, write_config, tmp_pa
     has(line, "swin.pth", f"{key} {value}")
 
 
+def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_config, tmp_path):
+    flags = ["--cfg", write_config(tmp_path, "swin", IN_CHANS=1), "--random-weights"]
+    has(refused(2, "calibrate", *float_flags[4:], *flags), "IN_CHANS is 1", "must be 3")
+
+
 def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
     line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5, "--no-eval")
     has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5", "--replace-head")
@@ -311,7 +316,7 @@ def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
 
         raise SwinQuantError(f"{path}: cannot be the output directory: permission denied")
 
-    monkeypatch.setattr("swin_quant.cli.evaluate.score_model", no_pictures)
+    monkeypatch.setattr("swin_quant.scoring.score_model", no_pictures)
     monkeypatch.setattr("swin_quant.cli.evaluate.ensure_writable_dir", read_only)
     has(run("evaluate", *scoring_flags, "--resume", tmp_path / calibrated.name).error(1), tmp_path, "permission denied")
 

@@ -21,6 +21,8 @@ ENABLED = {
     ("swinv2", "float"): 0,
 }
 
+ONE_CHANNEL = ["--opts", "MODEL.SWIN.IN_CHANS", 1]
+
 
 @pytest.fixture
 def nodes(run, micro):
@@ -142,3 +144,9 @@ def test_one_policy_at_a_time(run, micro):
 def test_a_float_checkpoint_has_no_ranges_to_list(run, micro):
     line = run("nodes", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth").error(1)
     assert "swin.pth" in line and "never calibrated" in line
+
+
+def test_pictures_of_any_number_of_channels(nodes):
+    """Of grey pictures, a patch has a third of the values; the embedding is no node, so shapes are the same."""
+    shapes = [{name: row["shape"] for name, row in nodes("swin", *more).items()} for more in ([], ONE_CHANNEL)]
+    assert len(shapes[0]) == TOTAL["swin"] and shapes[0] == shapes[1]
