@@ -14,10 +14,8 @@ from swin_quant.scoring import score_model
 from swin_quant.train.recipes import load_recipe
 from swin_quant.train.run import Request, train_float
 
-EPOCHS = 8
 
-
-def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = EPOCHS, world: World = World()) -> RunCard:  # noqa: B008
+def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, world: World = World()) -> RunCard:  # noqa: B008
     """Train, calibrate and score a micro Swin; files go to `output`. Returns the card, results included."""
     output = ensure_writable_dir(output)
     cfg = load_config(find_config(config), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +18,7 @@ from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
 from swin_quant.runcard import RunCard, card_path
 from swin_quant.scoring import card_of, load_for_scoring
-
-PRECISIONS = ("int8", "float")
-
-
-@dataclass(frozen=True)
-class Target:
-    """What `--backend` names: an exporter, and the built-in policies that fit, best first.
-
-    `flags` maps our options to the exporter's, `fixed` are options that make the target. With `only`, no policy but
-    those can be run there.
-    """
-
-    exporter: str
-    flags: Mapping[str, str]
-    policies: tuple[str, ...]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    only: bool = False
-
-
-_ONNX = {"precision": "precision", "opset": "opset", "float_type": "float_type", "batch": "batch",
-         "labels": "labels"}  # fmt: skip
-_FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "fix_gelu_bias": "fix_gelu_bias",
-                      "check": "check"}  # fmt: skip
-TARGETS = {
-    "fastertransformer": Target("fastertransformer", _FASTERTRANSFORMER, ("ft-mode1", "ft-mode2"), only=True),
-    "onnx": Target("onnx", _ONNX, ("qdq",), {"target": "portable"}),
-    "onnxruntime": Target("onnx", _ONNX, ("qdq",), {"target": "onnxruntime"}),
-    "openvino": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "openvino"}),
-    "tensorrt": Target("onnx", _ONNX, ("tensorrt", "qdq"), {"target": "tensorrt"}),
-}
+from swin_quant.targets import TARGETS
 
 
 def export_checkpoint(

@@ -22,6 +22,7 @@ ENGINES = {
     "openvino": "swin_quant.backends.openvino",
     "tensorrt": "swin_quant.backends.tensorrt",
 }
+ONNX_ENGINES = ("tensorrt", "onnxruntime", "openvino")
 
 
 def exporter(name: str) -> Callable:

@@ -1,11 +1,15 @@
 """swin-quant build-engine."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from swin_quant.distributed import World
 from swin_quant.errors import listed
-from swin_quant.progress import log
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
 
 HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, and report which layers really run in int8."
 EXAMPLES = """examples:
@@ -30,6 +34,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.tensorrt import host
     from swin_quant.backends.tensorrt.build import build
     from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
+    from swin_quant.progress import log
 
     if not world.is_main:
         return
@@ -46,10 +51,12 @@ def run(args: argparse.Namespace, world: World) -> None:
     log.info("engine: %s", artifact.file)
 
 
-def _print(report) -> None:
+def _print(report: Any) -> None:
     """A line for each product that is not what the graph asked for, then the counts."""
     from rich.console import Console
     from rich.table import Table
+
+    from swin_quant.progress import log
 
     screen = Console()
     counts = report.counts()

@@ -1,15 +1,16 @@
 """swin-quant calibrate."""
 
+from __future__ import annotations
+
 import argparse
+from typing import TYPE_CHECKING
 
 from swin_quant.cli import options
 from swin_quant.cli.output import output_dir, print_table
-from swin_quant.distributed import World
 from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.progress import log
-from swin_quant.ptq import calibrate_checkpoint, has_split
-from swin_quant.quant.policies import load_policy
-from swin_quant.scoring import open_labelled, score_model
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -30,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.progress import log
+    from swin_quant.ptq import calibrate_checkpoint, has_split
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.scoring import open_labelled, score_model
+
     if not args.resume and not args.random_weights:
         raise UsageError("no checkpoint: give --resume FILE (or --random-weights to time an untrained model)")
     cfg = options.config_of(args)

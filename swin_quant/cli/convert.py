@@ -1,22 +1,18 @@
 """swin-quant convert."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from swin_quant.checkpoint import load_float, save_float
 from swin_quant.cli import options
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir, sha256_of
-from swin_quant.models import build_model
-from swin_quant.progress import log
-from swin_quant.ptq import portable_config
-from swin_quant.runcard import RunCard, card_path
-from swin_quant.scoring import card_of
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
 
 HELP = (
     "Write the float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."
@@ -24,17 +20,27 @@ HELP = (
 EXAMPLES = """examples:
   swin-quant convert --cfg swin_tiny_patch4_window7_224 --resume timm_swin_tiny.safetensors --to swin_tiny.pth
   swin-quant convert --cfg my.yaml --resume my.pth --to my.safetensors --dtype float16       (half the size)"""
-TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TYPES = ("float32", "float16", "bfloat16")
 FORMATS = (".pth", ".safetensors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("--to", required=True, metavar="FILE", help=f"what to write: {' or '.join(FORMATS)}")
-    parser.add_argument("--dtype", default="float32", choices=tuple(TYPES), help="of the weights (default float32)")
+    parser.add_argument("--dtype", default="float32", choices=TYPES, help="of the weights (default float32)")
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    import torch
+
+    from swin_quant.checkpoint import load_float, save_float
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.models import build_model
+    from swin_quant.progress import log
+    from swin_quant.ptq import portable_config
+    from swin_quant.runcard import RunCard, card_path
+    from swin_quant.scoring import card_of
+
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")
     target = Path(args.to)
@@ -47,7 +53,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     source = load_float(model, args.resume, replace_head=args.replace_head)
     before = card_of(args.resume)
     ensure_writable_dir(target.parent)
-    save_float(model, target, TYPES[args.dtype])
+    save_float(model, target, getattr(torch, args.dtype))
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
     if before:  # how it was trained stays known; what was measured was measured of the other file
         card = replace(card, preprocess=before.preprocess, training=before.training)

@@ -1,17 +1,19 @@
 """Options that the commands on artifacts share: engines and how they run, and pictures without labels."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends import ENGINES
 from swin_quant.backends.options import EngineOptions
 from swin_quant.cli.options import CONFIG_KEYS
-from swin_quant.data.named import NamedPictures
-from swin_quant.data.pictures import Pictures
-from swin_quant.data.sources import open_pictures
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
+
+if TYPE_CHECKING:
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.distributed import World
 
 DEFAULT_BATCH = 32
 
@@ -57,6 +59,9 @@ def overrides_of(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def pictures_of(args: argparse.Namespace) -> Pictures:
     """The pictures that the options name; labels are not needed. UsageError for none, or for both kinds."""
+    from swin_quant.data.named import NamedPictures
+    from swin_quant.data.sources import open_pictures
+
     if bool(args.data_path) == bool(args.pictures):
         raise UsageError("no pictures: give --data-path DIR or --pictures PLACE ..." if not args.data_path
                          else "--data-path and --pictures both name the pictures: give one of them")  # fmt: skip

@@ -1,17 +1,20 @@
 """swin-quant evaluate."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swin_quant.cli import deployed, options
 from swin_quant.cli.output import output_dir, print_table
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir
-from swin_quant.progress import log
-from swin_quant.runcard import RunCard
-from swin_quant.scoring import load_for_scoring, score_model
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
+    from swin_quant.runcard import RunCard
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
@@ -68,6 +71,9 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
 
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.progress import log
+    from swin_quant.scoring import load_for_scoring, score_model
+
     if not args.cfg or not args.resume:
         raise UsageError("nothing to score: give --cfg FILE and --resume FILE, or an ARTIFACT")
     cfg = options.config_of(args)
@@ -84,6 +90,6 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> None:
 
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
     """A new card with the results that `path` holds of the same weights under the same preprocessing."""
-    earlier = RunCard.read(path) if path.exists() else card
+    earlier = card.read(path) if path.exists() else card
     same = (earlier.source, earlier.preprocess) == (card.source, card.preprocess)
     return replace(card, results=earlier.results) if same else card

@@ -1,14 +1,19 @@
 """swin-quant export."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swin_quant.backends.artifact import Artifact
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
-from swin_quant.export import PRECISIONS, TARGETS, export_checkpoint
-from swin_quant.progress import log
-from swin_quant.runcard import card_path
+from swin_quant.targets import PRECISIONS, TARGETS
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.distributed import World
 
 HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."
 EXAMPLES = """examples:
@@ -57,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("export runs in one process: start it without torchrun")
+    from swin_quant.export import export_checkpoint
     from swin_quant.files import read_lines
+    from swin_quant.progress import log
     from swin_quant.quant.policies import load_policy
 
     if args.opts and not args.cfg:
@@ -76,13 +83,16 @@ def run(args: argparse.Namespace, world: World) -> None:
     _print(artifact, args)
 
 
-def _config(args: argparse.Namespace):
+def _config(args: argparse.Namespace) -> CfgNode:
     from swin_quant.config import find_config, load_config
 
     return load_config(find_config(args.cfg), args.opts or ())
 
 
 def _print(artifact: Artifact, args: argparse.Namespace) -> None:
+    from swin_quant.progress import log
+    from swin_quant.runcard import card_path
+
     record = artifact.record
     policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""
     log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, artifact.file.stat().st_size / 1e6)

@@ -1,16 +1,19 @@
 """swin-quant export-ft: the same as `export --backend fastertransformer`, under FasterTransformer's flags."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swin_quant.backends.fastertransformer.export import Options, export
-from swin_quant.backends.fastertransformer.limits import KINDS
+from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.cli import options
 from swin_quant.cli.output import output_dir
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
-from swin_quant.scoring import load_for_scoring
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
 
 HELP = "Export a calibrated checkpoint for FasterTransformer's CUDA ops and TensorRT plugin."
 EXAMPLES = """examples:
@@ -34,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.backends.fastertransformer.export import Options, export
+    from swin_quant.scoring import load_for_scoring
+
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")
     cfg = options.config_of(args)

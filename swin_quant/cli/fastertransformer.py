@@ -3,22 +3,20 @@
 Flags that were decorative there either work here or are refused with a sentence; none is ignored.
 """
 
+from __future__ import annotations
+
 import argparse
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swin_quant.cli import calibrate, evaluate, finetune, options, training
 from swin_quant.cli.output import output_dir
-from swin_quant.config import to_dict
-from swin_quant.data.loader import load_batches
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.distributed import World
-from swin_quant.engines import half_type, torch_engines
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.progress import log
-from swin_quant.scoring import load_for_scoring, open_labelled
-from swin_quant.throughput import throughput
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
 
 HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
@@ -32,7 +30,7 @@ FT_DISTILLATION = {"distill_compat": "ft", "distillation_loss_scale": 10000.0}  
 # Options that mean something to --train alone.
 TRAINING = ("num_epochs", "qat_lr", "lr", "distill", "teacher", "teacher_cfg", "distillation_loss_scale", "temperature",
             "distill_compat", "accumulation_steps", "use_checkpoint", "compile", "amax", "fsdp", "offload", "recipe",
-            "set", "overwrite", "tensorboard")  # fmt: skip
+            "set", "overwrite", "tensorboard", "plot")  # fmt: skip
 # Flag -> (argparse options, why it is refused).
 REFUSED = {
     "--engine": ({}, "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR --resume CHECKPOINT`"),
@@ -99,6 +97,11 @@ def _refuse(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag}: {reason}")
     if not args.train and (idle := [name for name in TRAINING if getattr(args, name)]):
         raise UsageError(f"--{idle[0].replace('_', '-')}: is for training: add --train, or leave it out")
+    if args.throughput and (args.calib or args.train):
+        flag = "--calib" if args.calib else "--train"
+        raise UsageError(f"--throughput times a checkpoint and stops: run it after {flag}, on the file that leaves")
+    if args.eval and args.no_eval:
+        raise UsageError("--eval and --no-eval contradict each other: give one of them")
     if args.amp_opt_level in ("O2", "O3") and not args.train:
         raise UsageError(f"--amp-opt-level {args.amp_opt_level} is for training: evaluation has O0 and O1")
     if args.resume == training.AUTO and (args.calib or not args.train):
@@ -108,6 +111,9 @@ def _refuse(args: argparse.Namespace) -> None:
 def _open_log(args: argparse.Namespace, world: World) -> None:
     """FasterTransformer's output folder: the config as it was used, and the log of each rank."""
     import yaml
+
+    from swin_quant.config import to_dict
+    from swin_quant.progress import log
 
     cfg = options.config_of(args)
     directory = ensure_writable_dir(output_dir(cfg))
@@ -122,6 +128,12 @@ def _open_log(args: argparse.Namespace, world: World) -> None:
 
 
 def _throughput(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.data.loader import load_batches
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.engines import half_type, torch_engines
+    from swin_quant.scoring import load_for_scoring, open_labelled
+    from swin_quant.throughput import throughput
+
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")
     cfg = options.config_of(args)

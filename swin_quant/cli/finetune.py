@@ -1,14 +1,16 @@
 """swin-quant finetune."""
 
+from __future__ import annotations
+
 import argparse
+from typing import TYPE_CHECKING
 
 from swin_quant.cli import options, training
 from swin_quant.cli.output import output_dir, print_table
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
-from swin_quant.scoring import score_model
-from swin_quant.train.recipes import load_recipe
-from swin_quant.train.run import finetune
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
@@ -30,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.scoring import score_model
+    from swin_quant.train.recipes import load_recipe
+    from swin_quant.train.run import finetune
+
     cfg = options.config_of(args)
     recipe = training.qat_recipe_of(args, load_recipe(args.recipe or DEFAULT_RECIPE))
     policies = options.policies_of(args)

@@ -1,12 +1,16 @@
 """swin-quant gemms."""
 
-import argparse
+from __future__ import annotations
 
-from swin_quant.backends.fastertransformer.tuner import Gemm, Tuned, fastest, gemm_shapes, read_tuned, write_tuned
+import argparse
+from typing import TYPE_CHECKING
+
 from swin_quant.cli import options
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
-from swin_quant.models.build import geometry_of
+
+if TYPE_CHECKING:
+    from swin_quant.backends.fastertransformer.tuner import Gemm, Tuned
+    from swin_quant.distributed import World
 
 HELP = "List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."
 EXAMPLES = """examples:
@@ -24,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
+    from swin_quant.models.build import geometry_of
+
     if args.write and not args.tuned:
         raise UsageError("--write needs --tuned FILE ...: algorithms come from swin_gemm on the target GPU")
     shapes = gemm_shapes(geometry_of(options.config_of(args)), args.batch_size)

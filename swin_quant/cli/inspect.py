@@ -1,14 +1,18 @@
 """swin-quant inspect."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swin_quant.backends.onnx_file import read_model
-from swin_quant.backends.onnx_inspect import BACKENDS, Report, inspect_model
-from swin_quant.distributed import World
+from swin_quant.backends import ONNX_ENGINES
 from swin_quant.errors import SwinQuantError, listed
 from swin_quant.files import write_json
-from swin_quant.progress import log
+
+if TYPE_CHECKING:
+    from swin_quant.backends.onnx_inspect import Report
+    from swin_quant.distributed import World
 
 HELP = "What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."
 EXAMPLES = """examples:
@@ -19,15 +23,19 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx")
-    parser.add_argument("--backend", choices=BACKENDS, help="only what this engine will not fuse (default: all)")
+    parser.add_argument("--backend", choices=ONNX_ENGINES, help="only what this engine will not fuse (default: all)")
     parser.add_argument("--json", metavar="FILE", help="also write the whole report there")
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.backends.onnx_file import read_model
+    from swin_quant.backends.onnx_inspect import inspect_model
+    from swin_quant.progress import log
+
     if not world.is_main:
         return
     try:
-        report = inspect_model(read_model(Path(args.model)), [args.backend] if args.backend else BACKENDS)
+        report = inspect_model(read_model(Path(args.model)), [args.backend] if args.backend else ONNX_ENGINES)
     except SwinQuantError as error:
         named = str(error).startswith(args.model)
         raise error if named else SwinQuantError(f"{args.model}: {error}") from error

@@ -1,21 +1,20 @@
 """swin-quant nodes."""
 
+from __future__ import annotations
+
 import argparse
 import csv
 import io
 import json
 import sys
+from typing import TYPE_CHECKING
 
-import torch
-
-from swin_quant.checkpoint import load_calibrated
 from swin_quant.cli import options
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError
-from swin_quant.models import build_model
-from swin_quant.quant.listing import FIELDS, Row, list_nodes
-from swin_quant.quant.policy import apply_policy, policy_from_dict
-from swin_quant.scoring import card_of
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
+    from swin_quant.quant.listing import Row
 
 HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
 EXAMPLES = """examples:
@@ -33,6 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    import torch
+
+    from swin_quant.checkpoint import load_calibrated
+    from swin_quant.config import architecture
+    from swin_quant.models import build_model
+    from swin_quant.quant.listing import list_nodes
+    from swin_quant.quant.policy import apply_policy, policy_from_dict
+    from swin_quant.scoring import card_of
+
     cfg = options.config_of(args)
     policies = options.policies_of(args)
     if len(policies) > 1:
@@ -48,12 +56,14 @@ def run(args: argparse.Namespace, world: World) -> None:
         load_calibrated(model, args.resume)
     for policy in policies:  # once more: weight ranges take the granularity that it asks for
         apply_policy(model, policy)
-    rows = list_nodes(model, (1, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    rows = list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
     if world.is_main:
         PRINTERS[args.format](rows)
 
 
 def _print_csv(rows: list[Row]) -> None:
+    from swin_quant.quant.listing import FIELDS
+
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(FIELDS)
@@ -62,12 +72,16 @@ def _print_csv(rows: list[Row]) -> None:
 
 
 def _print_json(rows: list[Row]) -> None:
+    from swin_quant.quant.listing import FIELDS
+
     print(json.dumps([dict(zip(FIELDS, row.cells(), strict=True)) for row in rows], indent=1))
 
 
 def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from swin_quant.quant.listing import FIELDS
 
     enabled = sum(row.enabled for row in rows)
     table = Table(box=None, pad_edge=False, caption=f"{enabled} of {len(rows)} nodes are on", caption_justify="left")

@@ -1,20 +1,21 @@
 """Options that several commands share, with FasterTransformer's names where it has one (spec, section 2.1)."""
 
+from __future__ import annotations
+
 import argparse
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from yacs.config import CfgNode
-
-from swin_quant.config import find_config, load_config
 from swin_quant.errors import UsageError
-from swin_quant.ptq import Plan
-from swin_quant.quant.calibration import Method
-from swin_quant.quant.policies import INT8_MODES, load_policy
-from swin_quant.quant.policy import Policy, Rule
-from swin_quant.quant.ranges import DEFAULT_PERCENTILE, RANGE_METHODS
+from swin_quant.quant.names import CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from swin_quant.ptq import Plan
+    from swin_quant.quant.policy import Policy, Rule
 
 # Options that only set a key of the config. An option that was not given leaves the key alone.
 CONFIG_KEYS = {
@@ -71,7 +72,7 @@ def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
     group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
     group.add_argument("--calib-split", default="train", metavar="SPLIT", help="pictures to sample (default train)")
     group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
-    group.add_argument("--calibrator", default="percentile", choices=tuple(RANGE_METHODS), help="default percentile")
+    group.add_argument("--calibrator", default="percentile", choices=CALIBRATORS, help="default percentile")
     group.add_argument("--percentile", type=float, default=DEFAULT_PERCENTILE, metavar="P",
                        help=f"of the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
     group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")
@@ -95,6 +96,8 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 def config_of(args: argparse.Namespace) -> CfgNode:
     """The config that the options describe: file, then --opts, then options of their own."""
+    from swin_quant.config import find_config, load_config
+
     given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
     cfg = load_config(find_config(args.cfg), args.opts or (), overrides)
@@ -105,6 +108,9 @@ def config_of(args: argparse.Namespace) -> CfgNode:
 
 def plan_of(args: argparse.Namespace, seed: int) -> Plan:
     """The calibration that the options describe."""
+    from swin_quant.ptq import Plan
+    from swin_quant.quant.calibration import Method
+
     method = Method(args.calibrator, args.percentile, args.exact_histogram)
     return Plan(
         args.num_calib_batch,
@@ -122,6 +128,8 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
 
     One that other options change gets a name of its own, so that its results are not taken for those of the original.
     """
+    from swin_quant.quant.policies import load_policy
+
     if args.int8_mode and args.policy:
         raise UsageError("--int8-mode and --policy both choose the nodes: give one of them")
     names = [INT8_MODES[args.int8_mode]] if args.int8_mode else list(args.policy or ())
@@ -153,6 +161,8 @@ def _changes(args: argparse.Namespace) -> list[str]:
 
 
 def _extra_rules(args: argparse.Namespace) -> list[Rule]:
+    from swin_quant.quant.policy import Rule
+
     rules = []
     for flag, bits in (("--wprec", args.wprec), ("--aprec", args.aprec)):
         if bits is not None and not 2 <= bits <= 8:

@@ -1,11 +1,15 @@
 """Where a command leaves its results, and how it shows them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from yacs.config import CfgNode
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
 
-from swin_quant.runcard import RunCard
+    from swin_quant.runcard import RunCard
 
 
 def output_dir(cfg: CfgNode) -> Path:

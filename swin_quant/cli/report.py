@@ -1,31 +1,38 @@
 """swin-quant report."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swin_quant.distributed import World
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import atomic_write_bytes, read_json
-from swin_quant.progress import log
-from swin_quant.report.render import FORMATS, SUFFIXES, print_terminal, print_text, render
-from swin_quant.runcard import FAMILY, RunCard
+from swin_quant.report.formats import SUFFIXES
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
+    from swin_quant.runcard import RunCard
 
 HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV or JSON."
 EXAMPLES = """examples:
   swin-quant report out/swin_tiny_patch4_window7_224_calib.json
   swin-quant report out/mode1 out/mode2 --output docs/results/table.md      (all run cards directly in a directory)
   swin-quant report out/*/*_calib.json --format csv > table.csv"""
-_NO_RESULT = "holds no result: run `swin-quant evaluate`"
+_NO_RESULT = "no result: run `swin-quant evaluate`"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cards", nargs="+", metavar="RUN_CARD", help="run card, or directory of run cards")
-    parser.add_argument("--format", choices=tuple(FORMATS), help="default: by the suffix of --output, else terminal")
+    parser.add_argument("--format", choices=tuple(SUFFIXES.values()), help="default: by --output, else terminal")
     parser.add_argument("--output", metavar="FILE", help=f"write there ({', '.join(SUFFIXES)}) instead of printing")
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.progress import log
+    from swin_quant.report.render import print_terminal, print_text, render
+
     if not world.is_main:
         return
     form = args.format or _format_of(args.output)
@@ -50,7 +57,10 @@ def _format_of(output: str | None) -> str:
 
 
 def _read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
-    """The cards with results, by file. A card named by itself must have some; one found in a directory is left out."""
+    """The cards with results, by file; those without are left out, with a warning that names them."""
+    from swin_quant.progress import log
+    from swin_quant.runcard import RunCard
+
     cards: dict[Path, RunCard] = {}
     empty: list[str] = []
     for path in paths:
@@ -58,11 +68,9 @@ def _read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
             card = RunCard.read(file)
             if card.results:
                 cards[file.resolve()] = card
-            elif path.is_dir():
-                empty.append(str(file))
             else:
-                raise SwinQuantError(f"{file}: {_NO_RESULT}")
-    if empty and not cards:
+                empty.append(str(file))
+    if not cards:
         raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
     if empty:
         log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
@@ -78,6 +86,8 @@ def _cards_in(directory: Path) -> Iterator[Path]:
 
 def _is_card(file: Path) -> bool:
     """Whether a file calls itself a run card, of whatever version."""
+    from swin_quant.runcard import FAMILY
+
     try:
         content = read_json(file, "run card")
     except SwinQuantError:

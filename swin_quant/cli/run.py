@@ -1,19 +1,19 @@
 """swin-quant run."""
 
+from __future__ import annotations
+
 import argparse
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.cli import deployed
-from swin_quant.deployed import config_of, load_engines, names_of_engines, preprocess_of
-from swin_quant.distributed import World
 from swin_quant.errors import UsageError, listed
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.inference import Inferred, infer
-from swin_quant.progress import log
+
+if TYPE_CHECKING:
+    from swin_quant.distributed import World
+    from swin_quant.inference import Inferred
 
 HELP = "Run an artifact on pictures and write its logits for other programs."
 EXAMPLES = """examples:
@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.deployed import config_of, load_engines, names_of_engines, preprocess_of
+    from swin_quant.inference import infer
+    from swin_quant.progress import log
+
     deployed.refuse_ranks(world, "run")
     output = Path(args.output)
     if output.suffix != ".npz":
@@ -62,6 +67,8 @@ def run(args: argparse.Namespace, world: World) -> None:
 
 
 def _npz(inferred: Inferred) -> memoryview:
+    import numpy as np
+
     (logits,) = inferred.logits.values()
     content = io.BytesIO()
     np.savez(

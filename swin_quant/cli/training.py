@@ -1,18 +1,21 @@
 """Options that the training commands share."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from yacs.config import CfgNode
-
-from swin_quant.config import find_config, load_config
 from swin_quant.errors import UsageError
-from swin_quant.quant.policy import Policy, policy_from_dict
-from swin_quant.runcard import RunCard
 from swin_quant.train.plot import FORMATS
-from swin_quant.train.recipe import Recipe
-from swin_quant.train.run import Request
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from swin_quant.quant.policy import Policy
+    from swin_quant.runcard import RunCard
+    from swin_quant.train.recipe import Recipe
+    from swin_quant.train.run import Request
 
 AUTO = "auto"
 # Options that only set a key of the recipe. An option that was not given leaves the key alone.
@@ -76,6 +79,9 @@ def recipe_of(args: argparse.Namespace, recipe: Recipe, **more: Any) -> Recipe:
 
 def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
     """What the options ask for besides config and recipe."""
+    from swin_quant.config import find_config, load_config
+    from swin_quant.train.run import Request
+
     resume = args.resume == AUTO
     if args.pretrained and args.resume and not resume:
         raise UsageError("--pretrained and --resume both name the weights: give one of them")
@@ -120,4 +126,6 @@ def qat_recipe_of(args: argparse.Namespace, recipe: Recipe) -> Recipe:
 
 def policy_of_card(card: RunCard) -> Policy:
     """The policy that a run card records."""
+    from swin_quant.quant.policy import policy_from_dict
+
     return policy_from_dict(card.policy, "run card")

@@ -1,26 +1,18 @@
 """swin-quant verify."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.cli import deployed
-from swin_quant.deployed import (
-    config_of,
-    find_checkpoint,
-    load_engines,
-    load_origin,
-    names_of_engines,
-    no_checkpoint,
-    preprocess_of,
-)
-from swin_quant.distributed import World
-from swin_quant.engines import torch_engines
 from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.inference import infer
-from swin_quant.progress import log
-from swin_quant.runcard import VerificationRecord, card_path
-from swin_quant.verify import INT8_LEVELS, compare, failures, is_quantized
+
+if TYPE_CHECKING:
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.distributed import World
+    from swin_quant.runcard import VerificationRecord
 
 DEFAULT_COUNT = 64
 HELP = "Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."
@@ -43,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.progress import log
+    from swin_quant.runcard import card_path
+    from swin_quant.verify import failures
+
     deployed.refuse_ranks(world, "verify")
     if args.count < 1:
         raise UsageError(f"--count {args.count}: must be at least 1")
@@ -59,6 +56,19 @@ def run(args: argparse.Namespace, world: World) -> None:
 
 
 def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[VerificationRecord]:
+    from swin_quant.deployed import (
+        config_of,
+        find_checkpoint,
+        load_engines,
+        load_origin,
+        names_of_engines,
+        no_checkpoint,
+        preprocess_of,
+    )
+    from swin_quant.engines import torch_engines
+    from swin_quant.inference import infer
+    from swin_quant.verify import compare, is_quantized
+
     names = names_of_engines(artifact, args.engines)
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     checkpoint = find_checkpoint(artifact, args.resume)
@@ -87,6 +97,8 @@ def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[
 def _print(records: list[VerificationRecord]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from swin_quant.verify import INT8_LEVELS
 
     table = Table(box=None, pad_edge=False)
     for title in ("engine", "type", "against", "mean", "max", "max/step", "agree %", "SQNR dB", "limit", ""):

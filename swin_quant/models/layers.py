@@ -23,7 +23,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class DropPath(nn.Module):
-    """While training, leave the branch of a picture out with `rate`, and scale up those that stay. [B, ...] -> [B, ...].
+    """Leave the branch of a picture out with `rate` while training; those that stay are scaled up. Keeps the shape.
 
     Huang et al., "Deep Networks with Stochastic Depth", 2016. The draws are those of timm's module of the same name.
     """

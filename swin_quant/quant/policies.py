@@ -4,8 +4,6 @@ from swin_quant.config import shipped_files
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.yaml_file import read_yaml, shipped_or_file
 
-INT8_MODES = {1: "ft-mode1", 2: "ft-mode2"}
-
 
 def builtin_policies() -> list[str]:
     """Names of the policies that come with the package."""

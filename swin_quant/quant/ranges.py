@@ -12,9 +12,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from swin_quant.quant.names import DEFAULT_PERCENTILE
+
 Search = Callable[["Statistics", int, float], float]
 RANGE_METHODS: dict[str, Search] = {}
-DEFAULT_PERCENTILE = 99.99
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from swin_quant.report.terminal import terminal
 from swin_quant.runcard import RunCard
 
 SCHEMA = "swin-quant/accuracy-table/1"
-SUFFIXES = {".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json"}
 _DEFAULT_WIDTH = 100
 
 

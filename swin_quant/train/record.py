@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from swin_quant.errors import SwinQuantError
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason
 
@@ -74,6 +72,8 @@ class Record:
         self.epochs.add(row)
         if self.board:
             _scalars(self.board, "epoch", row, row["total"])
+            import numpy as np
+
             for name, values in histograms.items():
                 self.board.add_histogram(name, np.array(values), row["total"])
             self.board.flush()

@@ -131,7 +131,7 @@ def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags,
         calls.append((engine.label, tuple(images.shape)))
         return 123.0
 
-    monkeypatch.setattr("swin_quant.cli.fastertransformer.throughput", timed)
+    monkeypatch.setattr("swin_quant.throughput.throughput", timed)
     flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--batch-size", 4]
     done = main_py("--throughput", "--eval", *flags)
     assert done.code == 0 and calls == [("float32", (4, 3, 32, 32)), ("int8 ft-mode1", (4, 3, 32, 32))]
@@ -152,7 +152,29 @@ def test_local_rank_is_accepted_in_both_spellings(main_py, flags, flag):
 
 
 @pytest.mark.parametrize(
-    "flag", [["--qat-lr", 1e-5], ["--num-epochs", 3], ["--distill"], ["--accumulation-steps", 2], ["--use-checkpoint"]]
+    "flag",
+    [
+        ["--qat-lr", 1e-5],
+        ["--num-epochs", 3],
+        ["--distill"],
+        ["--accumulation-steps", 2],
+        ["--use-checkpoint"],
+        ["--plot", "svg"],
+    ],
 )
 def test_training_flags_without_train_are_refused_not_ignored(run, float_flags, flag):
     assert flag[0] in run("main.py", "--calib", *float_flags, "--int8-mode", 1, *flag).error(2)
+
+
+@pytest.mark.parametrize(
+    ("modes", "says"),
+    [
+        (["--calib", "--throughput"], "run it after --calib"),
+        (["--train", "--throughput"], "run it after --train"),
+        (["--eval", "--no-eval"], "contradict"),
+    ],
+)
+def test_nothing_that_is_asked_for_is_left_out_silently(run, float_flags, modes, says, tmp_path):
+    out = ["--calib-output-path", tmp_path / "calib", "--output", tmp_path / "out"]
+    assert says in run("main.py", *modes, *float_flags, "--int8-mode", 1, *out).error(2)
+    assert list(tmp_path.iterdir()) == []

@@ -225,8 +225,9 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
     """The second batch of the sample, and val, have one picture for two ranks, which gather shards in every pass."""
     for file in sorted((own_pictures / "train").rglob("*.png"))[9:] + sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
-    flags = ["--data-path", own_pictures, "--amax", "reestimated", "--set", "amax.batches=2", "amax.until=1", "--num-epochs", 1]
-    ends = forked(2, "finetune", *qat_flags, *flags, "--fsdp")
+    ranges = ["--amax", "reestimated", "--set", "amax.batches=2", "amax.until=1"]
+    flags = ["--data-path", own_pictures, "--num-epochs", 1, "--fsdp", *ranges]
+    ends = forked(2, "finetune", *qat_flags, *flags)
     assert [done.code for done in ends] == [0, 0], ends
     card = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")
     assert card["results"][0]["pictures"] == 1 and card["training"]["epochs"][0]["clipped_share"] > 0

@@ -78,15 +78,19 @@ def test_a_card_given_twice_counts_once(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
 
 
-def test_a_card_without_results_is_refused_by_name_and_skipped_in_a_directory(tmp_path, capsys, caplog):
-    empty = write(tmp_path / "empty.json")
-    for arguments in ((empty,), (tmp_path,)):
+def test_cards_without_results_are_left_out_and_named(tmp_path, capsys, caplog):
+    empty = [write(tmp_path / name) for name in ("empty.json", "void.json")]
+    for arguments in (empty, [tmp_path]):
         message = refused(*arguments)
-        assert "empty.json" in message and "holds no result: run `swin-quant evaluate`" in message
-    assert "empty.json" in refused(write(tmp_path / "a.json", FLOAT, INT8), empty)
-    with caplog.at_level("WARNING", "swin_quant"):
-        swin_quant_report(tmp_path)
-    assert "70.340" in capsys.readouterr().out
+        assert "empty.json" in message and "void.json" in message and "no result: run `swin-quant evaluate`" in message
+    full = write(tmp_path / "a.json", FLOAT, INT8)
+    for arguments in ([full, *empty], [tmp_path]):
+        caplog.clear()
+        with caplog.at_level("WARNING", "swin_quant"):
+            swin_quant_report(*arguments)
+        assert "70.340" in capsys.readouterr().out
+        (warning,) = caplog.messages
+        assert warning.startswith("left out: ") and "empty.json" in warning and "void.json" in warning
 
 
 def test_bad_cards_are_refused_by_file_and_key(tmp_path):

@@ -29,6 +29,19 @@ def test_help_of_every_command_has_examples_and_no_abbreviations(run, command):
     assert f"swin-quant {command} --help" in line
 
 
+def test_help_imports_nothing_that_takes_seconds():
+    code = """
+import sys
+from swin_quant.cli import COMMANDS, main
+from swin_quant.cli.session import FRONT_DOOR, run_command
+codes = [main(["--help"]), *(main([name, "--help"]) for name in COMMANDS), run_command(FRONT_DOOR, ["--help"])]
+slow = ["torch", "torchvision", "timm", "numpy", "onnx", "onnxruntime", "openvino", "matplotlib"]
+sys.exit(str([codes, [name for name in slow if name in sys.modules]]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == f"{[[0] * (len(COMMANDS) + 2), []]}\n"
+
+
 def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     flags = [*float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path]
     loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")
@@ -125,5 +138,5 @@ def test_out_of_memory_says_what_to_lower(run, float_flags, monkeypatch):
     def much(*_):
         raise MemoryError
 
-    monkeypatch.setattr("swin_quant.cli.calibrate.calibrate_checkpoint", much)
+    monkeypatch.setattr("swin_quant.ptq.calibrate_checkpoint", much)
     assert "--calib-batchsz" in run("calibrate", *float_flags).error(1)

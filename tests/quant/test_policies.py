@@ -3,7 +3,8 @@
 import pytest
 
 from swin_quant.errors import UsageError
-from swin_quant.quant.policies import INT8_MODES, builtin_policies, load_policy
+from swin_quant.quant.names import INT8_MODES
+from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import enabled_nodes
 
 

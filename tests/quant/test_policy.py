@@ -13,7 +13,8 @@ from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.linear import QuantLinear
-from swin_quant.quant.policies import INT8_MODES, load_policy
+from swin_quant.quant.names import INT8_MODES
+from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import (
     Policy,
     Rule,

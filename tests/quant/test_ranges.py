@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_quant.quant.histogram import Histogram
+from swin_quant.quant.names import CALIBRATORS
 from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range
 
 METHODS = ("max", "percentile", "mse", "entropy")
@@ -45,7 +46,7 @@ SAMPLES = ("normal", "student-t", "one-sided", "relu", "uniform", "constant")
 
 
 def test_the_methods_are_the_four_of_the_command_line():
-    assert set(RANGE_METHODS) == set(METHODS)
+    assert set(RANGE_METHODS) == set(METHODS) == set(CALIBRATORS)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,3 +4,5 @@
 the kernels read; `export` writes it, `stored` reads it back, `check` compares; `emulator` computes from what was read.
 Facts: FasterTransformer spec, sections 3, 4 and 6.
 """
+
+KINDS = ("int8", "float16", "float32")  # of its ops

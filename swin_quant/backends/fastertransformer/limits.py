@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer import gelu_bias
+from swin_quant.backends.fastertransformer import KINDS, gelu_bias
 from swin_quant.backends.fastertransformer.interface import DEFAULT_SCALE, is_default_scale
 from swin_quant.backends.fastertransformer.rows import ROWS, stages_with_lost_rows
 from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
@@ -16,10 +16,10 @@ from swin_quant.backends.fastertransformer.trt_mask import LARGEST
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
-from swin_quant.quant.policies import INT8_MODES, load_policy
+from swin_quant.quant.names import INT8_MODES
+from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, settings_for
 
-KINDS = ("int8", "float16", "float32")
 FUSED_SMS = (75, 80, 86)
 FUSED_TOKENS = 384
 LARGEST_HALF = 65504.0

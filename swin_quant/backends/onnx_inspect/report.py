@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.backends import ONNX_ENGINES
 from swin_quant.backends.onnx_inspect.attention import CONDITIONS, Verdict, find_attention, judge
 from swin_quant.backends.onnx_inspect.gemms import INTEGER_PRODUCTS, PRODUCTS, Gemm, find_gemms
 from swin_quant.backends.onnx_inspect.graph import Graph, index
-from swin_quant.backends.onnx_inspect.rules import BACKENDS, Facts, Finding, apply_rules
+from swin_quant.backends.onnx_inspect.rules import Facts, Finding, apply_rules
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -53,7 +54,7 @@ class Report:
         }
 
 
-def inspect_model(model: "ModelProto", backends: Iterable[str] = BACKENDS) -> Report:
+def inspect_model(model: "ModelProto", backends: Iterable[str] = ONNX_ENGINES) -> Report:
     """Analyse a model; nothing is run. SwinQuantError for a graph without nodes."""
     graph = index(model)
     gemms = find_gemms(graph)
