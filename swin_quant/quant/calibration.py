@@ -2,12 +2,13 @@
 
 All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
 ranges are those of the float model. Over several ranks the statistics are reduced, then searched: the ranges are
-bit-identical to those of one rank.
+bit-identical to those of one rank, and on a CPU to those of any size of batch (`alone`).
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.progress import track
+from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
@@ -66,9 +68,10 @@ def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method
     check_weights(model)
     pictures = 0
     with _observing(model, method) as observers, torch.inference_mode():
+        as_alone = AsAlone(model, [node for node in named_nodes(model).values() if node.observer is not None])
         for images in batches:
             pictures += len(images)
-            _observe(model, images, observers)
+            as_alone.run(images, partial(_observe, model, observers))
     pictures = _reduce(observers, pictures, next(model.parameters()).device)
     if pictures == 0:
         raise SwinQuantError("calibration saw no picture: check --data-path and --num-calib-batch")
@@ -132,7 +135,7 @@ def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, Activatio
         model.train(training)
 
 
-def _observe(model: nn.Module, images: Tensor, observers: dict[str, ActivationObserver]) -> None:
+def _observe(model: nn.Module, observers: dict[str, ActivationObserver], images: Tensor) -> None:
     for observer in observers.values():
         observer.pictures = len(images)
     try:
