@@ -1,6 +1,9 @@
 """One process or many: start-up, sums and lists over all ranks, and an end for all when one rank fails."""
 
+import io
+import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.watchdog import Watchdog, broken_connection
 
 T = TypeVar("T")
-_JOIN_SECONDS = 50.0  # for all ranks to start; one that failed before it could join is not waited for
+_PATIENCE = timedelta(hours=2)  # of torch's own; that nobody waits for a lost rank is the watchdog's business
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,34 @@ def all_sum(values: Tensor, device: torch.device) -> Tensor:
 
 
 def gather(items: list[T]) -> list[T]:
-    """The items of every rank, in rank order, on every rank."""
+    """The items of every rank, in rank order, on every rank. They travel as JSON: strings, numbers, lists."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return items
-    gathered: list[list[T]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, items)
-    return [item for part in gathered for item in part]
+    mine = torch.frombuffer(bytearray(json.dumps(items).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    longest = int(max(sizes))
+    parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+    texts = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+    return [item for text in texts for item in json.loads(text)]
+
+
+def from_main(value: T) -> T:
+    """What rank 0 has, on every rank: tensors (on the CPU) and plain data, read without running anything they hold."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    buffer = io.BytesIO()
+    if dist.get_rank() == 0:
+        torch.save(value, buffer)
+    size = torch.tensor([buffer.tell()])
+    dist.broadcast(size, 0)
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), 0)
+        return value
+    data = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(data, 0)
+    return torch.load(io.BytesIO(data.numpy()), "cpu", weights_only=True)
 
 
 def rank_of_launcher() -> int:
@@ -82,48 +107,65 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def process_group(device: str = "auto", local_rank: int | None = None) -> Iterator[World]:
     """Join the ranks that torchrun or torch.distributed.launch started; a plain start is a world of one.
 
-    An error of one rank ends the others within seconds with its reason; a rank that is killed, within a minute.
+    An error of one rank ends the others within seconds with its reason; a rank that freezes, is killed or never comes
+    ends them within a minute (see `watchdog`).
     """
-    if "RANK" not in os.environ or _number("WORLD_SIZE", 1) < 2:
+    size = _number("WORLD_SIZE", 1) if "RANK" in os.environ else 1
+    if size < 2:
         yield World(device=choose_device(device))
         return
-    chosen = choose_device(device, _number("LOCAL_RANK", local_rank or 0))
-    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // _number("WORLD_SIZE", 1)))
-    _join("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
-    world = World(dist.get_rank(), dist.get_world_size(), chosen)
-    watchdog = Watchdog(world.rank, world.size, chosen)
+    rank = _number("RANK", 0)
+    if rank >= size:
+        raise UsageError(f"RANK is {rank} of WORLD_SIZE {size}: ranks count from 0; torchrun sets both")
+    host, port = _meeting_place()
+    launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # it keeps the store, rank 0 otherwise
+    watchdog = Watchdog(rank, size, "the launcher" if launcher else "rank 0", f"{host}:{port}")
     try:
-        yield world
-        watchdog.closing = True
+        store = _open_store(host, port, size, rank == 0 and not launcher)
+        watchdog.attach(store)
+        chosen = choose_device(device, _number("LOCAL_RANK", local_rank or 0))
+        if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        watchdog.joined()
+        yield World(rank, size, chosen)
+        watchdog.closing()
         dist.barrier()
+        dist.destroy_process_group()
     except RuntimeError as error:
         reason = watchdog.reason_of_others() or broken_connection(error)
-        watchdog.report(reason or error)
+        watchdog.report(reason or f"rank {rank} failed: {error}")
         if reason is None:
             raise
         raise SwinQuantError(f"stopped, since {reason}") from error
+    except KeyboardInterrupt:
+        watchdog.report(f"rank {rank} was interrupted")
+        raise
     except BaseException as error:
-        watchdog.report(error)
+        watchdog.report(f"rank {rank} failed: {str(error) or type(error).__name__}")
         raise
     finally:
         watchdog.stop()
-    dist.destroy_process_group()
 
 
-def _join(backend: str) -> None:
-    """Start the process group from the launcher's environment; patient only once everybody is there."""
-    patience = timedelta(hours=2)
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+def _meeting_place() -> tuple[str, int]:
+    """The address where a launcher lets the ranks meet. UsageError where there is none."""
+    host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 0)
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-    except ValueError as error:
+        socket.getaddrinfo(host or None, port or None)
+    except OSError as error:
         raise UsageError(
-            f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({address}) do not say where they "
-            f"meet: start with torchrun, which sets them ({error})"
+            f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({host}:{port}) do not say where they "
+            f"meet: start with torchrun, which sets them ({error.strerror})"
         ) from error
+    return host, port
+
+
+def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.Store:
+    """The store where the ranks find each other; the rank that `keeps` it waits for nobody here."""
+    try:
+        return dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
     except RuntimeError as error:
         problem = str(error).splitlines()[0]
-        raise SwinQuantError(f"not all ranks met at {address} in {_JOIN_SECONDS:.0f} s: {problem}") from error
-    store.set_timeout(patience)
+        raise SwinQuantError(f"cannot meet the other ranks at {host}:{port}: {problem}") from error

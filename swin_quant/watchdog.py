@@ -1,22 +1,24 @@
-"""An end for all ranks when one fails.
+"""An end for all ranks when one fails, freezes, dies or never comes.
 
-A rank that fails leaves its reason in a key-value store; a rank that dies silently stops its heartbeat. A thread on
-every rank looks for both and ends the process, so that no rank waits for a dead one.
+Two threads a rank. One talks: through the store where the ranks met it tells that this rank lives, and reads who else
+does and why one failed. The other counts: it compares when anything was last heard with its own ticks and ends the
+process. It never touches the store, whose host may be frozen. Time that this process did not run does not count
+against the others: a job that is stopped and continued as a whole goes on.
 """
 
 import os
-import socket
 import sys
 import threading
 import time
-from datetime import timedelta
+from contextlib import suppress
 
-import torch
 import torch.distributed as dist
 
-_POLL_SECONDS = 1.0
-_SILENCE_SECONDS = 40.0  # of a rank that never reported failure; all others end within a minute
-_FAILURE, _BEAT = "swin_quant/failure", "swin_quant/beat"
+_TICK_SECONDS = 1.0
+_JOIN_TICKS = 45  # for all ranks to start
+_SILENCE_TICKS = 40  # of a rank that said nothing of its end; a library may hold the interpreter for half as long
+_NEWS_TICKS = 5
+_FAILURE, _BEAT = "failure", "beat"
 
 
 def broken_connection(error: RuntimeError) -> str | None:
@@ -25,82 +27,116 @@ def broken_connection(error: RuntimeError) -> str | None:
     return "another rank is gone: it ended without a word, or was killed" if broken else None
 
 
-class Watchdog(threading.Thread):
-    """Beats for this rank and listens to the others; `closing` says that this rank ends of itself."""
+class Watchdog:
+    """Watches from the first moment on: `attach` it to the store, tell it when all have `joined`, and of `closing`.
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        super().__init__(name="watchdog", daemon=True)
-        self.rank = rank
-        self.closing = False
-        self._stopped = threading.Event()
-        port = _agree_on_port(rank, device)
-        self._store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, rank == 0, timeout=timedelta(seconds=60))
-        self._heard = {other: (0, time.monotonic()) for other in range(size) if other != rank}
-        self.start()
+    `host` is who keeps the store, "rank 0" or "the launcher"; `place` is where the ranks meet. Both are for messages.
+    """
 
-    def run(self) -> None:
-        beats = 0
-        while not self._stopped.wait(_POLL_SECONDS):
-            beats += 1
-            try:
-                self._store.set(f"{_BEAT}/{self.rank}", str(beats))
-                reason = self._failure() or self._silence()
-            except (dist.DistError, RuntimeError):
-                reason = "rank 0 is gone"
-            if reason and not self.closing and not self._stopped.is_set():
-                print(f"error: rank {self.rank} stops: {reason}", file=sys.stderr, flush=True)
-                os._exit(1)
+    def __init__(self, rank: int, size: int, host: str, place: str) -> None:
+        self.rank, self.host, self.place = rank, host, place
+        self._others = [other for other in range(size) if other != rank]
+        self._tick = 0
+        self._answered: int | None = None  # the tick of the store's last answer
+        self._heard: dict[int, int] = {}  # rank -> the tick of its last sign of life
+        self._joined = self._closing = self._broken = False
+        self._reason: str | None = None  # why another rank failed
+        self._own_reason: str | None = None
+        self._told, self._stopped = threading.Event(), threading.Event()
+        self._last_word = threading.Lock()  # of this process: its main thread's, or this watchdog's
+        self._threads = [threading.Thread(target=self._count, name="watchdog", daemon=True)]
+        self._threads[0].start()
+
+    def attach(self, store: dist.Store) -> None:
+        """Begin to talk."""
+        self._threads.append(threading.Thread(target=self._talk, args=(store,), name="watchdog talk", daemon=True))
+        self._threads[1].start()
+
+    def joined(self) -> None:
+        """All ranks are connected: from now on only silence counts."""
+        self._heard = dict.fromkeys(self._others, self._tick)
+        self._joined = True
+
+    def closing(self) -> None:
+        """This rank has done its work: others may end before it, and take the store with them."""
+        self._closing = True
 
     def reason_of_others(self) -> str | None:
-        """Why a collective broke off: the reason that another rank left, if it left one in the next moment."""
+        """Why a collective broke off: the reason that another rank left, if it leaves one in the next moment."""
         for _ in range(4):
-            time.sleep(_POLL_SECONDS / 2)
-            try:
-                if reason := self._failure():
-                    return reason
-            except (dist.DistError, RuntimeError):
-                return "rank 0 is gone"
+            time.sleep(_TICK_SECONDS / 2)
+            if self._reason:
+                return self._reason
         return None
 
-    def report(self, error: BaseException | str) -> None:
-        """Tell the other ranks why this one ends, and give them the time to read it. The first reason stays."""
-        self.closing = True
-        try:
-            text = " ".join(str(error).split()) or type(error).__name__
-            if self._failure() is None:
-                self._store.set(_FAILURE, f"rank {self.rank} failed: {text}"[:500])
-            if self.rank == 0:
-                time.sleep(2 * _POLL_SECONDS)  # the store goes when this rank goes
-        except (dist.DistError, RuntimeError):
-            pass
+    def report(self, why: str) -> None:
+        """Tell the other ranks why this one ends, and give them the time to read it. The first reason stays.
+
+        Never returns if the watchdog was about to end the process with a message of its own: that is enough.
+        """
+        if not self._last_word.acquire(blocking=False):
+            threading.Event().wait()
+        self._tell(why)
 
     def stop(self) -> None:
         self._stopped.set()
-        self.join(timeout=5)
+        for thread in self._threads:
+            thread.join(timeout=5)
 
-    def _failure(self) -> str | None:
-        return self._store.get(_FAILURE).decode() if self._store.check([_FAILURE]) else None
+    def _tell(self, why: str) -> None:
+        self._own_reason = " ".join(why.split())[:500]
+        if self._answered is not None and not self._broken and self._told.wait(3 * _TICK_SECONDS):
+            if self.host == f"rank {self.rank}":
+                time.sleep(2 * _TICK_SECONDS)  # the store goes when this rank goes
 
-    def _silence(self) -> str | None:
-        now = time.monotonic()
-        for rank, (beats, when) in self._heard.items():
-            key = f"{_BEAT}/{rank}"
-            latest = int(self._store.get(key)) if self._store.check([key]) else 0
-            if latest != beats:
-                self._heard[rank] = (latest, now)
-            elif now - when > _SILENCE_SECONDS:
-                return f"rank {rank} stopped answering"
+    def _talk(self, store: dist.Store) -> None:
+        with suppress(RuntimeError):
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the launcher's store outlives one attempt
+            store = dist.PrefixStore(f"swin_quant/{attempt}", store.clone())  # a connection that nobody else waits for
+            beats, latest = 0, dict.fromkeys(self._others, b"")
+            while True:
+                beats += 1
+                store.set(f"{_BEAT}/{self.rank}", str(beats))
+                if self._own_reason and not self._told.is_set():
+                    store.compare_set(_FAILURE, "", self._own_reason)
+                    self._told.set()
+                elif store.check([_FAILURE]):
+                    self._reason = store.get(_FAILURE).decode(errors="replace")
+                here = [rank for rank, beat in latest.items() if beat or store.check([f"{_BEAT}/{rank}"])]
+                for rank, beat in zip(here, store.multi_get([f"{_BEAT}/{rank}" for rank in here]), strict=True):
+                    if beat != latest[rank]:
+                        latest[rank], self._heard[rank] = beat, self._tick
+                self._answered = self._tick
+                if self._stopped.wait(_TICK_SECONDS):
+                    return
+        self._broken = True
+
+    def _count(self) -> None:
+        while not self._stopped.wait(_TICK_SECONDS):
+            self._tick += 1
+            if (reason := self._verdict()) and self._last_word.acquire(blocking=False):
+                self._tell(reason)
+                with suppress(OSError, ValueError):  # nobody listens, or standard error is closed
+                    print(f"error (rank {self.rank}): stopped, since {reason}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _verdict(self) -> str | None:
+        """Why this process has to end now, if it has to."""
+        now = self._tick
+        if self._reason:
+            return self._reason
+        if self._broken and not self._closing:
+            return f"{self.host} is gone"
+        if not self._joined and now > _JOIN_TICKS:
+            missing = [str(rank) for rank in self._others if rank not in self._heard]
+            who = f": rank {', '.join(missing)} never came" if missing and self._answered is not None else ""
+            return f"not all ranks met at {self.place} within {_JOIN_TICKS * _TICK_SECONDS:.0f} s{who}"
+        if self._answered is None:
+            return None
+        if now - self._answered > _SILENCE_TICKS:
+            return f"{self.host} stopped answering"
+        if now - self._answered < _NEWS_TICKS:  # without the store nobody can be heard, and nobody blamed
+            for rank, tick in self._heard.copy().items():
+                if now - tick > _SILENCE_TICKS:
+                    return f"rank {rank} stopped answering"
         return None
-
-
-def _agree_on_port(rank: int, device: torch.device) -> int:
-    """A free port of rank 0's machine, told to all ranks: the watchdog's store is apart from the launcher's."""
-    port = torch.zeros(1, dtype=torch.int64)
-    if rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port[0] = probe.getsockname()[1]
-    if device.type == "cuda":
-        port = port.to(device)
-    dist.broadcast(port, 0)
-    return int(port.item())

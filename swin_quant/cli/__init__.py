@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # C++ stack dumps say nothing that our one line does not
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps say nothing that our one line does not
 
 COMMANDS = {
     "calibrate": "float checkpoint + pictures -> calibrated INT8 checkpoint + run card",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_quant.distributed import World, all_sum
+from swin_quant.distributed import World, all_sum, from_main
 from swin_quant.errors import SwinQuantError
 from swin_quant.evaluate import evaluate
 from swin_quant.progress import log
@@ -22,7 +22,7 @@ from swin_quant.train.distill import distillation_loss, stage_outputs
 from swin_quant.train.interruption import interruption
 from swin_quant.train.job import Job
 from swin_quant.train.optim import current_lr, make_optimizer, make_schedule
-from swin_quant.train.parallel import from_main, gathering, is_sharded, parallel, whole
+from swin_quant.train.parallel import gathering, is_sharded, parallel, whole
 from swin_quant.train.precision import Precision
 from swin_quant.train.record import Record
 from swin_quant.train.seeds import seed_all

@@ -3,10 +3,9 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -15,8 +14,6 @@ from swin_quant.distributed import World
 from swin_quant.errors import UsageError
 from swin_quant.models.layers import Swin
 from swin_quant.train.recipe import Recipe
-
-T = TypeVar("T")
 
 
 def check_parallel(recipe: Recipe, world: World) -> None:
@@ -91,15 +88,6 @@ def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def from_main(value: T) -> T:
-    """What rank 0 has, on every rank."""
-    if not dist.is_initialized():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box)
-    return box[0]
 
 
 def load_full_states(

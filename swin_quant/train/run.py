@@ -15,7 +15,7 @@ from swin_quant.checkpoint import load_float, save_float
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.distributed import World
+from swin_quant.distributed import World, from_main
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import sha256_of
 from swin_quant.models import build_model
@@ -31,7 +31,7 @@ from swin_quant.train.compiled import check_compiler
 from swin_quant.train.job import Job
 from swin_quant.train.loop import fit
 from swin_quant.train.outdir import open_folder, settings_of
-from swin_quant.train.parallel import check_parallel, from_main
+from swin_quant.train.parallel import check_parallel
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.state import Position
