@@ -19,6 +19,7 @@ _JOIN_TICKS = 45  # for all ranks to start
 _SILENCE_TICKS = 40  # of a rank that said nothing of its end; a library may hold the interpreter for half as long
 _NEWS_TICKS = 5
 _FAILURE, _BEAT = "failure", "beat"
+_END_OF_BAR = "\r\x1b[2K\x1b[?25h"  # on a terminal: its line cleared, the cursor shown again
 
 
 def broken_connection(error: RuntimeError) -> str | None:
@@ -117,7 +118,8 @@ class Watchdog:
             if (reason := self._verdict()) and self._last_word.acquire(blocking=False):
                 self._tell(reason)
                 with suppress(OSError, ValueError):  # nobody listens, or standard error is closed
-                    print(f"error (rank {self.rank}): stopped, since {reason}", file=sys.stderr, flush=True)
+                    bar = _END_OF_BAR if sys.stderr.isatty() else ""
+                    print(f"{bar}error (rank {self.rank}): stopped, since {reason}", file=sys.stderr, flush=True)
                 os._exit(1)
 
     def _verdict(self) -> str | None:
@@ -129,8 +131,9 @@ class Watchdog:
             return f"{self.host} is gone"
         if not self._joined and now > _JOIN_TICKS:
             missing = [str(rank) for rank in self._others if rank not in self._heard]
-            who = f": rank {', '.join(missing)} never came" if missing and self._answered is not None else ""
-            return f"not all ranks met at {self.place} within {_JOIN_TICKS * _TICK_SECONDS:.0f} s{who}"
+            who = f"rank {', '.join(missing)}" if self._answered is not None else self.host
+            why = f": {who} never came" if missing else ""
+            return f"not all ranks met at {self.place} within {_JOIN_TICKS * _TICK_SECONDS:.0f} s{why}"
         if self._answered is None:
             return None
         if now - self._answered > _SILENCE_TICKS:

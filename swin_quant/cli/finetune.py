@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.scoring import score_model
+    from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe
     from swin_quant.train.run import finetune
 
@@ -41,11 +42,12 @@ def run(args: argparse.Namespace, world: World) -> None:
     policies = options.policies_of(args)
     if len(policies) > 1:
         raise UsageError("--policy: fine-tuning is for one policy at a time")
-    trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), policies, world)
-    if args.no_eval or trained.position.best_epoch is None:
-        return
-    policy = training.policy_of_card(trained.card)
-    card = score_model(trained.model, cfg, trained.card, [policy], world, "val", args.half, args.max_unreadable)
-    if world.is_main:
-        card.write(trained.checkpoint.with_suffix(".json"))
-        print_table([card])
+    with only_writer(output_dir(cfg), world):  # until the last result is in the run card
+        trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), policies, world)
+        if args.no_eval or trained.position.best_epoch is None:
+            return
+        policy = training.policy_of_card(trained.card)
+        card = score_model(trained.model, cfg, trained.card, [policy], world, "val", args.half, args.max_unreadable)
+        if world.is_main:
+            card.write(trained.checkpoint.with_suffix(".json"))
+            print_table([card])

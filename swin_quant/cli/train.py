@@ -28,15 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.scoring import score_model
+    from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe, recipe_of_config
     from swin_quant.train.run import train_float
 
     cfg = options.config_of(args)
     recipe = training.recipe_of(args, load_recipe(args.recipe) if args.recipe else recipe_of_config(cfg))
-    trained = train_float(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), world)
-    if args.no_eval or trained.position.best_epoch is None:
-        return
-    card = score_model(trained.model, cfg, trained.card, (), world, "val", args.half, args.max_unreadable)
-    if world.is_main:
-        card.write(trained.checkpoint.with_suffix(".json"))
-        print_table([card])
+    with only_writer(output_dir(cfg), world):  # until the last result is in the run card
+        trained = train_float(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), world)
+        if args.no_eval or trained.position.best_epoch is None:
+            return
+        card = score_model(trained.model, cfg, trained.card, (), world, "val", args.half, args.max_unreadable)
+        if world.is_main:
+            card.write(trained.checkpoint.with_suffix(".json"))
+            print_table([card])

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class Asked(KeyboardInterrupt):
+    """All ranks know that the run is to end, and are at the same place of it."""
+
+
 class Interruption:
     """Whether somebody asked the run to end."""
 
@@ -20,7 +24,10 @@ class Interruption:
 
 @contextmanager
 def interruption() -> Iterator[Interruption]:
-    """Listen to both signals inside; in another thread than the main one, where python cannot, never be asked."""
+    """Listen to both signals inside; in another thread than the main one, where python cannot, never be asked.
+
+    KeyboardInterrupt at the end for a request that nobody has seen.
+    """
     request = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -31,3 +38,5 @@ def interruption() -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if request.asked:
+        raise KeyboardInterrupt

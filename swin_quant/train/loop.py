@@ -6,11 +6,14 @@ teacher's part of the loss (`distill`), half precision (`precision`), ranges of 
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_quant.data.loader import Batch
 from swin_quant.distributed import World, all_sum, from_main
 from swin_quant.errors import SwinQuantError
 from swin_quant.evaluate import evaluate
@@ -19,7 +22,7 @@ from swin_quant.train.bar import bar
 from swin_quant.train.batches import MicroBatch
 from swin_quant.train.compiled import compiled
 from swin_quant.train.distill import distillation_loss, stage_outputs
-from swin_quant.train.interruption import interruption
+from swin_quant.train.interruption import Asked, Interruption, interruption
 from swin_quant.train.job import Job
 from swin_quant.train.optim import current_lr, make_optimizer, make_schedule
 from swin_quant.train.parallel import gathering, is_sharded, parallel, whole
@@ -33,9 +36,9 @@ from swin_quant.train.state import Position, State, make_average
 def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     """Train `job.model` in place; returns how far it got, and its best weights (its last if none are validated).
 
-    The model ends in evaluation mode with those weights, unless it was sharded. SIGTERM or SIGINT saves after the step
-    in hand, then KeyboardInterrupt. Raises SwinQuantError, naming the step, when loss or gradient is not finite: then
-    the snapshots of before stay.
+    The model ends in evaluation mode with those weights, unless it was sharded. SIGTERM or SIGINT finishes the step or
+    the batch of validation in hand and saves, then KeyboardInterrupt. Raises SwinQuantError, naming the step, when loss
+    or gradient is not finite: then the snapshots of before stay.
     """
     recipe, world, batches = job.recipe, job.world, job.batches
     precision = Precision.choose(recipe.precision, recipe.half, world.device)
@@ -54,6 +57,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     features = recipe.distill.features > 0
     with (
         interruption() as request,
+        _saved_when_asked(snapshots, state, job),
         stage_outputs(job.model, features) as ours,
         stage_outputs(job.teacher, features and job.teacher is not None) as theirs,
         bar(recipe.epochs * batches.steps, position.total) as show,
@@ -94,14 +98,14 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     row = {"loss": loss, "lr": lr, "lr_amax": lr_amax, "grad_norm": norm}
                     place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
                     record.step(place | row | {"images_per_second": speed})
-                if asked or (due and position.step < batches.steps):
-                    saved = _save(snapshots, state, job)
                 if asked:
-                    from_main(None)  # the first rank to end ends the others: not before the main one has saved
-                    raise KeyboardInterrupt
+                    raise Asked
+                if due and position.step < batches.steps:
+                    saved = _save(snapshots, state, job)
 
             extras = job.after_epoch(position.epoch + 1)
-            result = {"train_loss": position.loss_sum / batches.steps, **_validate(job, precision, state), **extras}
+            scores = _validate(job, precision, state, request)
+            result = {"train_loss": position.loss_sum / batches.steps, **scores, **extras}
             position.finish_epoch(result)
             if record:
                 record.epoch(position.epochs[-1], job.histograms())
@@ -111,6 +115,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     weights = state.weights()
                     if world.is_main:
                         snapshots.save_best({"model": weights, "epoch": position.epoch})
+            _stop_if_asked(request, world)
             if snapshots:
                 saved = _save(snapshots, state, job)
             log.info("%s", position.summary(recipe.epochs))
@@ -153,6 +158,21 @@ def _agree(loss: float, asked: bool, due: bool, world: World) -> tuple[float, bo
     return total / world.size, asking > 0, waiting > 0
 
 
+@contextmanager
+def _saved_when_asked(snapshots: Snapshots | None, state: State, job: Job) -> Iterator[None]:
+    try:
+        yield
+    except Asked:
+        _save(snapshots, state, job)
+        from_main(None)  # the first rank to end ends the others: not before the main one has saved
+        raise
+
+
+def _stop_if_asked(request: Interruption, world: World) -> None:
+    if all_sum(torch.tensor([float(request.asked)]), world.device).item():
+        raise Asked
+
+
 def _check_finite(loss: float, norm: float, state: State) -> None:
     what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
     if what is None or (what == "gradient" and state.scaler.is_enabled()):  # the scaler skips such a step
@@ -164,12 +184,19 @@ def _check_finite(loss: float, norm: float, state: State) -> None:
     )
 
 
-def _validate(job: Job, precision: Precision, state: State) -> dict[str, float]:
+def _validate(job: Job, precision: Precision, state: State, request: Interruption) -> dict[str, float]:
+    """The scores of an epoch. A run that is asked to end here has its epoch in hand, and validates when it goes on."""
     if job.validation is None:
         return {}
+
+    def batches() -> Iterator[Batch]:
+        for batch in job.validation:
+            _stop_if_asked(request, job.world)
+            yield batch
+
     network = precision.view(state.scored).eval()  # the loop switches back
     engines = {"model": lambda images: precision.logits(network, images)}
-    score = evaluate(engines, job.validation, job.world.device, collective=is_sharded(job.model))
+    score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
     return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
 
 

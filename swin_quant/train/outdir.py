@@ -44,6 +44,7 @@ def open_folder(
     held = bool(snapshots.newest_first()) or any((folder / name).exists() for name in (STEPS, EPOCHS))
     if held and not (resume or overwrite):
         raise UsageError(f"{folder}: holds another run: continue it by --resume auto, or give --overwrite or --tag")
+    snapshots.sweep()
     content = snapshots.newest() if resume and not overwrite else None
     if content is not None:
         _compare(content.get("settings") or {}, settings, folder)

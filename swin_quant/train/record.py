@@ -22,10 +22,14 @@ class Table:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row; what is None stays empty."""
-        line = _text([[_shown(row.get(name)) for name in self.columns]])
+        line = [_shown(row.get(name)) for name in self.columns]
         try:
-            with open(self.path, "ab") as file:
-                file.write(line)
+            with open(self.path, "r+b") as file:
+                file.seek(0, io.SEEK_END)
+                file.write(_text([line]))
+        except FileNotFoundError:  # somebody moved the folder away: what is to come is worth more than the order
+            ensure_writable_dir(self.path.parent)
+            atomic_write_bytes(self.path, _text([self.columns, line]))
         except OSError as error:
             raise SwinQuantError(f"{self.path}: cannot be written: {reason(error)}") from error
 

@@ -17,7 +17,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.distributed import World, from_main
 from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.files import sha256_of
+from swin_quant.files import ensure_writable_dir, sha256_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log
@@ -29,6 +29,7 @@ from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler
 from swin_quant.train.job import Job
+from swin_quant.train.lock import only_writer
 from swin_quant.train.loop import fit
 from swin_quant.train.outdir import open_folder, settings_of
 from swin_quant.train.parallel import check_parallel
@@ -66,19 +67,20 @@ class Trained:
 
 def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = World()) -> Trained:  # noqa: B008
     """Train `cfg`'s model from scratch, or from the weights of `request.start`; writes <NAME>.pth and its run card."""
-    recipe = with_batch_size(recipe, cfg)
-    torch.manual_seed(cfg.SEED)
-    model = build_model(training_config(cfg, recipe))
-    source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
-    path = request.folder / f"{cfg.MODEL.NAME}.pth"
-    model, position, record = run(model, cfg, recipe, request, world)
-    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source)
-    if world.is_main:
-        save_float(model, path)
-        card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
-        card.write(path.with_suffix(".json"))
-        log.info("checkpoint: %s", path)
-    return Trained(model, path, card, position)
+    with only_writer(request.folder, world):
+        recipe = with_batch_size(recipe, cfg)
+        torch.manual_seed(cfg.SEED)
+        model = build_model(training_config(cfg, recipe))
+        source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
+        path = request.folder / f"{cfg.MODEL.NAME}.pth"
+        model, position, record = run(model, cfg, recipe, request, world)
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source)
+        if world.is_main:
+            save_float(model, path)
+            card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
+            card.write(path.with_suffix(".json"))
+            log.info("checkpoint: %s", path)
+        return Trained(model, path, card, position)
 
 
 def finetune(
@@ -92,23 +94,26 @@ def finetune(
 
     The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
     """
-    recipe = with_batch_size(recipe, cfg)
-    if not request.start:
-        raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
-    subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world)
-    if len(subject.policies) != 1:
-        raise UsageError(f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there")
-    model, policy = subject.model, subject.policies[0]
-    apply_policy(model, policy)
-    if not enabled_nodes(model):
-        raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
-    quantize(model)
-    path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
-    model, position, record = run(model, cfg, recipe, request, world, policy)
-    card = replace(subject.card, policy=policy.to_dict(), training=record, results=[], versions=versions())
-    if world.is_main:
-        card = save_with_card(model, path, card, by_channel=True)
-    return Trained(model, path, card, position)
+    with only_writer(request.folder, world):
+        recipe = with_batch_size(recipe, cfg)
+        if not request.start:
+            raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
+        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world)
+        if len(subject.policies) != 1:
+            raise UsageError(
+                f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
+            )
+        model, policy = subject.model, subject.policies[0]
+        apply_policy(model, policy)
+        if not enabled_nodes(model):
+            raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
+        quantize(model)
+        path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
+        model, position, record = run(model, cfg, recipe, request, world, policy)
+        card = replace(subject.card, policy=policy.to_dict(), training=record, results=[], versions=versions())
+        if world.is_main:
+            card = save_with_card(model, path, card, by_channel=True)
+        return Trained(model, path, card, position)
 
 
 def run(
@@ -161,6 +166,7 @@ def run(
     if policy:
         keeper.settle(unsharded)
     if world.is_main:
+        ensure_writable_dir(request.folder)  # somebody may have moved it away
         _plot(request)
     record = training_record(recipe, cfg, batches, pictures, position, teacher_source, world)
     return unsharded, position, record | {"start": start}

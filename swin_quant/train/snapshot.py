@@ -67,6 +67,11 @@ class Snapshots:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
                 log.warning("%s is damaged and is passed over (%s)", file, reason)
 
+    def sweep(self) -> None:
+        """Remove what a run that was killed had half-written."""
+        for file in self.folder.glob(".*.tmp"):
+            file.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Remove every snapshot."""
         for file in [*self.newest_first(), self.folder / BEST]:

@@ -166,7 +166,7 @@ def test_the_best_epoch_is_the_result(job, monkeypatch):
     scores = iter([10.0, 30.0, 20.0])
     states = []
 
-    def scored(job, precision, state):
+    def scored(job, precision, state, request):
         states.append(weights(job))
         return {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0}
 
