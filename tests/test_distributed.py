@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swin_quant import watchdog
-from swin_quant.distributed import World, all_sum, choose_device, gather, process_group
+from swin_quant.distributed import World, all_sum, choose_device, from_main, gather, process_group
 from swin_quant.errors import SwinQuantError, UsageError
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -72,6 +72,20 @@ def test_two_ranks_add_and_gather_in_rank_order(ranks):
         return world.size, world.is_main, total.tolist(), gather([world.rank] * (world.rank * 2 + 1))
 
     assert ranks(work) == [(2, True, [3.0, 20.0], [0, 1, 1, 1]), (2, False, [3.0, 20.0], [0, 1, 1, 1])]
+
+
+def test_what_ranks_send_each_other_runs_nothing(ranks, monkeypatch):
+    """Tensors, JSON and torch's reader of weights: never a pickle of anything else."""
+    names = ["a", "\udcff\u00fc", 3, [1, ["b"]]]
+
+    def work(world):
+        state = {"weight": torch.arange(6.0).view(2, 3), "random": (3, (1, 2), None), "names": names}
+        state = from_main(state if world.is_main else None)
+        nothing = from_main(None)
+        return gather(names if world.rank else []), state["weight"].sum().item(), state["random"], nothing
+
+    monkeypatch.setattr("torch.distributed.distributed_c10d._object_to_tensor", None)
+    assert ranks(work) == [(names, 15.0, (3, (1, 2), None), None)] * 2
 
 
 def test_a_rank_that_is_slow_at_the_end_is_waited_for(ranks):

@@ -15,7 +15,7 @@ from swin_quant.files import ensure_writable_dir, reason
 
 NAME = ".lock"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
-_held: set[Path] = set()
+_held: set[tuple[int, Path]] = set()  # with the pid: a fork owns nothing of its parent's
 
 
 @contextmanager
@@ -25,18 +25,18 @@ def only_writer(folder: Path, world: World) -> Iterator[None]:
     SwinQuantError if another process has it. Ranks other than the main one write nothing and own nothing.
     """
     path = ensure_writable_dir(folder).resolve() / NAME if world.is_main else None
-    if path is None or path in _held:
+    if path is None or (os.getpid(), path) in _held:
         yield
         return
     try:
         handle = _lock(path)
     except OSError as error:
         raise SwinQuantError(f"{path}: cannot be written: {reason(error)}") from error
-    _held.add(path)
+    _held.add((os.getpid(), path))
     try:
         yield
     finally:
-        _held.remove(path)
+        _held.discard((os.getpid(), path))
         with suppress(OSError):  # the folder may be gone, or another one be in its place
             if _is_still(handle, path):
                 path.unlink()

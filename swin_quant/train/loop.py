@@ -122,8 +122,14 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
 
     if record:
         record.close()
-    best = snapshots.best() if snapshots and world.is_main and recipe.select == "best" and position.best_epoch else None
-    weights = from_main(best["model"] if best else None) or from_main(state.weights())
+    wanted = snapshots is not None and recipe.select == "best" and position.best_epoch is not None
+    best = snapshots.best() if wanted and world.is_main else None
+    weights = from_main(best["model"] if best else None)
+    if weights is None:
+        if wanted:
+            log.warning("the weights of epoch %d, the best, are gone: the last ones are kept", position.best_epoch)
+            position.best_epoch = position.epoch
+        weights = from_main(state.weights())
     if not is_sharded(job.model):
         job.model.load_state_dict(weights)
         job.model.eval()

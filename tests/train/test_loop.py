@@ -145,6 +145,74 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
     assert same(weights(whole), weights(resumed))
 
 
+@pytest.mark.parametrize("mode", ["frozen", "reestimated"])
+@pytest.mark.parametrize("place", ["validation of the first epoch", "validation of the last epoch"])
+def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, use_policy, mode, place):
+    """Validation has three batches; the last of all used to be followed by exit code 0."""
+    recipe = replace(RECIPE, ema=0.9)
+    whole, _ = qat(job, mode, recipe, "whole", use_policy=use_policy)
+    fit(whole)
+    stopped, _ = qat(job, mode, recipe, "stopped", use_policy=use_policy)
+    stopped.validation = Signalling(stopped.validation, at=2 if "first" in place else 8)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped)
+    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    assert snapshot["position"]["total"] == (3 if "first" in place else 9)
+    resumed, _ = qat(job, mode, recipe, "stopped", snapshot=snapshot, use_policy=use_policy)
+    fit(resumed)
+    assert same(weights(whole), weights(resumed))
+    tables = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in read_table(run.folder / "epochs.csv")]
+        for run in (whole, resumed)
+    ]
+    assert tables[0] == tables[1] and len(tables[0]) == 3
+
+
+class Signalling:
+    """Validation batches during which SIGTERM comes, at the batch `at` of all."""
+
+    def __init__(self, batches, at):
+        self.batches, self.at, self.seen = batches, at, 0
+
+    def __iter__(self):
+        for batch in self.batches:
+            self.seen += 1
+            if self.seen == self.at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+def test_a_signal_during_the_last_save_is_not_swallowed(job, monkeypatch):
+    save = Snapshots.save
+
+    def signalled(self, step, content):
+        save(self, step, content)
+        if step == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Snapshots, "save", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped := job(folder="out"))
+    assert Snapshots(stopped.folder / "snapshots").newest()["position"]["epoch"] == 3
+
+
+def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
+    def move():
+        if len(moved) == 4:
+            made.folder.rename(made.folder.with_name("elsewhere"))
+        moved.append(1)
+
+    moved = []
+    made = job(folder="out", after_step=move)
+    fit(last := job(replace(RECIPE, select="last"), folder="last"))
+    position, _ = fit(made)
+    assert same(weights(last), weights(made))  # the best, of epoch 1, is elsewhere, and that is said
+    assert position.best_epoch == 3 and "epoch 1, the best, are gone: the last ones are kept" in caplog.text
+    rows = [int(row["total"]) for row in read_table(made.folder / "steps.csv")]
+    assert rows == [5, 6, 7, 8, 9] and len(read_table(made.folder.with_name("elsewhere") / "steps.csv")) == 4
+    assert Snapshots(made.folder / "snapshots").newest()["position"]["total"] == 9
+
+
 def test_the_same_seed_gives_the_same_weights_another_one_others(job):
     runs = [job() for _ in range(3)]
     runs[2].seed = runs[2].batches.seed = 6

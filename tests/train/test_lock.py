@@ -1,0 +1,131 @@
+"""Two writers: one of them is told so. Other processes are forks of this one."""
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from swin_quant.distributed import World
+from swin_quant.errors import SwinQuantError
+from swin_quant.train.lock import NAME, only_writer
+
+FORK = multiprocessing.get_context("fork")
+
+
+def take(folder, answers, seconds=0.0):
+    try:
+        with only_writer(folder, World()):
+            answers.put("mine")
+            time.sleep(seconds)
+    except SwinQuantError as error:
+        answers.put(str(error))
+
+
+@pytest.fixture
+def other(tmp_path):
+    """other(seconds) -> what another process got that wanted the folder `seconds` long, and the process."""
+    processes = []
+
+    def start(seconds=0.0):
+        answers = FORK.Queue()
+        processes.append(FORK.Process(target=take, args=(tmp_path / "out", answers, seconds)))
+        processes[-1].start()
+        return answers.get(timeout=30), processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def test_a_second_writer_is_refused_with_the_owner_s_name(tmp_path, other):
+    with only_writer(tmp_path / "out", World()):
+        line, _ = other()
+        assert f"another training (process {os.getpid()} on " in line and "--tag" in line
+        with only_writer(tmp_path / "out", World()):
+            pass
+        assert other()[0] == line  # what is owned twice is not given back in between
+    answer, process = other()
+    process.join()
+    assert answer == "mine" and list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_lock_of_a_dead_owner_counts_for_nothing(tmp_path, other):
+    answer, owner = other(seconds=60)
+    assert answer == "mine"
+    with pytest.raises(SwinQuantError, match=f"process {owner.pid} on"), only_writer(tmp_path / "out", World()):
+        pass
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.join()
+    assert (tmp_path / "out" / NAME).exists()
+    with only_writer(tmp_path / "out", World()):
+        assert json.loads((tmp_path / "out" / NAME).read_text())["pid"] == os.getpid()
+
+
+def test_loaders_that_outlive_their_killed_parent_do_not_keep_the_folder(tmp_path, other):
+    def owner():
+        with only_writer(tmp_path / "out", World()):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+            pids.put(child)
+            time.sleep(60)
+
+    pids = FORK.Queue()
+    process = FORK.Process(target=owner)
+    process.start()
+    child = pids.get(timeout=30)
+    process.kill()
+    process.join()
+    try:
+        assert other()[0] == "mine"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_where_there_are_no_locks_the_pid_decides(tmp_path, monkeypatch):
+    def lockf(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    out = tmp_path / "out"
+    out.mkdir()
+    dead = FORK.Process(target=int)
+    dead.start()
+    dead.join()
+    for owner, free in (({"pid": dead.pid}, True), ({"pid": os.getppid()}, False), ({"host": "other"}, False)):
+        content = {"pid": 1, "host": os.uname().nodename} | owner
+        (out / NAME).write_text(json.dumps(content))
+        if free:
+            with only_writer(out, World()):
+                pass
+        else:
+            with pytest.raises(SwinQuantError, match="if it is no more, remove"), only_writer(out, World()):
+                pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x", "host": 1}', "\0" * 2000])
+def test_a_lock_file_of_other_content_is_no_obstacle(tmp_path, content):
+    (tmp_path / NAME).write_text(content)
+    with only_writer(tmp_path, World()):
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+
+
+def test_a_link_in_the_lock_s_place_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / NAME).symlink_to(tmp_path / "precious")
+    with pytest.raises(SwinQuantError, match="cannot be written"), only_writer(tmp_path, World()):
+        pass
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+def test_only_the_main_rank_owns(tmp_path):
+    with only_writer(tmp_path, World()), only_writer(tmp_path, World(rank=1, size=2)):
+        pass
+    with only_writer(tmp_path / "never", World(rank=1, size=2)):
+        assert not (tmp_path / "never").exists()
