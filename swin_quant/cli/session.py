@@ -79,6 +79,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     progress.set_up(args.verbose, args.quiet, rank_of_launcher())
     with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
         command.run(args, world)
+        sys.stdout.flush()  # what is printed is out before this rank waits for the others
 
 
 def _as_interrupt(number: int, frame: object) -> NoReturn:
