@@ -11,6 +11,7 @@ from swin_quant.errors import SwinQuantError, UsageError
 
 if TYPE_CHECKING:
     from swin_quant.distributed import World
+    from swin_quant.runcard import RunCard
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -30,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random-weights", action="store_true", help="without --resume: time on untrained weights")
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+def run(args: argparse.Namespace, world: World) -> RunCard | None:
+    """Returns the card of what was scored, None if nothing was."""
     from swin_quant.progress import log
     from swin_quant.ptq import calibrate_checkpoint, has_split
     from swin_quant.quant.policies import load_policy
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     if not scored:
         if not args.no_eval:
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
-        return
+        return None
     try:
         card = score_model(done.model, cfg, done.card, policies, world, "val", args.half, args.max_unreadable)
     except SwinQuantError as error:
@@ -59,3 +61,4 @@ def run(args: argparse.Namespace, world: World) -> None:
     if world.is_main:
         card.write(done.checkpoint.with_suffix(".json"))
         print_table([card])
+    return card

@@ -39,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fake-quant", action="store_true", help="score the simulation beside an artifact")
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+def run(args: argparse.Namespace, world: World) -> RunCard | None:
+    """Returns the card of a checkpoint that was scored."""
     artifacts = getattr(args, "artifacts", None)  # main.py has no such option
     kind, others = ("artifacts", _OF_CHECKPOINTS) if artifacts else ("checkpoints", _OF_ARTIFACTS)
     if wrong := [name for name in others if getattr(args, name, None)]:
         flag = {"engines": "engine"}.get(wrong[0], wrong[0]).replace("_", "-")
         more = "their run cards say that" if artifacts else "name an ARTIFACT"
         raise UsageError(f"--{flag} is not for {kind}: {more}")
-    (_run_artifacts if artifacts else _run_checkpoint)(args, world)
+    return (_run_artifacts if artifacts else _run_checkpoint)(args, world)
 
 
 def _run_artifacts(args: argparse.Namespace, world: World) -> None:
@@ -70,7 +71,7 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
         print_table([artifact.card for artifact in scored])
 
 
-def _run_checkpoint(args: argparse.Namespace, world: World) -> None:
+def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     from swin_quant.progress import log
     from swin_quant.scoring import load_for_scoring, score_model
 
@@ -86,6 +87,7 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> None:
         card.write(path)
         log.info("run card: %s", path)
         print_table([card])
+    return card
 
 
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:

@@ -17,6 +17,7 @@ from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 
 if TYPE_CHECKING:
     from swin_quant.distributed import World
+    from swin_quant.runcard import RunCard
 
 HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
@@ -26,11 +27,13 @@ EXAMPLES = """examples:
   python main.py --eval --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --int8-mode 1 \\
       --resume out/swin_tiny_patch4_window7_224_calib.pth --data-path imagenet --batch-size 64"""
 
+VERSIONS = {1: "swin", 2: "swinv2"}  # what its guide passes as --version
 FT_DISTILLATION = {"distill_compat": "ft", "distillation_loss_scale": 10000.0}  # what --distill means there
 # Options that mean something to --train alone.
 TRAINING = ("num_epochs", "qat_lr", "lr", "distill", "teacher", "teacher_cfg", "distillation_loss_scale", "temperature",
             "distill_compat", "accumulation_steps", "use_checkpoint", "compile", "amax", "fsdp", "offload", "recipe",
-            "set", "overwrite", "tensorboard", "plot")  # fmt: skip
+            "set", "overwrite", "tensorboard", "schedule", "drop_path", "plot")  # fmt: skip
+NO_SWIN_NODE = "final_input"  # in FasterTransformer's list of keywords, from BERT
 # Flag -> (argparse options, why it is refused).
 REFUSED = {
     "--engine": ({}, "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR --resume CHECKPOINT`"),
@@ -42,7 +45,6 @@ REFUSED = {
         {"action": "store_true"},
         "Swin has one joint qkv linear, so there is nothing to fuse; FasterTransformer's option did nothing",
     ),
-    "--quant-mode": ({}, "FasterTransformer never used it for Swin; choose --int8-mode 1, 2 or a --policy"),
 }
 
 
@@ -61,11 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable_amp", action="store_true", help="no half-precision baseline (= --half none)")
     for flag, (kind, _) in REFUSED.items():
         parser.add_argument(flag, default=None, help=argparse.SUPPRESS, **kind)
+    parser.add_argument("--version", type=int, choices=tuple(VERSIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--quant-mode", choices=("ft1", "ft2", "ft3", "trt"), help=argparse.SUPPRESS)
     parser.set_defaults(split="val", random_weights=False)
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.progress import log
+
     _refuse(args)
+    if NO_SWIN_NODE in (args.quant_disable_keyword or ()):
+        log.info("--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)", NO_SWIN_NODE)
+        args.quant_disable_keyword = [word for word in args.quant_disable_keyword if word != NO_SWIN_NODE]
     if args.resume != training.AUTO:
         if args.pretrained and args.resume:
             raise UsageError("--pretrained and --resume both name the weights: give one of them")
@@ -74,27 +83,39 @@ def run(args: argparse.Namespace, world: World) -> None:
         args.half = "none"
     if not (args.calib or args.train or args.eval or args.throughput):
         raise UsageError("nothing to do: give --calib, --train, --eval or --throughput")
-    _open_log(args, world)
+    log_file = _open_log(args, world)
     if args.throughput:
         _throughput(args, world)
         return
     if args.calib:
-        calibrate.run(args, world)  # scores the result too
+        _say_accuracy(calibrate.run(args, world), args, world, log_file)
         cfg = options.config_of(args)
         args.resume = str(Path(args.calib_output_path or output_dir(cfg)) / f"{cfg.MODEL.NAME}_calib.pth")
     if args.train:
         if args.distill:
             for flag, value in FT_DISTILLATION.items():
                 setattr(args, flag, getattr(args, flag) or value)
-        finetune.run(args, world)  # scores the result too
+        elif not args.recipe:
+            args.set = ["distill.weight=0", *args.set]
+        _say_accuracy(finetune.run(args, world), args, world, log_file)
     elif args.eval and not args.calib:
-        evaluate.run(args, world)
+        _say_accuracy(evaluate.run(args, world), args, world, log_file)
 
 
 def _refuse(args: argparse.Namespace) -> None:
     for flag, (_, reason) in REFUSED.items():
         if getattr(args, flag.strip("-").replace("-", "_")):
             raise UsageError(f"{flag}: {reason}")
+    if args.quant_mode and not (args.quant_mode == "ft2" and args.int8_mode):
+        raise UsageError(
+            f"--quant-mode {args.quant_mode}: the default ft2 is what --int8-mode 1 or 2 chooses; no kernel of "
+            "FasterTransformer's Swin runs the others: for ONNX and TensorRT there are --policy qdq and tensorrt"
+        )
+    cfg = options.config_of(args)
+    if args.version and VERSIONS[args.version] != cfg.MODEL.TYPE:
+        raise UsageError(f"--version {args.version}: the config says so itself, and MODEL.TYPE is {cfg.MODEL.TYPE}")
+    if args.train and args.teacher and not (args.distill or args.recipe):
+        raise UsageError("--teacher: is for --distill: add it, or leave the teacher out")
     if not args.train and (idle := [name for name in TRAINING if getattr(args, name)]):
         raise UsageError(f"--{idle[0].replace('_', '-')}: is for training: add --train, or leave it out")
     if args.throughput and (args.calib or args.train):
@@ -108,8 +129,8 @@ def _refuse(args: argparse.Namespace) -> None:
         raise UsageError("--resume auto goes on with --train: name the checkpoint for everything else")
 
 
-def _open_log(args: argparse.Namespace, world: World) -> None:
-    """FasterTransformer's output folder: the config as it was used, and the log of each rank."""
+def _open_log(args: argparse.Namespace, world: World) -> logging.Handler:
+    """FasterTransformer's output folder: the config as it was used, and the log of each rank, which is returned."""
     import yaml
 
     from swin_quant.config import to_dict
@@ -125,6 +146,25 @@ def _open_log(args: argparse.Namespace, world: World) -> None:
     log.addHandler(handler)
     if world.is_main:
         atomic_write_bytes(directory / "config.yaml", yaml.safe_dump(to_dict(cfg)).encode())
+    return handler
+
+
+def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, log_file: logging.Handler) -> None:
+    """FasterTransformer's lines, for scripts that look for them: of each policy, else of the float model."""
+    if card is None or not world.is_main:
+        return
+    here = (options.config_of(args).DATA.BATCH_SIZE, world.device.type)
+    own = [r for r in card.measured() if (r.batch_size, r.device) == here and (r.policy or r.precision == "float32")]
+    results = {result.policy: result for result in own}
+    names = [policy.name for policy in options.policies_of(args)] or [card.policy and card.policy["name"]]
+    for result in (results.get(name) or results[None] for name in names):
+        images = result.dataset["pictures"]
+        for line in (
+            f" * Acc@1 {result.acc1:.3f} Acc@5 {result.acc5:.3f}",
+            f"Accuracy of the network on the {images} test images: {result.acc1:.1f}%",
+        ):
+            print(line)
+            log_file.handle(logging.makeLogRecord({"levelname": "INFO", "levelno": logging.INFO, "msg": line}))
 
 
 def _throughput(args: argparse.Namespace, world: World) -> None:

@@ -11,6 +11,7 @@ from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
     from swin_quant.distributed import World
+    from swin_quant.runcard import RunCard
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_run(parser)
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+def run(args: argparse.Namespace, world: World) -> RunCard | None:
+    """Returns the card of what was scored, None if nothing was."""
     from swin_quant.scoring import score_model
     from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe
@@ -45,9 +47,10 @@ def run(args: argparse.Namespace, world: World) -> None:
     with only_writer(output_dir(cfg), world):  # until the last result is in the run card
         trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), policies, world)
         if args.no_eval or trained.position.best_epoch is None:
-            return
+            return None
         policy = training.policy_of_card(trained.card)
         card = score_model(trained.model, cfg, trained.card, [policy], world, "val", args.half, args.max_unreadable)
         if world.is_main:
             card.write(trained.checkpoint.with_suffix(".json"))
             print_table([card])
+    return card

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request
 
-AUTO = "auto"
+AUTO, CONSTANT, OF_CONFIG = "auto", "constant", "config"
 # Options that only set a key of the recipe. An option that was not given leaves the key alone.
 RECIPE_KEYS = {
     "num_epochs": "epochs",
@@ -53,6 +53,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the recipe")
     group.add_argument("--num-epochs", "--epochs", type=int, metavar="N", help="epochs")
     group.add_argument("--lr", type=float, metavar="LR", help="optimizer.lr")
+    group.add_argument("--schedule", choices=("cosine", CONSTANT),
+                       help="of the learning rate; constant: without warm-up, as FasterTransformer's")  # fmt: skip
+    group.add_argument("--drop-path", metavar="RATE|config", help="augment.drop_path; config: MODEL.DROP_PATH_RATE")
     group.add_argument("--accumulation-steps", type=int, metavar="N", help="batches a step of the optimizer")
     group.add_argument("--use-checkpoint", action="store_true", default=None, help="activation checkpointing")
     group.add_argument("--compile", action="store_true", default=None, help="torch.compile: faster after a slow start")
@@ -74,6 +77,10 @@ def recipe_of(args: argparse.Namespace, recipe: Recipe, **more: Any) -> Recipe:
         raise UsageError(f"--set takes KEY=VALUE, but got {bad[0]}")
     given = [(key, getattr(args, option, None)) for option, key in RECIPE_KEYS.items()]
     flags = {key: value for key, value in given if value is not None}
+    if args.schedule:
+        flags |= {"schedule.name": args.schedule} | ({"schedule.warmup_epochs": 0} if args.schedule == CONSTANT else {})
+    if args.drop_path:
+        flags["augment.drop_path"] = None if args.drop_path == OF_CONFIG else args.drop_path
     return recipe.having({key: value for key, _, value in pairs}, "--set").having(flags | more, "command line")
 
 

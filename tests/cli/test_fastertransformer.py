@@ -9,6 +9,10 @@ import torch
 import yaml
 
 from swin_quant.cli.fastertransformer import REFUSED
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import policy_from_dict, settings_for
 
 FLAGS = {
     **{"--cfg": "x.yaml", "--opts": "SEED", "--batch-size": 8, "--data-path": "x", "--zip": None, "--cache-mode": "no"},
@@ -19,7 +23,7 @@ FLAGS = {
     **{"--num-epochs": 1, "--qat-lr": 1e-5, "--distill": None, "--teacher": "x", "--distillation_loss_scale": 1.0},
     **{"--fused_window_process": None, "--wprec": 8, "--aprec": 8, "--quant-per-tensor": None, "--quant-disable": None},
     **{"--quant-disable-keyword": "x", "--calibrator": "max", "--percentile": 99.0, "--fuse-qkv": None},
-    **{"--narrow-range": None, "--quant-mode": "ft2"},
+    **{"--narrow-range": None, "--quant-mode": "ft2", "--version": 1},
 }
 
 
@@ -50,10 +54,60 @@ def test_what_does_not_work_is_refused_with_a_sentence(main_py, flags, flag, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flag", ["--version", "--num-calib-batchs", "--num-calib", "--calibsz", "-x"])
+@pytest.mark.parametrize("flag", ["--versions", "--num-calib-batchs", "--num-calib", "--calibsz", "-x"])
 def test_unknown_misspelt_and_shortened_flags_are_errors(main_py, flags, flag, tmp_path):
     assert flag in main_py("--calib", *flags, flag, 1).error(2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            ["--int8-mode", 1, "--quant-mode", "ft1"],
+            r"--quant-mode ft1: the default ft2 is what --int8-mode 1 or 2 choo",
+        ),
+        (["--policy", "qdq", "--quant-mode", "ft2"], r"--quant-mode ft2: the default ft2 is what --int8-mode"),
+        (["--version", 2], r"--version 2: the config says so itself, and MODEL.TYPE is swin$"),
+    ],
+)
+def test_what_contradicts_the_config_or_the_mode_is_refused(main_py, float_flags, given, says, tmp_path):
+    assert re.search(says, main_py("--calib", *float_flags, *given).error(2).strip())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fastertransformer_s_own_keywords_and_mode_are_int8_mode(main_py, flags, tmp_path):
+    """The list that its `ft2` sets, final_input included (which is a node of BERT), and the guide's --version."""
+    own = ["final_input", "layernorm_input", "softmax_input", "local_input", "residual_input"]
+    said = main_py("--calib", *flags, "--quant-mode", "ft2", "--version", 1, "--quant-disable-keyword", *own)
+    assert said.code == 0
+    (line,) = [line for line in said.err.splitlines() if "final_input" in line]
+    assert line.startswith("--quant-disable-keyword final_input: left out, for no node of Swin is called so")
+    one, two = (load_policy("ft-mode1"), policy_from_dict(_card(tmp_path)["policy"], "card"))
+    model = build_model(from_dict(_card(tmp_path)["config"], "card"))
+    assert settings_for(model, one) == settings_for(model, two)
+
+
+def _card(tmp_path):
+    return json.loads((tmp_path / "calib" / "swin_micro_calib.json").read_text())
+
+
+@pytest.mark.parametrize("given", [["--int8-mode", 1], ["--int8-mode", 2], ["--quant-disable"]])
+def test_its_lines_of_accuracy(main_py, scoring_flags, calibrated, tmp_path, given):
+    """`validate` logs them to the console and to log_rank0.txt; of what was scored last, whatever the card holds."""
+    for suffix in (".pth", ".json"):
+        shutil.copy(calibrated.with_suffix(suffix), tmp_path)
+    done = main_py(
+        "--eval", *scoring_flags, "--resume", tmp_path / calibrated.name, "--batch-size", 4, "--quiet", *given
+    )
+    policy = {"--int8-mode": f"ft-mode{given[-1]}"}.get(given[0])
+    results = json.loads((tmp_path / calibrated.name).with_suffix(".json").read_text())["results"]
+    (result,) = [r for r in results if r["policy"] == policy and r["batch_size"] == 4]
+    lines = [f" * Acc@1 {result['acc1']:.3f} Acc@5 {result['acc5']:.3f}"]
+    lines += [f"Accuracy of the network on the 7 test images: {result['acc1']:.1f}%"]
+    assert done.out.splitlines()[-2:] == lines
+    log = (tmp_path / "output/swin_micro/default/log_rank0.txt").read_text().splitlines()
+    assert [line.partition(" INFO ")[2] for line in log[-2:]] == lines
 
 
 def test_something_to_do(main_py, flags):
@@ -154,6 +208,8 @@ def test_local_rank_is_accepted_in_both_spellings(main_py, flags, flag):
 @pytest.mark.parametrize(
     "flag",
     [
+        ["--schedule", "constant"],
+        ["--drop-path", 0.1],
         ["--qat-lr", 1e-5],
         ["--num-epochs", 3],
         ["--distill"],

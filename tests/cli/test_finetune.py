@@ -9,8 +9,14 @@ import time
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from swin_quant.checkpoint import read_state_dict
+from swin_quant.config import load_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import quantize
+from swin_quant.scoring import load_for_scoring
 from swin_quant.train.record import read_table
 
 NAME = "swin_micro"
@@ -122,6 +128,45 @@ def test_fastertransformers_command_calibrates_trains_and_scores(
     assert training["start"]["file"] == f"{NAME}_calib.pth" and training["recipe"]["optimizer"]["lr"] == 1e-4
     assert (training["recipe"]["distill"]["compat"], training["recipe"]["distill"]["weight"]) == ("ft", 10000.0)
     assert done.out.count("ft-mode2") >= 2
+
+
+def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
+    run, scoring_flags, calibrated, tmp_path, monkeypatch, card_of, pictures
+):
+    """No teacher; a constant LR for 512 pictures a step; the config's drop path, here none (spec, section 2.4).
+
+    Each step takes all pictures as they are, so that the loss of the first is that of the calibrated model.
+    """
+    monkeypatch.chdir(tmp_path)
+    plain = [f"augment.{key}=0" for key in ("flip", "erase", "mixup", "cutmix", "label_smoothing")]
+    plain += ["augment.crop=none", "augment.auto_augment=none"]
+    flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--opts", "MODEL.DROP_PATH_RATE", 0.0]
+    flags += ["--num-epochs", 3, "--batch-size", 12, "--qat-lr", 1e-4, "--no-eval", "--set", *plain]
+    theirs = ["--schedule", "constant", "--drop-path", "config"]
+    rows = {}
+    for tag, more in {"theirs": theirs, "ours": []}.items():
+        assert run("main.py", "--train", *flags, *more, "--tag", tag).code == 0
+        out = tmp_path / "output" / NAME / tag
+        training = card_of(out / f"{NAME}_qat.pth")["training"]
+        assert training["teacher"] is None and training["recipe"]["distill"]["weight"] == 0
+        rows[tag] = [{key: float(row[key]) for key in ("lr", "loss")} for row in read_table(out / "steps.csv")]
+    assert [row["lr"] for row in rows["theirs"]] == pytest.approx(3 * [1e-4 * 12 / 512], rel=1e-5)
+    assert len({row["lr"] for row in rows["ours"]}) == 3  # a cosine
+    cfg = load_config(scoring_flags[1])
+    subject = load_for_scoring(cfg, str(calibrated), [load_policy("ft-mode1")])
+    preprocess, files = Preprocess.from_config(cfg), sorted((pictures / "train").rglob("*.png"))
+    images = torch.stack([preprocess(Image.open(file).convert("RGB")) for file in files])
+    labels = torch.tensor([("cat", "dog", "fox").index(file.parent.name) for file in files])
+    quantize(subject.model)
+    loss = torch.nn.functional.cross_entropy(subject.model(images), labels).item()
+    assert rows["theirs"][0]["loss"] == pytest.approx(loss, rel=1e-4)
+    assert rows["ours"][0]["loss"] != pytest.approx(loss, rel=1e-4)  # drop path 0.1 of the recipe
+
+
+def test_a_teacher_without_distill_is_not_dropped_silently(run, scoring_flags, calibrated, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [*scoring_flags, "--resume", calibrated, "--teacher", calibrated]
+    assert "--teacher: is for --distill" in run("main.py", "--train", *flags).error(2)
 
 
 def wait_for_rows(file, count, seconds=60.0):
@@ -270,6 +315,8 @@ BAD = {
     "more than there is": (["--batch-size", 13], 2, "12 training pictures do not fill one step"),
     "no training pictures": (["--data-path", "{tmp}/empty"], 1, "train"),
     "fsdp alone": (["--fsdp"], 2, "torchrun"),
+    "drop path": (["--drop-path", "some"], 2, "augment.drop_path"),
+    "drop path beyond": (["--drop-path", "1.5"], 2, "augment.drop_path is 1.5"),
     "offload alone": (["--offload"], 2, "--fsdp"),
     "two policies": (["--policy", "ft-mode1", "ft-mode2"], 2, "one policy"),
 }
