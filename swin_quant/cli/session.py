@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from termcolor import colored
@@ -56,13 +57,17 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         return 1
 
 
-def _run(name: str, arguments: Sequence[str]) -> None:
+def command_of(name: str) -> ModuleType:
+    """The module of a command: HELP, EXAMPLES, `add_arguments(parser)` and `run(args, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
         raise UsageError(f"no command {name!r}: there are {', '.join(COMMANDS)}")
-    command = importlib.import_module(f"swin_quant.cli.{name.replace('-', '_')}")
-    prog = "main.py" if name == FRONT_DOOR else f"swin-quant {name}"
+    return importlib.import_module(f"swin_quant.cli.{name.replace('-', '_')}")
+
+
+def parser_of(name: str, command: ModuleType) -> argparse.ArgumentParser:
+    """What parses the arguments of a command."""
     parser = _Parser(
-        prog=prog,
+        prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
         description=command.HELP,
         epilog=command.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,7 +76,12 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     command.add_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def _run(name: str, arguments: Sequence[str]) -> None:
+    command = command_of(name)
+    args = parser_of(name, command).parse_args(arguments)
 
     from swin_quant import progress
     from swin_quant.distributed import process_group, rank_of_launcher

@@ -188,7 +188,7 @@ def test_artifacts_of_other_backends_are_refused(trt10, exported):
 
 def test_an_int8_graph_in_a_float32_body_is_refused_unless_asked_for(trt10, exported, caplog):
     artifact = exported(graph(body=np.float32))
-    with pytest.raises(UsageError, match="float32.*slower than a float16 model: export with `--target tensorrt`"):
+    with pytest.raises(UsageError, match="float32.*slower than a float16 model: `export --backend tensorrt`"):
         make_plan(artifact, BuildOptions())
     assert built(artifact, float32=True)[0].file.is_file()
     make_plan(exported(graph(np.float32, quantized=False), "float32"), BuildOptions())

@@ -60,6 +60,12 @@ def is_fused(g: Geometry, sm: int) -> bool:
 
 Limit = tuple[Callable[[Case], object], str]
 
+
+def _instead(kind: str) -> str:
+    """Advice to export in a float type, for both commands."""
+    return f"`export --precision float --float-type {kind}` or `export-ft --kind {kind}` exports"
+
+
 ALWAYS: tuple[Limit, ...] = (
     (lambda c: c.max_batch < 1, "--batch {batch}: must be at least 1"),
     (lambda c: not 52 <= c.form.sm <= 90, "--sm {sm}: FasterTransformer builds for compute capability 52 to 90"),
@@ -80,7 +86,10 @@ FLOAT: tuple[Limit, ...] = (
     (lambda c: c.form.fix_gelu_bias, "--fix-gelu-bias: only the INT8 kernel of GELU misreads a bias: leave it out"),
 )
 INT8: tuple[Limit, ...] = (
-    (lambda c: c.form.sm < 75, "--sm {sm}: the INT8 GEMMs need compute capability 75 or above; --kind float16 exports"),
+    (
+        lambda c: c.form.sm < 75,
+        f"--sm {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_instead('float16')}",
+    ),
     (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
     (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
     (
@@ -149,7 +158,7 @@ WARNINGS: tuple[Limit, ...] = (
 def check_limits(case: Case) -> None:
     """UsageError with the reason if the kernels cannot run a model of this geometry, exactly as it is."""
     if case.form.kind not in KINDS:
-        raise UsageError(f"--kind {case.form.kind}: must be {', '.join(KINDS)}")
+        raise UsageError(f"kind {case.form.kind}: must be {', '.join(KINDS)}")
     for reason in _holding(ALWAYS + (INT8 if case.form.int8 else FLOAT), case):
         raise UsageError(f"FasterTransformer cannot run this model: {reason}")
 
@@ -172,7 +181,7 @@ def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
 def int8_mode_of(model: Swin, policy: Policy | None) -> int:
     """1 or 2: the mode that quantizes exactly what `policy` does. UsageError with the nodes if neither."""
     if policy is None:
-        raise UsageError("an INT8 export needs a policy: calibrate with --int8-mode 1 or 2, or give the one to export")
+        raise UsageError("an INT8 export needs a policy: `calibrate --int8-mode 1` or 2, or give --policy")
     wanted = settings_for(model, policy)
     for mode, name in INT8_MODES.items():
         offered = settings_for(model, load_policy(name))
@@ -194,18 +203,18 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
     if nodes and kind != "float32":
         raise SwinQuantError(
             f"calibration saw values beyond float16 (65504) in {listed(nodes, 2)}: FasterTransformer keeps the "
-            "residual stream in float16 and would overflow; export with --kind float32 or use another backend"
+            f"residual stream in float16 and would overflow; {_instead('float32')}, or use another backend"
         )
     if kind == "int8":
         tiny = [n for n, a in ranges.items() if n.endswith("mlp.fc2._input_quantizer") and 0 < a < 127 / LARGEST_HALF]
         if tiny:
             raise SwinQuantError(
                 f"range too small for float16 in {listed(tiny, 2)}: the kernel after GELU multiplies by 127 / amax in "
-                "float16, which overflows below 0.00194; calibrate with --calibrator max or look at that branch"
+                "float16, which overflows below 0.00194; `calibrate --calibrator max` or look at that branch"
             )
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """SwinQuantError if a float16 tensor of the list overflowed."""
     if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise SwinQuantError(f"{name} has values beyond float16 (65504): export with --kind float32")
+        raise SwinQuantError(f"{name} has values beyond float16 (65504): {_instead('float32')}")

@@ -80,7 +80,7 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> Plan:
     if report.body == "float32" and report.pairs[0] and not options.float32:
         raise UsageError(
             f"{file.path}: what is not int8 in this graph is float32, so TensorRT would run it in float32, slower than "
-            "a float16 model: export with `--target tensorrt` (float16 body), or give --allow-float32"
+            "a float16 model: `export --backend tensorrt` (float16 body), or give --allow-float32"
         )
     if report.body == "float32" and not report.pairs[0]:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)

@@ -50,7 +50,7 @@ def test_what_the_kernels_can_do(sm, version):
         (case(version=2, mode=2), "kernels ignore mode 2"),
         (case(sm=70), "compute capability 75"),
         (case(sm=120), "--sm 120"),
-        (case(kind="bfloat16"), "--kind bfloat16"),
+        (case(kind="bfloat16"), "kind bfloat16"),
         (case(geometry(window=33)), "windows of up to 32"),
         (case(geometry(window=18)), "packed for at most 256 tokens"),
         (case(geometry(qk_scale=0.3)), "fused INT8 attention ignores it"),
