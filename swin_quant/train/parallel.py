@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from copy import deepcopy
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from swin_quant.errors import UsageError
 from swin_quant.models.layers import Swin
 from swin_quant.train.recipe import Recipe
 
+M = TypeVar("M", bound=nn.Module)
 
 def check_parallel(recipe: Recipe, world: World) -> None:
     """UsageError for what FSDP2 cannot do with this recipe."""
@@ -79,6 +81,12 @@ def whole(value: Tensor) -> Tensor:
 def is_sharded(model: nn.Module) -> bool:
     """Whether the parameters of a model lie in shards over the ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def without_values(model: M) -> M:
+    """A copy that takes no memory: its tensors have a shape and no values, until a state_dict is assigned to it."""
+    parameters = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
+    return deepcopy(model, parameters | {id(buffer): buffer.to("meta") for buffer in model.buffers()})
 
 
 def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:

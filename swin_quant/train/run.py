@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from swin_quant.train.job import Job
 from swin_quant.train.lock import only_writer
 from swin_quant.train.loop import fit
 from swin_quant.train.outdir import open_folder, settings_of
-from swin_quant.train.parallel import check_parallel
+from swin_quant.train.parallel import check_parallel, without_values
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.state import Position
@@ -157,12 +156,13 @@ def run(
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, partial(batches.sample, recipe.amax.batches))
         job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
     log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
-    unsharded = deepcopy(model).eval() if recipe.memory.fsdp else model
+    unsharded = without_values(model).eval() if recipe.memory.fsdp else model
     position, weights = fit(job)
     if batches.limit.names:
         log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
     if recipe.memory.fsdp:
-        unsharded.load_state_dict(weights)
+        unsharded.load_state_dict(weights, assign=True)
+        unsharded.to(world.device)
     if policy:
         keeper.settle(unsharded)
     if world.is_main:
