@@ -18,6 +18,7 @@ from swin_quant.train.recipe import Recipe
 
 M = TypeVar("M", bound=nn.Module)
 
+
 def check_parallel(recipe: Recipe, world: World) -> None:
     """UsageError for what FSDP2 cannot do with this recipe."""
     if recipe.memory.offload and not recipe.memory.fsdp:
