@@ -36,7 +36,9 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
         lambda node: not (torch.isfinite(node.amax) & (node.amax > TINY_AMAX)).all()
     ),
-    "have less than 8 bits, which Q/DQ cannot say, choose a policy of 8 bits": lambda node: node.bits != 8,
+    "have less than 8 bits, which QuantizeLinear has not, leave them to weights": (
+        lambda node: node.bits != 8 and node.role is not Role.GEMM_WEIGHT
+    ),
     "have a narrow range, which QuantizeLinear has not, leave it to weights": (
         lambda node: node.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),

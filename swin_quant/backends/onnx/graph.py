@@ -107,10 +107,14 @@ def _unique(name: str, taken: dict[str, int]) -> str:
 
 
 def _share_constants(graph: "ir.Graph") -> None:
-    """One initializer for all equal constants that are nobody's parameter."""
+    """One initializer for all equal constants that are nobody's parameter.
+
+    Each weight keeps a zero point of its own: ONNX Runtime makes uint8 of both, on CPUs whose products of int8 would
+    saturate (`session.x64quantprecision`), and does not load a file where two weights share one.
+    """
     seen: dict[tuple, ir.Value] = {}
     for name, value in list(graph.initializers.items()):
-        if name.startswith("val_"):
+        if name.startswith("val_") and not _is_of_a_weight(value):
             tensor = value.const_value
             key = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
             if key in seen:
@@ -118,3 +122,8 @@ def _share_constants(graph: "ir.Graph") -> None:
                 del graph.initializers[name]
             else:
                 seen[key] = value
+
+
+def _is_of_a_weight(zero_point: "ir.Value") -> bool:
+    reader, _ = zero_point.uses()[0]
+    return reader.op_type == "DequantizeLinear" and reader.inputs[0].is_initializer()

@@ -63,13 +63,15 @@ def graph(exported):
 
 @pytest.fixture(scope="session")
 def run():
-    """run(file or ModelProto, images, level="DISABLE_ALL") -> logits, by ONNX Runtime on the CPU."""
+    """run(file or ModelProto, images, level="DISABLE_ALL", entries={}) -> outputs, by ONNX Runtime on the CPU."""
 
-    def call(model, images, level="DISABLE_ALL"):
+    def call(model, images, level="DISABLE_ALL", entries={}):  # noqa: B006
         content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
         settings = onnxruntime.SessionOptions()
         settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
         settings.intra_op_num_threads, settings.log_severity_level = 1, 3
+        for key, value in entries.items():
+            settings.add_session_config_entry(key, value)
         session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
         results = session.run(None, {"images": images.numpy()})
         return dict(zip([output.name for output in session.get_outputs()], results, strict=True))

@@ -1,6 +1,7 @@
 """The exported file: what it computes, what it holds, and what is refused."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from swin_quant.backends.onnx.export import Options, export
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, enabled_nodes, quantize
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Role
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -118,6 +119,32 @@ def test_narrow_weights_keep_to_127(calibrated, tmp_path):
     assert min(v.min() for v in values if v.dtype == np.int8) == -127
 
 
+@pytest.mark.parametrize("bits", [7, 4])
+def test_weights_of_fewer_bits_lie_in_int8_on_their_own_grid(bits, calibrated, run, images, sqnr, tmp_path):
+    model, card = calibrated("swin")
+    policy = load_policy("cpu").and_then(Rule(nodes=("role:gemm_weight",), bits=bits))
+    artifact = export(deepcopy(model), replace(card, policy=policy.to_dict()), tmp_path)
+    tensors = onnx.load(artifact.file).graph.initializer
+    stored = [onnx.numpy_helper.to_array(t) for t in tensors if t.name.endswith("_weight_quantizer.values")]
+    stored = [values for values in stored if values.dtype == np.int8]
+    assert max(values.max() for values in stored) == 2 ** (bits - 1) - 1
+    assert min(values.min() for values in stored) >= -(2 ** (bits - 1))
+    with torch.no_grad():
+        unquantized = model(images).numpy()
+        apply_policy(model, policy)
+        quantize(model)
+        quantized = model(images).numpy()
+    logits = run(artifact.file, images)["logits"]
+    assert sqnr(quantized, logits) > sqnr(unquantized, quantized) + 3
+
+
+@KINDS
+def test_onnxruntime_can_avoid_saturation(kind, exported, run, images, assert_quantized_alike):
+    """Its own remedy for CPUs whose int8 products saturate: it makes uint8 of the weights and of their zero points."""
+    precise = {"session.x64quantprecision": "1"}
+    assert_quantized_alike(run(exported(kind).file, images, "ENABLE_ALL", precise)["logits"], kind)
+
+
 def test_metadata_and_card(calibrated, tmp_path):
     model, card = calibrated("swin")
     labels = tuple(f"digit {i}" for i in range(10))
@@ -195,7 +222,7 @@ def test_models_that_cannot_be_exported(calibrated, tmp_path):
     with pytest.raises(UsageError, match="quantizes no node"):
         export(model, replace(card, policy={"name": "none", "rules": [{"disable": "*"}]}), tmp_path)
     for rule, says in (
-        (Rule(nodes=("role:gemm_weight",), bits=4), "less than 8 bits.*_weight_quantizer"),
+        (Rule(nodes=("role:gemm_input",), bits=4), "less than 8 bits.*_input_quantizer"),
         (Rule(nodes=("role:gemm_input",), narrow_range=True), "narrow range.*_input_quantizer"),
     ):
         with pytest.raises(SwinQuantError, match=says):
