@@ -19,6 +19,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.distributed import World
 from swin_quant.engines import Engine
 from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.extras import installing
 from swin_quant.files import sha256_of
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.runcard import card_path
@@ -32,8 +33,8 @@ RUN_BY = {
 }
 # Engine -> the package it needs, and how to get it. FasterTransformer's emulator is plain torch.
 NEEDS = {
-    "onnxruntime": ("onnxruntime", "pip install 'swin-quant[onnx]'"),
-    "openvino": ("openvino", "pip install 'swin-quant[openvino]'"),
+    "onnxruntime": ("onnxruntime", installing("onnx")),
+    "openvino": ("openvino", installing("openvino")),
     "tensorrt": ("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),
 }
 # Engine -> where it runs, whatever device torch has; others run where the options say.

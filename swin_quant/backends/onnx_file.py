@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.extras import library
 from swin_quant.backends.onnx_checks import (
     check_operators,
     check_scales,
@@ -23,6 +22,7 @@ from swin_quant.backends.onnx_checks import (
 )
 from swin_quant.data.preprocess import MAX_SIZE
 from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.extras import library
 from swin_quant.files import reason
 from swin_quant.runcard import card_path
 

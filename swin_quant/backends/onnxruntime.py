@@ -11,12 +11,12 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
-from swin_quant.backends.extras import library
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
 from swin_quant.backends.options import EngineOptions
 from swin_quant.engines import Engine
 from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.extras import library
 
 NAME = "onnxruntime"
 _INT8 = {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",

@@ -6,7 +6,8 @@ import numpy as np
 from PIL import Image
 
 from swin_quant.data.pictures import Pictures
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.errors import UsageError
+from swin_quant.extras import library
 
 SPLITS = ("train", "val")
 _VAL_EVERY = 5  # every fifth picture of each class is for validation
@@ -21,11 +22,7 @@ class DigitsPictures(Pictures):
     def __init__(self, split: str) -> None:
         if split not in SPLITS:
             raise UsageError(f"digits: no split {split!r}; choose one of {', '.join(SPLITS)}")
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise SwinQuantError('the digits need scikit-learn: pip install "swin-quant[demo]"') from error
-        digits = load_digits()
+        digits = library("sklearn.datasets", "demo").load_digits()
         ordinals = [count() for _ in digits.target_names]
         of_class = np.array([next(ordinals[label]) for label in digits.target])
         chosen = np.flatnonzero((of_class % _VAL_EVERY == _VAL_EVERY - 1) == (split == "val"))

@@ -1,19 +1,18 @@
 """The last picture of a run: loss, accuracy and how far ranges moved, drawn from the tables it wrote."""
 
+import io
 from pathlib import Path
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.extras import library
+from swin_quant.files import atomic_write_bytes
 from swin_quant.train.record import EPOCHS, STEPS, read_table
 
 FORMATS = ("png", "svg")
 
 
 def draw(folder: Path, form: str = "png") -> Path:
-    """Draw the tables of `folder` into `training.png` or `.svg` there. SwinQuantError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SwinQuantError('the plot needs matplotlib: pip install "swin-quant[logs]"') from error
+    """Draw the tables of `folder` into `training.png` or `.svg` there. UsageError without matplotlib."""
+    Figure = library("matplotlib.figure", "logs").Figure
     steps, epochs = read_table(folder / STEPS), read_table(folder / EPOCHS)
     panels = ["loss", *(name for name in ("acc1", "amax_drift", "clipped_share") if _column(epochs, name))]
     figure = Figure(figsize=(4.5 * len(panels), 3.5), layout="constrained")
@@ -34,7 +33,9 @@ def draw(folder: Path, form: str = "png") -> Path:
         axes[name].plot(_column(epochs, "epoch"), _column(epochs, name), marker=".")
         axes[name].set(xlabel="epoch", ylabel=labels[name])
     path = folder / f"training.{form}"
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=form, dpi=120)
+    atomic_write_bytes(path, picture.getbuffer())
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.errors import SwinQuantError
+from swin_quant.extras import library
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason
 
 STEPS, EPOCHS = "steps.csv", "epochs.csv"
@@ -88,11 +89,7 @@ class Record:
 
 
 def _board(folder: Path, purge: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise SwinQuantError('--tensorboard needs its package: pip install "swin-quant[logs]"') from error
-    return SummaryWriter(folder / "tensorboard", purge_step=purge + 1)
+    return library("torch.utils.tensorboard", "logs").SummaryWriter(folder / "tensorboard", purge_step=purge + 1)
 
 
 def _scalars(board: Any, prefix: str, row: Mapping[str, Any], step: int) -> None:

@@ -14,7 +14,7 @@ def test_one_epoch(run, tmp_path):
     done = run("demo", "--epochs", 1, "--output", tmp_path)
     assert done.code == 0, done
     names = ["swin_micro_digits.pth", "swin_micro_digits_calib.json", "swin_micro_digits_calib.pth"]
-    assert set(names) <= {file.name for file in tmp_path.iterdir()}
+    assert {*names, "training.png"} <= {file.name for file in tmp_path.iterdir()}
     weights = torch.load(tmp_path / names[0], weights_only=True)["model"]
     calibrated = torch.load(tmp_path / names[2], weights_only=True)
     assert all(torch.equal(calibrated[key], value) for key, value in weights.items())

@@ -46,5 +46,5 @@ def test_an_unknown_split_is_refused():
 
 def test_missing_scikit_learn_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(SwinQuantError, match=r'pip install "swin-quant\[demo\]"'):
+    with pytest.raises(SwinQuantError, match=r"pip install -c constraints.txt -e '\.\[demo\]'"):
         DigitsPictures("val")

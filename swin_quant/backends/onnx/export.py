@@ -12,13 +12,13 @@ from torch import Tensor, nn
 import swin_quant
 from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
-from swin_quant.backends.extras import library
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import Options
 from swin_quant.backends.onnx.store import store
 from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.extras import library
 from swin_quant.files import ensure_writable_dir
 from swin_quant.models.layers import Swin
 from swin_quant.quant.fake_quant import TINY_AMAX

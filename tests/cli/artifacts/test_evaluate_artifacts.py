@@ -111,7 +111,7 @@ def test_an_engine_that_is_not_installed(evaluate, exports, engine, monkeypatch)
     monkeypatch.delitem(__import__("sys").modules, engine, raising=False)
     extra = {"onnxruntime": "onnx", "openvino": "openvino"}[engine]
     line = evaluate(exports.onnx, "--engine", engine).error(2)
-    assert f"engine {engine} is not installed: pip install 'swin-quant[{extra}]'" in line
+    assert f"engine {engine} is not installed: pip install -c constraints.txt -e '.[{extra}]'" in line
     assert evaluate(exports.onnx).code == 0  # the other one is taken
     assert len(measured(exports.onnx)) == 2
 
