@@ -39,8 +39,8 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        _complain("interrupted; nothing half-written is left", verbose)
+    except KeyboardInterrupt as stop:
+        _complain(f"interrupted; {stop.args[0] if stop.args else 'nothing half-written is left'}", verbose)
         return INTERRUPTED
     except SwinQuantError as error:
         _complain(str(error), verbose)

@@ -1,5 +1,7 @@
 """The output folder of a run: refused when it is another run's, found again when a run goes on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,17 @@ def open_folder(
     for name in (STEPS, EPOCHS):
         (folder / name).unlink(missing_ok=True)
     return None
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Whoever interrupts what is done inside is told how to go on, once there is a snapshot to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if not Snapshots(folder / "snapshots").newest_first():
+            raise
+        raise KeyboardInterrupt("the run is saved: go on with the same command and --resume auto") from stop
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

@@ -30,7 +30,7 @@ from swin_quant.train.compiled import check_compiler
 from swin_quant.train.job import Job
 from swin_quant.train.lock import only_writer
 from swin_quant.train.loop import fit
-from swin_quant.train.outdir import open_folder, settings_of
+from swin_quant.train.outdir import open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_parallel, without_values
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
@@ -157,7 +157,8 @@ def run(
         job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
     log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
     unsharded = without_values(model).eval() if recipe.memory.fsdp else model
-    position, weights = fit(job)
+    with resumable(request.folder):
+        position, weights = fit(job)
     if batches.limit.names:
         log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
     if recipe.memory.fsdp:
