@@ -1,11 +1,13 @@
 """What a person sees while work goes on: one console on standard error for bars and messages.
 
-Bars appear only on a terminal, on rank 0 and unless quiet. Messages go through `logging`, so that a library user can
+Bars appear only on a terminal, on rank 0 and unless quiet; elsewhere plain lines say now and then how far the work
+is. Messages go through `logging`, so that a library user can
 redirect or silence them; `set_up` is for the command line.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
@@ -16,6 +18,8 @@ T = TypeVar("T")
 console = Console(stderr=True)
 bars = True
 log = logging.getLogger("swin_quant")
+clock: Callable[[], float] = time.monotonic  # seconds
+LINE_SECONDS = 5.0  # between plain lines, or a tenth of the time that has passed: a long log stays readable
 
 
 class _ConsoleHandler(logging.Handler):
@@ -38,8 +42,38 @@ def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
     logging.raiseExceptions = False  # a log file on a full disk must not fill the screen with tracebacks
 
 
+def shows_bars() -> bool:
+    """Whether somebody looks at a terminal."""
+    return bars and console.is_terminal
+
+
+class Lines:
+    """Lines in place of a bar, where no terminal is: how much of `total` is done, how long that took, what is left."""
+
+    def __init__(self, total: int | None, done: int = 0) -> None:
+        self.total, self.before, self.start = total, done, clock()
+        self.due = self.start + LINE_SECONDS
+
+    def show(self, description: str, done: int, note: str = "") -> None:
+        """Log a line, if it is time for one."""
+        now = clock()
+        if not bars or console.is_terminal or now < self.due:
+            return
+        took = now - self.start
+        self.due = now + max(LINE_SECONDS, took / 10)
+        left = ""
+        if self.total and self.before < done < self.total:
+            left = f", about {_span(took * (self.total - done) / (done - self.before))} left"
+        log.info("%s: %d%s, %s%s%s", description, done, f" of {self.total}" * bool(self.total), note, _span(took), left)
+
+
+def _span(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
 def track(items: Iterable[T], description: str, total: int | None = None, unit: int = 1) -> Iterator[T]:
-    """Yield `items` under a progress bar of `total` units, `unit` a step; silent where nobody looks."""
+    """Yield `items` under a bar of `total` units, `unit` a step, or with plain lines where no terminal is."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -48,8 +82,10 @@ def track(items: Iterable[T], description: str, total: int | None = None, unit: 
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not (bars and console.is_terminal), transient=True) as progress:
+    with Progress(*columns, console=console, disable=not shows_bars(), transient=True) as progress:
         task = progress.add_task(description, total=total)
-        for item in items:
+        lines = Lines(total)
+        for number, item in enumerate(items, 1):
             yield item
             progress.advance(task, unit)
+            lines.show(description, number * unit)

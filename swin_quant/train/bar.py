@@ -13,7 +13,7 @@ Show = Callable[[Position, float, float, float], None]
 
 @contextmanager
 def bar(total: int, done: int) -> Iterator[Show]:
-    """A function to call after every step with position, loss, LR and images/s; silent where nobody looks."""
+    """A function to call after every step with position, loss, LR and images/s; plain lines where no terminal is."""
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
@@ -23,12 +23,14 @@ def bar(total: int, done: int) -> Iterator[Show]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    hidden = not (terminal.bars and terminal.console.is_terminal)
-    with Progress(*columns, console=terminal.console, disable=hidden, transient=True) as display:
+    with Progress(*columns, console=terminal.console, disable=not terminal.shows_bars(), transient=True) as display:
+        lines = terminal.Lines(total, done)
         task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
 
         def show(position: Position, loss: float, lr: float, speed: float) -> None:
             fields = {"epoch": position.epoch + 1, "loss": loss, "lr": lr, "speed": speed}
             display.update(task, completed=position.total, **fields)
+            note = f"loss {loss:.3f}, lr {lr:.2e}, {speed:.0f} images/s, "
+            lines.show(f"epoch {position.epoch + 1}, steps", position.total, note)
 
         yield show
