@@ -35,11 +35,10 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
         if name not in nodes:
             faults["of no node of this model"].append(name)
             continue
-        amax = value.float()
-        if fault := _fault(amax, _channels(model, name, nodes[name])):
+        if fault := _fault(value, _channels(model, name, nodes[name])):
             faults[fault].append(name)
         else:
-            ranges[name] = amax.reshape(()) if amax.numel() == 1 else amax
+            ranges[name] = value.float().reshape(()) if value.numel() == 1 else value.float()
     if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
         raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
     return ranges
@@ -62,6 +61,9 @@ def _channels(model: nn.Module, name: str, node: Quantizer) -> int | None:
 def _fault(amax: Tensor, channels: int | None) -> str | None:
     if amax.numel() != 1 and (channels is None or tuple(amax.shape) != (channels, 1)):
         return f"of the wrong shape {list(amax.shape)}"
+    if not amax.is_floating_point():
+        return f"of {amax.dtype}, not floating point"
+    amax = amax.float()
     if amax.isnan().any():
         return "NaN"
     if amax.isinf().any():

@@ -123,8 +123,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     if record:
         record.close()
     wanted = snapshots is not None and recipe.select == "best" and position.best_epoch is not None
-    best = snapshots.best() if wanted and world.is_main else None
-    weights = from_main(best["model"] if best else None)
+    weights = from_main(snapshots.best(job.model.state_dict()) if wanted and world.is_main else None)
     if weights is None:
         if wanted:
             log.warning("the weights of epoch %d, the best, are gone: the last ones are kept", position.best_epoch)

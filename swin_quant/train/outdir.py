@@ -10,7 +10,7 @@ from swin_quant.files import ensure_writable_dir
 from swin_quant.progress import log
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import EPOCHS, STEPS
-from swin_quant.train.snapshot import Snapshots
+from swin_quant.train.snapshot import Check, Snapshots
 
 # Keys of a recipe that a resumed run may have changed: they do not change what is computed (a compiler changes last
 # bits and the draws of drop path, as another machine may; who stays with the command keeps the bits).
@@ -35,21 +35,21 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
 
 
 def open_folder(
-    folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int
+    folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int, check: Check
 ) -> dict[str, Any] | None:
     """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is then gone.
 
-    UsageError when the folder holds a run and neither `resume` nor `overwrite` is said, and when the run to resume had
-    other settings.
+    `check` raises for a snapshot that is not of this model. UsageError when the folder holds a run and neither `resume`
+    nor `overwrite` is said, and when the run to resume had other settings.
     """
     snapshots = Snapshots(folder / "snapshots", keep)
     held = bool(snapshots.newest_first()) or any((folder / name).exists() for name in (STEPS, EPOCHS))
     if held and not (resume or overwrite):
         raise UsageError(f"{folder}: holds another run: continue it by --resume auto, or give --overwrite or --tag")
     snapshots.sweep()
-    content = snapshots.newest() if resume and not overwrite else None
+    content = snapshots.newest(check) if resume and not overwrite else None
     if content is not None:
-        _compare(content.get("settings") or {}, settings, folder)
+        _compare(content["settings"], settings, folder)
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
     ensure_writable_dir(folder)
@@ -73,5 +73,5 @@ def resumable(folder: Path) -> Iterator[None]:
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differing:
-        changed = listed(f"{key} {before.get(key)} -> {now.get(key)}" for key in differing)
+        changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
         raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; --overwrite starts anew")

@@ -8,9 +8,11 @@ from typing import Any
 
 from swin_quant.errors import SwinQuantError
 from swin_quant.extras import library
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir, read_bounded, reason
+from swin_quant.progress import log
 
 STEPS, EPOCHS = "steps.csv", "epochs.csv"
+_MAX_BYTES = 1 << 30
 
 
 class Table:
@@ -18,7 +20,7 @@ class Table:
 
     def __init__(self, path: Path, columns: tuple[str, ...], until: int) -> None:
         self.path, self.columns = path, columns
-        rows = [row for row in read_table(path) if int(row[columns[0]]) <= until] if until and path.exists() else []
+        rows = [row for row in _own_rows(path, columns) if float(row[columns[0]] or "inf") <= until] if until else []
         atomic_write_bytes(path, _text([columns, *([row[name] for name in columns] for row in rows)]))
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -36,9 +38,31 @@ class Table:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, those that were cut short by a crash left out."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
+    """The rows of a table. What is no row of numbers (cut short by a crash, other bytes) is left out."""
+    lines = read_bounded(path, "table", _MAX_BYTES).decode(errors="replace").splitlines()
+    names = lines[0].split(",") if lines else []
+    rows = (line.split(",") for line in lines[1:])
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names) and all(map(_is_number, row))]
+
+
+def _own_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a table that a run left; none, with a warning, if it is not of these columns."""
+    if not path.exists():
+        return []
+    rows = read_table(path)
+    if rows and rows[0].keys() == set(columns):
+        return rows
+    log.warning("%s is damaged: it is begun anew", path)
+    return []
+
+
+def _is_number(text: str) -> bool:
+    """Of a cell: an empty one is a number that there was not."""
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(rows: list) -> bytes:

@@ -34,7 +34,7 @@ from swin_quant.train.outdir import open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_parallel, without_values
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
-from swin_quant.train.state import Position
+from swin_quant.train.state import Position, check_snapshot
 from swin_quant.train.teacher import load_teacher
 
 
@@ -130,7 +130,8 @@ def run(
     )
     snapshot = None
     if world.is_main:
-        snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep)
+        check = partial(check_snapshot, model=model)
+        snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
     snapshot = from_main(snapshot)
     teacher, teacher_source = load_teacher(
         request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device

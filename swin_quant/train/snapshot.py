@@ -6,21 +6,23 @@ the newest turns out to be damaged, the one before takes its place.
 
 import io
 import random
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from swin_quant.checkpoint.read import read_pickled
 from swin_quant.errors import SwinQuantError
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.progress import log
 
 FORMAT = "swin-quant/snapshot/1"
 BEST = "best.pt"
+Check = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -44,28 +46,35 @@ class Snapshots:
         ensure_writable_dir(self.folder)
         _write(self.folder / BEST, content)
 
-    def best(self) -> dict[str, Any] | None:
-        """The best weights so far; None if there are none, or none that can be read."""
-        return next(self._readable([self.folder / BEST]), None) if (self.folder / BEST).exists() else None
+    def best(self, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The best weights so far, of the names and shapes of `like`; None if there are none, or none to be read."""
 
-    def newest(self) -> dict[str, Any] | None:
-        """The newest snapshot that can be read, with a warning for every newer one that cannot; None if there is none.
+        def check(content: dict[str, Any]) -> None:
+            check_weights(content.get("model"), like)
+
+        found = next(self._readable([self.folder / BEST], check), None) if (self.folder / BEST).exists() else None
+        return found and found["model"]
+
+    def newest(self, check: Check = lambda content: None) -> dict[str, Any] | None:
+        """The newest snapshot that can be read and passes `check`, with a warning for every newer one; None if there is
+        none.
 
         Raises SwinQuantError if there are snapshots and all of them are damaged.
         """
         files = self.newest_first()
-        content = next(self._readable(files), None)
+        content = next(self._readable(files, check), None)
         if files and content is None:
             raise SwinQuantError(f"{self.folder}: no snapshot can be read: start again with --overwrite")
         return content
 
-    def _readable(self, files: list[Path]) -> Iterator[dict[str, Any]]:
+    def _readable(self, files: list[Path], check: Check) -> Iterator[dict[str, Any]]:
         for file in files:
             try:
-                yield _read(file)
-            except Exception as error:  # damaged bytes make the unpickler fail in any way there is
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-                log.warning("%s is damaged and is passed over (%s)", file, reason)
+                content = _read(file)
+                check(content)
+                yield content
+            except (SwinQuantError, ValueError) as error:
+                log.warning("%s is damaged and is passed over (%s)", file, str(error).removeprefix(f"{file}: "))
 
     def sweep(self) -> None:
         """Remove what a run that was killed had half-written."""
@@ -108,10 +117,16 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:  # torch ignores the checksums in its own files
-        if damaged := archive.testzip():
-            raise ValueError(f"the checksum of {damaged} is wrong")
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    content = read_pickled(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError("it is no snapshot of this version")
     return content
+
+
+def check_weights(weights: Any, like: Mapping[str, Tensor]) -> None:
+    """ValueError unless `weights` are tensors of the names and shapes of `like`."""
+    if not isinstance(weights, dict) or weights.keys() != like.keys():
+        raise ValueError("its weights are those of another model")
+    for name, value in weights.items():
+        if not isinstance(value, Tensor) or value.shape != like[name].shape:
+            raise ValueError(f"its {name} is that of another model")

@@ -1,5 +1,6 @@
 """Everything that changes while a run goes on, in one place, so that a snapshot can hold all of it."""
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,8 +9,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.compat import import_timm
+from swin_quant.errors import SwinQuantError
+from swin_quant.files import check_json
 from swin_quant.train.parallel import full_states, load_full_states
-from swin_quant.train.snapshot import random_states, set_random_states
+from swin_quant.train.snapshot import check_weights, random_states, set_random_states
 
 
 @dataclass
@@ -81,14 +84,31 @@ class State:
         }
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Become what `capture` gave."""
-        load_full_states(self.model, self.optimizer, (content["model"], content["optimizer"]))
-        self.schedule.load_state_dict(content["schedule"])
-        self.scaler.load_state_dict(content["scaler"])
-        if self.average:
-            self.average.module.load_state_dict(content["average"])
+        """Become what `capture` gave. SwinQuantError if a part of it is another run's."""
+        try:
+            load_full_states(self.model, self.optimizer, (content["model"], content["optimizer"]))
+            self.schedule.load_state_dict(content["schedule"])
+            self.scaler.load_state_dict(content["scaler"])
+            if self.average:
+                self.average.module.load_state_dict(content["average"])
+            set_random_states(content["random"])
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            what = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise SwinQuantError(f"the snapshot cannot be resumed ({what:.120}): --overwrite starts anew") from error
         self.position = Position(**content["position"])
-        set_random_states(content["random"])
+
+
+def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
+    """ValueError or SwinQuantError unless a snapshot has all its parts, of the right kinds and of this model."""
+    for name in ("model", "optimizer", "schedule", "scaler", "random", "settings"):
+        if not isinstance(content.get(name), dict):
+            raise ValueError(f"its {name} is missing")
+    check_weights(content["model"], model.state_dict())
+    check_json(content.get("position"), Position, "its state", "position")
+    try:
+        json.dumps(content["settings"])
+    except TypeError as error:
+        raise ValueError("its settings are no plain values") from error
 
 
 def make_average(model: nn.Module, decay: float) -> nn.Module | None:

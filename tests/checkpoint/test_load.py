@@ -250,6 +250,8 @@ FAULTS = {
     "of the wrong shape [47, 1]": ("layers.0.blocks.0.attn.qkv._weight_quantizer", torch.ones(47, 1)),
     "of the wrong shape [16, 1]": ("layers.0.blocks.0.attn.proj._aftergemm_quantizer", torch.ones(16, 1)),
     "of the wrong shape [0]": ("layers.0.blocks.0.add1_local_input_quantizer", torch.ones(0)),
+    "of torch.int64, not floating point": ("layers.1.blocks.0.mlp.fc1._input_quantizer", torch.tensor(3)),
+    "of torch.bool, not floating point": ("layers.1.blocks.0.attn.qkv._input_quantizer", torch.tensor(True)),
     "of no node of this model": ("layers.0.blocks.0.attn.surplus_quantizer", torch.tensor(1.0)),
 }
 
@@ -280,6 +282,12 @@ def test_a_range_too_small_for_float32_is_zero(tmp_path):
     state = state_of(calibrated())
     state["layers.0.blocks.0.attn.qkv._input_quantizer._amax"] = torch.tensor(1e-60, dtype=torch.float64)
     refused(load_calibrated, calibrated(), save(state, tmp_path / "x.pth"), "1 zero")
+
+
+def test_a_weight_too_large_for_float32_is_infinite(tmp_path):
+    state = state_of(calibrated())
+    state["head.bias"] = torch.full_like(state["head.bias"], 1e300, dtype=torch.float64)
+    refused(load_calibrated, calibrated(), save(state, tmp_path / "x.pth"), "head.bias holds NaN or Inf")
 
 
 def test_only_enabled_nodes_need_a_range_and_none_keeps_an_old_one(tmp_path):

@@ -1,6 +1,7 @@
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from swin_quant.train.loop import fit
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
 from swin_quant.train.record import read_table
 from swin_quant.train.snapshot import Snapshots
+from swin_quant.train.state import check_snapshot
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
 RECIPE = Recipe(
@@ -130,6 +132,40 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     ]
     assert tables[0] == tables[1] and len(tables[0]) == 9
     assert len(read_table(resumed.folder / "epochs.csv")) == 3
+
+
+def broken(snapshot, name, value):
+    return {key: content for key, content in (snapshot | {name: value}).items() if content is not None}
+
+
+BROKEN = {
+    **{f"no {name}": (name, None) for name in ("model", "optimizer", "schedule", "scaler", "random", "settings")},
+    "no position": ("position", None),
+    "settings that are no mapping": ("settings", ["seed", 5]),
+    "settings of tensors": ("settings", {"seed": torch.ones(2)}),
+    "a position of text": ("position", {"epoch": "one"}),
+    "weights of another model": ("model", {"w": torch.ones(3)}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_snapshot_without_one_of_its_parts_is_passed_over(job, caplog, name):
+    fit(made := job(folder="made", settings={"seed": 5}))
+    snapshots = Snapshots(made.folder / "snapshots")
+    check = partial(check_snapshot, model=made.model)
+    whole = snapshots.newest(check)
+    snapshots.save(10, broken(whole, *BROKEN[name]))
+    found = snapshots.newest(check)
+    assert found["position"] == whole["position"]
+    assert "step_000000010.pt is damaged and is passed over" in caplog.text
+
+
+def test_a_snapshot_whose_parts_do_not_fit_is_one_line(job):
+    fit(made := job(folder="made"))
+    whole = Snapshots(made.folder / "snapshots").newest()
+    for part in ("optimizer", "scaler", "random", "schedule"):
+        with pytest.raises(SwinQuantError, match="the snapshot cannot be resumed .*--overwrite starts anew"):
+            fit(job(replace(RECIPE, precision="O1", half="float16"), folder="made", snapshot=whole | {part: {"x": 1}}))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -38,6 +38,37 @@ def test_going_on_drops_what_is_done_again_and_a_row_that_was_cut(tmp_path):
     assert len(read_table(tmp_path / "steps.csv")) == 2
 
 
+DAMAGED = {
+    "other bytes": bytes(range(128, 256)) * 20,
+    "nothing": b"",
+    "NUL": b"\0" * 4000,
+    "another table": b"a,b\n1,2\n",
+    "no numbers": b"total,epoch,step,loss,lr,lr_amax,grad_norm,images_per_second\nx,1,1,1,1,1,1,1\n",
+    "a line without end": b"total," + b"1" * 300_000,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_table_is_passed_over(tmp_path, caplog, name):
+    filled(tmp_path)
+    (tmp_path / "steps.csv").write_bytes(DAMAGED[name])
+    (tmp_path / "epochs.csv").write_bytes(DAMAGED[name])
+    filled(tmp_path, epochs=2, total=2, epoch=1)
+    assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["3", "4"]
+    assert [row["epoch"] for row in read_table(tmp_path / "epochs.csv")] == ["2"]
+    assert "steps.csv is damaged: it is begun anew" in caplog.text
+
+
+def test_rows_that_other_bytes_got_into_are_left_out(tmp_path):
+    filled(tmp_path)
+    lines = (tmp_path / "steps.csv").read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b",", b"\xff", 1)
+    lines[4] = b"x" + lines[4]
+    (tmp_path / "steps.csv").write_bytes(b"".join([*lines, b",3,3,1,1,1,1,1\n"]))
+    filled(tmp_path, epochs=3, total=6, epoch=3)
+    assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["1", "3", "5", "6"]
+
+
 @pytest.mark.parametrize(("form", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_the_plot(tmp_path, form, start):
     filled(tmp_path)

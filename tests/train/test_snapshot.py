@@ -1,5 +1,6 @@
 import logging
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -15,13 +16,15 @@ def content(number):
 
 def test_the_newest_are_kept_beside_the_best(tmp_path):
     snapshots = Snapshots(tmp_path / "snapshots", keep=2)
-    assert snapshots.newest() is None and snapshots.best() is None
+    assert snapshots.newest() is None
     for number in (1, 20, 300):
         snapshots.save(number, content(number))
+    like = content(0)["model"]
+    assert snapshots.best(like) is None
     snapshots.save_best(content(7))
     assert [path.name for path in snapshots.newest_first()] == ["step_000000300.pt", "step_000000020.pt"]
     assert snapshots.newest()["position"]["total"] == 300
-    assert torch.equal(snapshots.best()["model"]["w"], torch.full((1000,), 7.0))
+    assert torch.equal(snapshots.best(like)["w"], torch.full((1000,), 7.0))
     snapshots.clear()
     assert list(snapshots.folder.iterdir()) == []
 
@@ -56,6 +59,23 @@ def test_a_damaged_newest_gives_way_to_the_one_before_with_a_warning(tmp_path, c
     damage(snapshots.newest_first()[1])
     with pytest.raises(SwinQuantError, match="no snapshot can be read"):
         snapshots.newest()
+
+
+def test_the_best_weights_of_another_model_are_passed_over(tmp_path, caplog):
+    snapshots = Snapshots(tmp_path)
+    like = {"w": torch.ones(3)}
+    for model in (None, {"v": torch.ones(3)}, {"w": torch.ones(4)}, {"w": 3}):
+        snapshots.save_best({"model": model})
+        assert snapshots.best(like) is None
+    assert caplog.text.count("best.pt is damaged and is passed over") == 4
+
+
+def test_a_snapshot_that_unpacks_to_gigabytes_is_damaged(tmp_path, caplog):
+    with zipfile.ZipFile(tmp_path / "step_000000001.pt", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("x/data.pkl", bytes(100_000_000))
+    with pytest.raises(SwinQuantError, match="no snapshot can be read"):
+        Snapshots(tmp_path).newest()
+    assert "compressed" in caplog.text
 
 
 def test_nothing_in_a_snapshot_is_executed(tmp_path):

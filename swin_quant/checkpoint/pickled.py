@@ -1,0 +1,216 @@
+"""Pickles read as data. Nothing that a pickle names is imported or called: `find` says what stands for it, or refuses.
+
+A small machine for the opcodes that dictionaries, lists, tuples, sets, text and numbers are written with. What it gives
+is a tree that is safe to walk: bounded in depth and in size, however much of it is shared, and without circles.
+"""
+
+import pickletools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+_MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 1_000_000, 4_000_000, 100, 512
+_SCALARS = (str, int, float, bool, bytes, type(None))
+
+
+class Malformed(ValueError):
+    """The bytes are no pickle of plain data."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What stands for a class or function of a pickle: `make` is called with the arguments that the pickle has."""
+
+    name: str
+    make: Callable[..., Any]
+
+
+def load(
+    file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any] = lambda key: _refuse("PERSID")
+) -> Any:
+    """The next pickle of `file`, which is left behind its end. Raises Malformed, and whatever `find` raises.
+
+    `find` is asked for every `module.name`, `persistent` for what lies outside the pickle.
+    """
+    machine = _Machine(find, persistent)
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+            if count > _MAX_OPCODES:
+                raise Malformed(f"more than {_MAX_OPCODES:,} opcodes")
+            if opcode.name == "STOP":
+                return _bounded(machine.stack.pop())
+            machine.run(opcode.name, argument)
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise Malformed(str(error)) from error
+    raise Malformed("no end")
+
+
+class _Machine:
+    """The stack, the marks in it, and the memo of a pickle that is being read."""
+
+    def __init__(self, find: Callable[[str], Known], persistent: Callable[[Any], Any]) -> None:
+        self.find, self.persistent = find, persistent
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in _LITERALS:
+            if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
+                raise Malformed("a number of too many digits")
+            stack.append(argument)
+        elif name in _MADE:
+            stack.append(_MADE[name]())
+        elif name in _CALLS:
+            _CALLS[name](self)
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            self.memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(self.memo[argument])
+        elif name == "GLOBAL":
+            stack.append(self.find(".".join(argument.split(" ", 1))))
+        elif name not in ("PROTO", "FRAME"):
+            _refuse(name)
+
+    def above_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def global_of_stack(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        self.stack.append(self.find(f"{_of(str, module)}.{_of(str, name)}"))
+
+    def call(self) -> None:
+        arguments = _of(tuple, self.stack.pop())
+        self.stack.append(_of(Known, self.stack.pop()).make(*arguments))
+
+    def tuple_of(self, count: int) -> None:
+        if len(self.stack) < count:
+            raise Malformed("the stack is empty")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
+
+
+def mapping(pairs: Any = ()) -> dict[Any, Any]:
+    """What dictionaries of any class become. Malformed for a key that is not a number, text, or a tuple of those."""
+    content: dict[Any, Any] = {}
+    _put(content, [item for pair in (pairs.items() if isinstance(pairs, dict) else pairs) for item in pair])
+    return content
+
+
+def _put(content: dict[Any, Any], items: list[Any]) -> None:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not all(isinstance(part, _SCALARS) for part in (key if isinstance(key, tuple) else (key,))):
+            raise Malformed("a key that is no plain value")  # to hash one could take for ever
+        content[key] = value
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise Malformed(f"a {type(value).__name__} where a {kind.__name__} is due")
+    return value
+
+
+def _refuse(name: str) -> Any:
+    raise Malformed(f"opcode {name} is not one of plain data")
+
+
+_LITERALS = frozenset(
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
+    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
+)
+_MADE: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_SET": list,  # a list hashes nothing
+}
+
+
+def _memoize(m: _Machine) -> None:
+    m.memo[len(m.memo)] = m.stack[-1]
+
+
+def _append(m: _Machine) -> None:
+    value = m.stack.pop()
+    _of(list, m.stack[-1]).append(value)
+
+
+def _extend(m: _Machine) -> None:
+    items = m.above_mark()
+    _of(list, m.stack[-1]).extend(items)
+
+
+def _set_items(m: _Machine) -> None:
+    items = m.above_mark()
+    _put(_of(dict, m.stack[-1]), items)
+
+
+def _set_item(m: _Machine) -> None:
+    value, key = m.stack.pop(), m.stack.pop()
+    _put(_of(dict, m.stack[-1]), [key, value])
+
+
+def _collect(make: Callable[[list[Any]], Any]) -> Callable[[_Machine], None]:
+    return lambda m: m.stack.append(make(m.above_mark()))
+
+
+_CALLS: dict[str, Callable[[_Machine], Any]] = {
+    "MARK": lambda m: m.marks.append(len(m.stack)),
+    "POP": lambda m: m.stack.pop(),
+    "POP_MARK": lambda m: m.above_mark(),
+    "DUP": lambda m: m.stack.append(m.stack[-1]),
+    "MEMOIZE": _memoize,
+    "TUPLE1": lambda m: m.tuple_of(1),
+    "TUPLE2": lambda m: m.tuple_of(2),
+    "TUPLE3": lambda m: m.tuple_of(3),
+    "TUPLE": _collect(tuple),
+    "LIST": _collect(list),
+    "FROZENSET": _collect(list),
+    "DICT": _collect(lambda items: mapping(zip(items[::2], items[1::2], strict=True))),
+    "APPEND": _append,
+    "APPENDS": _extend,
+    "ADDITEMS": _extend,
+    "SETITEM": _set_item,
+    "SETITEMS": _set_items,
+    "STACK_GLOBAL": _Machine.global_of_stack,
+    "REDUCE": _Machine.call,
+    "NEWOBJ": _Machine.call,
+    "BUILD": lambda m: m.stack.pop(),  # attributes of an object: nobody reads them
+    "BINPERSID": lambda m: m.stack.append(m.persistent(m.stack.pop())),
+}
+
+
+def _bounded(root: Any) -> Any:
+    """`root`, unless it goes in circles, too deep, or would be too large written out, shared parts each time."""
+    sizes: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    path: set[int] = set()
+    pending = [(root, False)]
+    while pending:
+        value, done = pending.pop()
+        key = id(value)
+        if key in sizes or not isinstance(value, dict | list | tuple):
+            continue
+        inside = list(_parts(value))
+        if not done:
+            if key in path:
+                raise Malformed("it contains itself")
+            path.add(key)
+            pending += [(value, True), *((part, False) for part in inside)]
+            continue
+        path.discard(key)
+        sizes[key] = 1 + sum(sizes.get(id(part), 1) for part in inside)
+        depths[key] = 1 + max((depths.get(id(part), 0) for part in inside), default=0)
+        if sizes[key] > _MAX_VALUES or depths[key] > _MAX_DEPTH:
+            raise Malformed("too deep, or too many values")
+    return root
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

@@ -1,0 +1,248 @@
+"""What torch.save wrote, in either of its containers: plain data, and tensors over the bytes that are in the file.
+
+Of a tensor, type, shape and strides are what the pickle says; how much memory it takes is what the file holds. A view
+of more elements than are stored, and what is no dense tensor of a common type, becomes an Opaque that says what it was.
+"""
+
+import io
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from swin_quant.checkpoint import pickled, stored_zip
+from swin_quant.checkpoint.pickled import Known, Malformed
+from swin_quant.checkpoint.stored_zip import Compressed
+
+_ZIP = b"PK\x03\x04"
+_LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, before version 1.6
+_MAX_PICKLE = 16 << 20
+_MAX_DIMENSIONS = 64
+
+_STORAGES = {
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
+TYPES = {str(dtype): dtype for dtype in _STORAGES.values()}
+_WIDTHS = {"ComplexFloat": 8, "ComplexDouble": 16, "QUInt8": 1, "QInt8": 1, "QInt32": 4, "Untyped": 1}
+_STORAGE = re.compile(r"torch\.(?:storage\.)?(\w+)Storage")
+# Builds no tensor of ours, and is harmless where nobody reads it: sparse, quantized, on another device; types; places.
+_OPAQUE = re.compile(
+    r"torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_\w+|serialization\._get_layout|device|Tensor|nn\.parameter\.\w+|"
+    r"per_\w+_affine\w*|u?int\d+|float\d+\w*|bfloat16|complex\d+|bool|q\w+)"
+)
+
+
+class Foreign(Exception):
+    """The pickle asks for classes or functions that are none of torch.save's: `names`, suspects first."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = sorted(names, key=lambda name: name.startswith(("torch.", "collections.")))
+
+
+class Script(Exception):
+    """A TorchScript archive: code."""
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Something that is not a dense tensor of a common type, nor plain data."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """Bytes, as a tensor [n] uint8, and the type that they are of; None if tensors have their own or we have none."""
+
+    data: Tensor
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return _STORAGES.get(self.name)
+
+
+def read_torch(file: BinaryIO) -> Any:
+    """The content of a file of torch.save, tensors on the CPU. Raises Malformed, Damaged, Foreign or Script."""
+    head = file.read(len(_ZIP))
+    file.seek(0)
+    find = _Names()
+    try:
+        content = _read_zip(file, find) if head == _ZIP else _read_legacy(file, find)
+    except Malformed:
+        if not find.foreign:
+            raise
+    if find.foreign:
+        raise Foreign(find.foreign)
+    return content
+
+
+def _read_zip(file: BinaryIO, find: "_Names") -> Any:
+    try:
+        members = stored_zip.members(file)
+    except Compressed as error:
+        _check_script(error.names)
+        raise
+    _check_script(members)
+    root = next((name.removesuffix("data.pkl") for name in members if re.fullmatch(r"[^/]*/data\.pkl", name)), None)
+    if root is None:
+        raise Malformed("no data.pkl")
+    if members[f"{root}data.pkl"].size > _MAX_PICKLE:
+        raise Malformed("its pickle is too large")
+    checked: set[str] = set()
+
+    def text(name: str) -> bytes:
+        checked.add(root + name)
+        return stored_zip.read(file, members[root + name])
+
+    def fetch(name: str, key: str, size: int) -> _Storage:
+        member = members[f"{root}data/{key}"]
+        if member.size != size:
+            raise Malformed(f"storage {key} is of {member.size} bytes, not {size}")
+        data = torch.empty(size, dtype=torch.uint8)
+        stored_zip.read_into(file, member, memoryview(data.numpy()))
+        checked.add(member.name)
+        return _Storage(data, name)
+
+    if f"{root}byteorder" in members and text("byteorder") != b"little":
+        raise Malformed("its numbers are big-endian")
+    content = pickled.load(io.BytesIO(text("data.pkl")), find, _Storages(fetch))
+    for name in members.keys() - checked:  # torch ignores the checksums in its own files
+        stored_zip.read(file, members[name])
+    return content
+
+
+def _check_script(names: Iterable[str]) -> None:
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise Script
+
+
+def _read_legacy(file: BinaryIO, find: "_Names") -> Any:
+    """Five pickles (mark, protocol, system, content, keys of storages), then the storages: how many elements, bytes."""
+    left = os.fstat(file.fileno()).st_size
+    stream = io.BytesIO(file.read(_MAX_PICKLE))
+    storages: dict[str, _Storage] = {}
+    widths: dict[str, int] = {}
+
+    def reserve(name: str, key: str, size: int) -> _Storage:
+        nonlocal left
+        left -= size
+        if left < 0:
+            raise Malformed("its storages are larger than the file")
+        storages[key], widths[key] = _Storage(torch.empty(size, dtype=torch.uint8), name), _width(name)
+        return storages[key]
+
+    mark = pickled.load(stream, find)
+    if mark != _LEGACY or pickled.load(stream, find) != _PROTOCOL:
+        raise Malformed("torch.save did not write it")
+    system = pickled.load(stream, find)
+    if not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise Malformed("its numbers are big-endian")
+    content, keys = pickled.load(stream, find, _Storages(reserve)), pickled.load(stream, find)
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(storages):
+        raise Malformed("the keys of its storages are others")
+    file.seek(stream.tell())
+    for key in keys:
+        data = storages[key].data
+        header = file.read(8)
+        if len(header) < 8 or struct.unpack("<q", header)[0] * widths[key] != len(data):
+            raise Malformed(f"storage {key} is cut short")
+        if file.readinto(memoryview(data.numpy())) != len(data):
+            raise Malformed(f"storage {key} is cut short")
+    return content
+
+
+class _Storages:
+    """What stands for a persistent id: ('storage', type, key, device, elements[, view]), each storage once."""
+
+    def __init__(self, fetch: Callable[[str, str, int], _Storage]) -> None:
+        self.fetch = fetch
+        self.known: dict[str, _Storage] = {}
+
+    def __call__(self, identity: Any) -> _Storage:
+        kind, known, key, _, elements, *view = identity
+        if kind != "storage" or not isinstance(key, str) or type(elements) is not int or elements < 0 or any(view):
+            raise Malformed("a storage that is none")
+        name = _STORAGE.fullmatch(known.name)[1]
+        if key not in self.known:
+            self.known[key] = self.fetch(name, key, elements * _width(name))
+        if self.known[key].name != name or len(self.known[key].data) != elements * _width(name):
+            raise Malformed(f"storage {key} is of two types")
+        return self.known[key]
+
+
+def _width(name: str) -> int:
+    return _STORAGES[name].itemsize if name in _STORAGES else _WIDTHS[name]
+
+
+class _Names:
+    """What stands for a name in a pickle; `foreign` collects those of other code, which stand for nothing."""
+
+    def __init__(self) -> None:
+        self.foreign: dict[str, None] = {}
+
+    def __call__(self, name: str) -> Known:
+        if name not in _KNOWN and not _STORAGE.fullmatch(name) and not _OPAQUE.fullmatch(name):
+            self.foreign[name] = None
+        return Known(name, _KNOWN.get(name) or (lambda *arguments: Opaque(name)))
+
+
+def _tensor(storage: _Storage | Opaque, offset: int, size: tuple, stride: tuple, *rest: Any) -> Tensor | Opaque:
+    return storage if isinstance(storage, Opaque) else _view(storage, storage.dtype, storage.name, offset, size, stride)
+
+
+def _tensor_of_type(
+    storage: _Storage, offset: int, size: tuple, stride: tuple, grad: Any, hooks: Any, dtype: Known, *rest: Any
+) -> Tensor | Opaque:
+    return _view(storage, TYPES.get(dtype.name), dtype.name, offset, size, stride)
+
+
+def _view(
+    storage: _Storage, dtype: torch.dtype | None, name: str, offset: int, size: tuple, stride: tuple
+) -> Tensor | Opaque:
+    numbers = [offset, *size, *stride]
+    if len(size) != len(stride) or len(size) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in numbers):
+        raise Malformed("a tensor of no shape")
+    if dtype is None:
+        return Opaque(f"a tensor of {name}")
+    stored, wanted = len(storage.data) // dtype.itemsize, math.prod(size)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if wanted else offset - 1
+    if last >= stored:
+        raise Malformed("a tensor beyond its storage")
+    if wanted > stored:
+        return Opaque(f"a view {list(size)} of {stored} stored values")
+    try:
+        return storage.data[: stored * dtype.itemsize].view(dtype).as_strided(size, stride, min(offset, stored))
+    except (RuntimeError, OverflowError, TypeError) as error:  # numbers beyond 64 bits
+        raise Malformed("a tensor of no shape") from error
+
+
+def _first(value: Any, *rest: Any) -> Any:
+    return value
+
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_type,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._tensor._rebuild_from_type_v2": lambda rebuild, kind, arguments, state: rebuild.make(*arguments),
+    "torch.Size": tuple,
+    # Classes of training configurations and counters: plain dictionaries that nobody reads.
+    **dict.fromkeys(
+        ("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode", "argparse.Namespace"), pickled.mapping
+    ),
+    "builtins.set": list,
+    "__builtin__.set": list,
+    "_codecs.encode": _first,
+}
