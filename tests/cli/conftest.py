@@ -1,121 +1,17 @@
-"""A micro model, a few small pictures, and the command line run in this process, for the tests of the commands."""
+"""The command line run in this process, and what its commands are given."""
 
-import functools
 import json
-import logging
-import os
 import shutil
-import signal
-import socket
-import sys
-import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-import yaml
-from PIL import Image
 
 from swin_quant.cli import main
-from swin_quant.cli.session import FRONT_DOOR, run_command
-from swin_quant.config import load_config
-from swin_quant.models import build_model
-
-# Two stages of two blocks on 8 x 8 tokens: shifted windows, a mask and a patch merging, in milliseconds.
-MICRO = {"EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
-CLASSES = ("cat", "dog", "fox")
-VAL = 7  # uneven over two ranks, and over three classes
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def error(self, code: int) -> str:
-        """The one line of a failure with this exit code."""
-        assert self.code == code, self
-        assert self.err.count("\n") == 1 and self.err.startswith("error"), self.err
-        assert "Traceback" not in self.err and "bug of swin-quant" not in self.err, self.err
-        return self.err
 
 
 @pytest.fixture(autouse=True)
-def process_left_alone():
-    """A command sets up logging and signals for its process, which here is that of all tests."""
-    log, terminate, noisy = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM), logging.raiseExceptions
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
-    logging.raiseExceptions = noisy
-    signal.signal(signal.SIGTERM, terminate)
-
-
-@pytest.fixture
-def run(capsys) -> Callable[..., Done]:
-    """run("calibrate", "--cfg", ...) in this process; `main.py` as the command is FasterTransformer's front door."""
-
-    def go(command, *arguments) -> Done:
-        capsys.readouterr()
-        words = [str(argument) for argument in arguments]
-        code = run_command(FRONT_DOOR, words) if command == "main.py" else main([command, *words])
-        return Done(code, *capsys.readouterr())
-
-    return go
-
-
-def _config(folder, kind, **keys):
-    model = {
-        "TYPE": kind,
-        "NAME": f"{kind}_micro",
-        "NUM_CLASSES": len(CLASSES),
-        kind.upper(): MICRO | MORE[kind] | keys,
-    }
-    path = folder / f"{kind}.yaml"
-    path.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
-    return path
-
-
-@pytest.fixture(scope="session")
-def micro(tmp_path_factory, randomise) -> Path:
-    """A folder with swin.yaml, swin.pth, swinv2.yaml, swinv2.pth: Microsoft's format, random weights."""
-    folder = tmp_path_factory.mktemp("micro")
-    for kind in ("swin", "swinv2"):
-        model = randomise(build_model(load_config(_config(folder, kind))))
-        state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
-        torch.save({"model": state}, folder / f"{kind}.pth")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def write_config():
-    """write_config(folder, "swin", KEY=value) -> a YAML of the micro model with keys of its architecture replaced."""
-    return _config
-
-
-def _picture(seed, label):
-    noise = np.random.default_rng(seed).integers(0, 128, (32, 32, 3))
-    return Image.fromarray((noise + 40 * label).astype(np.uint8))
-
-
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory) -> Path:
-    """train/<class>/*.png, 12 pictures; val/<class>/*.png, 7. Copy it before you change it."""
-    root = tmp_path_factory.mktemp("pictures")
-    for split, count in (("train", 12), ("val", VAL)):
-        for number in range(count):
-            file = root / split / CLASSES[number % 3] / f"{number:02d}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _picture(1000 * (split == "val") + number, number % 3).save(file)
-    return root
+def every_process_left_alone(process_left_alone):
+    """Whatever a test of the commands calls."""
 
 
 @pytest.fixture
@@ -152,85 +48,3 @@ def scoring_flags(micro, pictures):
 def card_of():
     """card_of(checkpoint) -> the content of its run card."""
     return lambda checkpoint: json.loads(Path(checkpoint).with_suffix(".json").read_text())
-
-
-@pytest.fixture(scope="session")
-def snapshot():
-    """snapshot(folder) -> {file: bytes} of everything in it, to compare before and after."""
-    return lambda folder: {str(f.relative_to(folder)): f.read_bytes() for f in Path(folder).rglob("*") if f.is_file()}
-
-
-@dataclass
-class Child:
-    """A forked process that runs a command; its output goes to files."""
-
-    pid: int
-    folder: Path
-
-    def wait(self, seconds: float) -> Done:
-        """How it ended, a signal as a negative code; the test fails if it has not ended after so long."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.pid = 0
-                out, err = (Path(self.folder, name).read_text() for name in ("out", "err"))
-                return Done(os.waitstatus_to_exitcode(status), out, err)
-            time.sleep(0.02)
-        pytest.fail(f"still running after {seconds} s: {Path(self.folder, 'err').read_text()}")
-
-
-@pytest.fixture
-def fork(tmp_path_factory):
-    """fork(words, environment, before) -> Child that calls before() and then `swin-quant words`.
-
-    A fork of this process has torch imported already, which would take each of them 3 seconds.
-    """
-    children = []
-
-    def start(words, environment=None, before=None) -> Child:
-        folder = tmp_path_factory.mktemp("child")
-        sys.stdout.flush()
-        if pid := os.fork():
-            children.append(Child(pid, folder))
-            return children[-1]
-        code = 99
-        try:
-            for number, name in ((1, "out"), (2, "err")):
-                os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
-                setattr(sys, f"std{name}", os.fdopen(number, "w", buffering=1, closefd=False))
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.environ.update(environment or {})
-            if before:
-                before()
-            words = [str(word) for word in words]
-            code = run_command(FRONT_DOOR, words[1:]) if words[0] == "main.py" else main(words)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    yield start
-    for child in children:
-        if child.pid:
-            os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
-
-
-@pytest.fixture
-def forked(fork):
-    """forked(world, command, ..., before=None, seconds=60) -> how each rank ended; `before(rank)` runs in each."""
-
-    def go(world, *words, before=None, seconds=60.0) -> list[Done]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-        hooks = [before and functools.partial(before, rank) for rank in range(world)]
-        children = [fork(words, ranks[rank] if world > 1 else None, hooks[rank]) for rank in range(world)]
-        return [child.wait(seconds) for child in children]
-
-    return go
