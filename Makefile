@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test faults lint clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -24,6 +24,10 @@ demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits
 
 test: lint  ## lint, then every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+faults: CASES ?= 96
+faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour
+	OMP_NUM_THREADS=1 FAULT_CASES=$(CASES) FAULT_TABLE=docs/results/faults.md $(BIN)/python -m pytest tests/faults
 
 lint: $(STAMP)  ## ruff: style and format
 	$(BIN)/ruff check .

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line does before torch is there
+
 import numpy as np
 import pytest
 import torch
@@ -219,16 +221,24 @@ class Child:
 
     pid: int
     folder: Path
+    code: int = 0
+
+    def poll(self) -> Done | None:
+        """How it ended, a signal as a negative code; None while it runs."""
+        if self.pid:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if not pid:
+                return None
+            self.pid, self.code = 0, os.waitstatus_to_exitcode(status)
+        out, err = (Path(self.folder, name).read_text() for name in ("out", "err"))
+        return Done(self.code, out, err)
 
     def wait(self, seconds: float) -> Done:
-        """How it ended, a signal as a negative code; the test fails if it has not ended after so long."""
+        """How it ended; the test fails if it has not ended after so long."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.pid = 0
-                out, err = (Path(self.folder, name).read_text() for name in ("out", "err"))
-                return Done(os.waitstatus_to_exitcode(status), out, err)
+            if done := self.poll():
+                return done
             time.sleep(0.02)
         pytest.fail(f"still running after {seconds} s: {Path(self.folder, 'err').read_text()}")
 

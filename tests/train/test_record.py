@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from swin_quant.errors import UsageError
+from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.train.plot import draw
 from swin_quant.train.record import Record, read_table
 
@@ -67,6 +67,12 @@ def test_rows_that_other_bytes_got_into_are_left_out(tmp_path):
     (tmp_path / "steps.csv").write_bytes(b"".join([*lines, b",3,3,1,1,1,1,1\n"]))
     filled(tmp_path, epochs=3, total=6, epoch=3)
     assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["1", "3", "5", "6"]
+
+
+def test_a_plot_of_tables_that_are_gone_is_an_error_that_ends_nothing(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SwinQuantError, match="steps.csv: the table cannot be read: No such file"):
+        draw(tmp_path / "away")
 
 
 @pytest.mark.parametrize(("form", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])

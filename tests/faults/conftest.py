@@ -1,0 +1,136 @@
+"""Attacked commands: what they are given, what they leave, and a table of what was tried.
+
+FAULT_CASES=N tries N random faults of ranks instead of the few of every test run, under real launchers and with the
+patience that users have; FAULT_TABLE=FILE writes down what came of it (`make faults` does both).
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from swin_quant.cli import main
+from swin_quant.compat import import_timm
+from swin_quant.scoring import score_model  # noqa: F401
+from swin_quant.train.record import read_table
+from swin_quant.train.run import finetune  # noqa: F401
+
+NAME = "swin_micro"
+CHANGING = ("images_per_second", "seconds", "ms_per_picture", "created", "versions")
+
+
+@dataclass(frozen=True)
+class Commands:
+    """words(command, out): a run of `command` that writes into `out`; results(command, out): what it left there."""
+
+    common: list
+    float_file: Path
+    calibrated: Path
+    recipe: Path
+
+    def words(self, command, out):
+        own = {
+            "calibrate": ["--resume", self.float_file, "--num-calib-batch", 4, "--calib-batchsz", 2, "--int8-mode", 1],
+            "evaluate": ["--resume", self.float_file, "--batch-size", 2],
+            "train": ["--recipe", self.recipe],
+            "finetune": ["--recipe", self.recipe, "--pretrained", self.calibrated],
+        }
+        return [str(word) for word in (command, *self.common, *own[command], "--output", out)]
+
+    def again(self, command, out):
+        return self.words(command, out) + (["--resume", "auto"] if command in ("train", "finetune") else [])
+
+    def results(self, command, out):
+        """Everything that another run of the same kind must leave to the bit: {what: value}, {} if nothing is there."""
+        found = {}
+        for file in sorted(Path(out).rglob("*")):
+            if file.suffix == ".pth":
+                found[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+            elif file.suffix == ".csv":
+                for number, row in enumerate(read_table(file)):
+                    found[f"{file.name} row {number}"] = _lasting(row)
+            elif file.suffix == ".json":
+                card = json.loads(file.read_text())
+                found |= {f"{file.name} {key}": _lasting(card.get(key)) for key in ("results", "calibration", "policy")}
+        return found
+
+
+def _lasting(value):
+    if isinstance(value, dict):
+        return {key: _lasting(item) for key, item in value.items() if key not in CHANGING}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="session")
+def commands(micro, pictures, tmp_path_factory):
+    """The four commands that several ranks share, on the micro model; a snapshot after every step of training."""
+    import_timm()  # here, once: forks inherit it
+    folder = tmp_path_factory.mktemp("attacked")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text("epochs: 2\nbatch_size: 2\nsave_minutes: 1.0e-9\naugment: {crop: padded}\n")
+    common = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none", "--quiet"]
+    made = Commands(common, micro / "swin.pth", folder / "calibrated" / NAME / "default" / f"{NAME}_calib.pth", recipe)
+    words = [*made.words("calibrate", folder / "calibrated"), "--no-eval"]
+    process = multiprocessing.get_context("fork").Process(target=main, args=(words,))
+    process.start()
+    process.join(120)
+    assert made.calibrated.exists()
+    return made
+
+
+@pytest.fixture(scope="session")
+def cases():
+    """How many random faults of ranks are to be tried; 0 in a usual test run."""
+    return int(os.environ.get("FAULT_CASES", 0))
+
+
+@dataclass
+class Row:
+    """What came of one kind of fault: of how many cases, the longest end, the most lines of a rank, what was lost."""
+
+    cases: int = 0
+    seconds: float | None = None
+    lines: int | None = None
+    lost: int = 0
+
+
+ROWS: dict[str, Row] = defaultdict(Row)
+
+
+@pytest.fixture(scope="session")
+def tried():
+    """tried(fault, lost, seconds, lines): note one case. `seconds`: until the others had ended; `lines`: of a rank."""
+
+    def note(fault, lost, seconds=None, lines=None):
+        row = ROWS[fault]
+        row.cases, row.lost = row.cases + 1, row.lost + lost
+        if seconds is not None:
+            row.seconds, row.lines = max(row.seconds or 0, seconds), max(row.lines or 0, lines)
+
+    return note
+
+
+def pytest_sessionfinish():
+    if file := os.environ.get("FAULT_TABLE"):
+        shown = [
+            f"| {fault} | {row.cases} | {'' if row.seconds is None else f'{row.seconds:.0f} s'} | "
+            f"{'' if row.lines is None else row.lines} | {row.lost} |\n"
+            for fault, row in sorted(ROWS.items())
+        ]
+        Path(file).write_text(HEAD + "".join(shown))
+
+
+HEAD = """# Faults
+
+Written by `make faults`: real processes, faults at random (seeded) moments of a run, start-up and end included. After
+every fault the command is given again (training with `--resume auto`) and must leave, to the bit, what an undisturbed
+run leaves: checkpoint, metrics, every row of the logs once. What differs is lost.
+
+| fault | cases | the others ended within | lines of a rank, at most | lost |
+|---|---|---|---|---|
+"""

@@ -1,0 +1,152 @@
+"""The output folder of a training: full, moved away, wanted by two, left by a killed owner. Nothing of it is lost."""
+
+import ctypes
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from swin_quant.cli import main
+from swin_quant.train.lock import NAME as LOCK
+
+NAME = Path("swin_micro/default")
+CLONE_NEWNS, CLONE_NEWUSER, MS_REC, MS_PRIVATE = 0x00020000, 0x10000000, 0x4000, 0x40000
+
+
+@pytest.fixture
+def train(commands):
+    """train(out, *more) -> the words of a training run."""
+    return lambda out, *more: [*commands.words("train", out), "--no-eval", *map(str, more)]
+
+
+@pytest.fixture
+def undisturbed(fork, train, commands, tmp_path):
+    """The results of a run without a fault, and how long it took."""
+    began = time.monotonic()
+    done = fork(train(tmp_path / "undisturbed")).wait(120)
+    assert done.code == 0, done
+    return commands.results("train", tmp_path / "undisturbed"), time.monotonic() - began
+
+
+@pytest.fixture
+def nothing_lost(fork, train, commands, undisturbed, tried):
+    """nothing_lost(fault, out): the run goes on in `out` and ends as if it had not been disturbed."""
+
+    def check(fault, out):
+        done = fork(train(out, "--resume", "auto")).wait(120)
+        assert done.code == 0, done
+        expected, found = undisturbed[0], commands.results("train", out)
+        lost = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
+        tried(fault, len(lost))
+        assert not lost, lost
+
+    return check
+
+
+def chances(cases, few, seed):
+    """Random numbers from 0 to 1: a `few`, or as many as there are to be tried."""
+    chance = random.Random(seed)
+    return [chance.random() for _ in range(max(few, cases // 4))]
+
+
+def mounted(folder, kilobytes):
+    """Put a disk of so many kilobytes in the place of `folder`, which this process alone sees."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name, *arguments):
+        if getattr(libc, name)(*arguments):
+            raise OSError(ctypes.get_errno(), name)
+
+    call("unshare", CLONE_NEWNS | (0 if os.geteuid() == 0 else CLONE_NEWUSER))
+    call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    call("mount", b"none", os.fsencode(folder), b"tmpfs", 0, f"size={kilobytes}k".encode())
+
+
+def on_small_disk(words, folder, kilobytes, kept, error):
+    """Run a command whose output folder is a small disk; `kept` is a copy of what it left there."""
+    sys.stderr = open(error, "w", buffering=1)
+    try:
+        mounted(folder, kilobytes)
+    except OSError:
+        os._exit(77)
+    code = main(words)
+    shutil.copytree(folder, kept)
+    os._exit(code)
+
+
+def test_a_disk_that_is_full(train, nothing_lost, undisturbed, cases, tmp_path):
+    snapshots = tmp_path / "undisturbed" / NAME / "snapshots"
+    largest = max(file.stat().st_size for file in snapshots.iterdir()) // 1000
+    for number, share in enumerate(chances(cases, 3, seed=3)):
+        folder, kept, error = tmp_path / f"disk{number}", tmp_path / f"kept{number}", tmp_path / f"error{number}"
+        folder.mkdir()
+        size = int(largest * (0.2 + 4 * share))  # the best and two of the newest do not fit with a third
+        words = (train(folder), folder, size, kept, error)
+        process = multiprocessing.get_context("fork").Process(target=on_small_disk, args=words)
+        process.start()
+        process.join(120)
+        if process.exitcode == 77:
+            pytest.skip("this user may not mount")
+        line = error.read_text()
+        assert process.exitcode == 1 and line.count("\n") == 1, (process.exitcode, line)
+        assert line.startswith("error:") and "the disk is full" in line
+        nothing_lost("disk full", kept)
+
+
+def test_killed_again_and_again_at_random_moments(fork, train, nothing_lost, undisturbed, cases, tmp_path):
+    for share in chances(cases, 3, seed=4):
+        child = fork(train(tmp_path / "out", "--resume", "auto"))
+        time.sleep(share * undisturbed[1])
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        child.wait(30)
+    nothing_lost("kill -9 of one process, again and again", tmp_path / "out")
+
+
+def test_two_writers(fork, train, nothing_lost, cases, tmp_path):
+    for number in range(max(1, cases // 10)):
+        out = tmp_path / f"out{number}"
+        ends = [child.wait(120) for child in [fork(train(out, "--resume", "auto")) for _ in range(2)]]
+        assert {done.code for done in ends} <= {0, 1} and any(done.code == 0 for done in ends), ends
+        for done in ends:
+            if done.code:  # the second may have come after the first had ended
+                assert "another training (process " in done.error(1)
+        assert not (out / NAME / LOCK).exists()
+        nothing_lost("two writers", out)
+
+
+def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, cases, tmp_path):
+    """By an empty one, in which the run goes on, or by a file, which ends it. What was moved away is whole."""
+    last = ["--set", "select=last"]  # the best weights may be in the folder that was moved away
+    assert fork(train(tmp_path / "whole", *last)).wait(120).code == 0
+    expected = commands.results("train", tmp_path / "whole")
+    for number, share in enumerate(chances(cases, 2, seed=5)):
+        root = tmp_path / f"out{number}"
+        out, away = root / NAME, tmp_path / f"away{number}"
+        child = fork(train(root, *last))
+        while not list(out.glob("snapshots/step_*.pt")):
+            time.sleep(0.005)
+        time.sleep(share * undisturbed[1] / 2)
+        out.rename(away)
+        if number % 2:
+            with suppress(FileExistsError):
+                out.touch(exist_ok=False)
+        done = child.wait(120)
+        assert done.code == 0 or str(out) in done.error(1), done
+        found = commands.results("train", away) | commands.results("train", root)
+        if done.code:  # by the file, or between two steps of a save: the user puts things right and goes on
+            shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
+            away.rename(out)
+            assert fork(train(root, *last, "--resume", "auto")).wait(120).code == 0
+            found = commands.results("train", root)
+        rows = [dict(value) for key, value in found.items() if "row" in key]
+        lost = [key for key, value in expected.items() if (value not in rows if "row" in key else found[key] != value)]
+        tried("output folder replaced", len(lost))
+        assert not lost, (lost, found)
