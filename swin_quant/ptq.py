@@ -1,7 +1,7 @@
 """Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and card out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,17 @@ from swin_quant.data.sampling import digest
 from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.distributed import World, gather
 from swin_quant.errors import UsageError, listed
-from swin_quant.files import ensure_writable_dir, sha256_of
+from swin_quant.files import ensure_writable_dir, finite, sha256_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
 from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.check import PICTURES, RUIN_DB, Check, check_ranges
+from swin_quant.quant.check import Batch as CheckBatch
 from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.ranges import RANGE_METHODS
-from swin_quant.runcard import CalibrationRecord, RunCard
+from swin_quant.runcard import CalibrationRecord, CheckRecord, RunCard
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Plan:
         for flag, value in (("--num-calib-batch", self.batches), ("--calib-batchsz", self.batch_size)):
             if value < 1:
                 raise UsageError(f"{flag} {value}: must be at least 1")
-        if self.method.name not in RANGE_METHODS:
+        if self.method.name not in (None, *RANGE_METHODS):
             raise UsageError(f"--calibrator {self.method.name}: must be one of {', '.join(RANGE_METHODS)}")
         if not 0 < self.method.percentile <= 100:
             raise UsageError(f"--percentile {self.method.percentile}: must be above 0 and at most 100")
@@ -86,9 +89,13 @@ def calibrate_checkpoint(
     model.to(world.device)
 
     preprocess = Preprocess.from_config(cfg)
-    calibration, record = _calibrate(model, cfg, preprocess, plan, world)
+    calibration, record, some = _calibrate(model, cfg, preprocess, plan, world)
     apply_policy(model, policy)
     _report_findings(calibration)
+    if check := check_ranges(model, calibration, plan.method, some):
+        if world.is_main:
+            _report_check(check, record["method"], policy)
+        record["check"] = CheckRecord(policy=policy.name, **finite(asdict(check)))
     card = RunCard(
         name=cfg.MODEL.NAME,
         config=portable_config(cfg),
@@ -114,7 +121,8 @@ def save_with_card(model: Swin, path: Path, card: RunCard, by_channel: bool = Fa
 
 def _calibrate(
     model: Swin, cfg: CfgNode, preprocess: Preprocess, plan: Plan, world: World
-) -> tuple[Calibration, CalibrationRecord]:
+) -> tuple[Calibration, CalibrationRecord, list[CheckBatch]]:
+    """What was found, how it is recorded, and this rank's part of the first pictures, for `check_ranges`."""
     pictures = open_pictures(
         cfg.DATA.DATA_PATH,
         plan.split,
@@ -137,20 +145,29 @@ def _calibrate(
         workers,
     )
     used: list[tuple[int, list[str]]] = []
+    shown: list[tuple[int, Tensor]] = []
+    some: list[CheckBatch] = []
 
     def images() -> Iterator[Tensor]:
         mine = len(range(world.rank, plan.batches, world.size))
         for number, batch in track(numbered, "calibrating", mine):
             used.append((number, [pictures.names[index] for index in batch.indices]))
-            yield batch.images.to(world.device)
+            shown[:] = [(number, batch.images.to(world.device))]
+            yield shown[0][1]
 
-    calibration = calibrate(model, images(), plan.method)
+    def keep(logits: Tensor) -> None:
+        ((number, batch),) = shown
+        if (wanted := PICTURES - number * plan.batch_size) > 0:
+            some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
+
+    calibration = calibrate(model, images(), plan.method, keep)
     limit.count(gather(limit.names))
     limit.check()
     names = [name for _, batch in sorted(gather(used)) for name in batch]
-    return calibration, CalibrationRecord(
-        method=plan.method.name,
-        percentile=plan.method.percentile if plan.method.name == "percentile" else None,
+    methods = _methods(model, plan.method)
+    record = CalibrationRecord(
+        method="+".join(methods),
+        percentile=plan.method.percentile if "percentile" in methods else None,
         exact=plan.method.exact,
         batches=plan.batches,
         batch_size=plan.batch_size,
@@ -164,6 +181,14 @@ def _calibrate(
         dead_nodes=calibration.dead,
         beyond_half=calibration.beyond_half,
     )
+    return calibration, record, some
+
+
+def _methods(model: Swin, method: Method) -> list[str]:
+    """The range methods of the activation nodes that are on, or of all where none is."""
+    nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
+    on = [node for node in nodes if node.enabled] or nodes
+    return sorted({method.for_bits(node.bits) for node in on})
 
 
 def _report_findings(calibration: Calibration) -> None:
@@ -181,6 +206,26 @@ def _report_findings(calibration: Calibration) -> None:
             worst,
             calibration.largest[worst],
         )
+
+
+def _report_check(check: Check, method: str, policy: Policy) -> None:
+    """What the ranges cost; a warning where another method does better, or where all lose the signal."""
+    figures = (
+        f"SQNR of the logits {check.sqnr_db:.1f} dB, top-1 agreement {check.agreement:.0f} % with float on "
+        f"{check.pictures} of the pictures"
+    )
+    if check.better:
+        where = f"at fault: {listed(check.at_fault, 3)}" if check.at_fault else "all nodes have a part in it"
+        log.warning("calibrator %s loses the signal under %s: %s; %s", method, policy.name, figures, where)
+        others = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in check.others.items() if name != check.better)
+        also = f" ({others})" if others else ""
+        best = check.others[check.better]
+        log.warning("--calibrator %s does better there, %.1f dB%s: calibrate with it", check.better, best, also)
+    elif check.sqnr_db < RUIN_DB:
+        remedy = "more bits, fewer nodes, or `swin-quant finetune`"
+        log.warning("%s loses the signal by any calibrator: %s; give it %s", policy.name, figures, remedy)
+    else:
+        log.info("%s: %s", policy.name, figures)
 
 
 def portable_config(cfg: CfgNode) -> dict[str, Any]:

@@ -44,10 +44,30 @@ class CheckpointRecord(TypedDict):
     sha256: str
 
 
-class CalibrationRecord(TypedDict):
+class CheckRecord(TypedDict):
+    """The calibrated model under `policy` beside itself in float, on some of the calibration pictures.
+
+    `agreement` (top-1) in percent, SQNR of the logits in dB (None if equal); `others` is that SQNR by other methods,
+    where they were tried; the ranges of the nodes `at_fault` lose most of what the best of them keeps.
+    """
+
+    policy: str
+    pictures: int
+    agreement: float
+    sqnr_db: float | None
+    others: dict[str, float]
+    at_fault: list[str]
+
+
+class _CalibrationSince1(TypedDict, total=False):
+    check: CheckRecord | None
+
+
+class CalibrationRecord(_CalibrationSince1):
     """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
 
-    `dead_nodes` saw only zeros; the values of `beyond_half` overflow float16.
+    `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
+    zeros; the values of `beyond_half` overflow float16.
     """
 
     method: str

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.errors import UsageError
-from swin_quant.quant.names import CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
+from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -72,9 +72,10 @@ def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
     group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
     group.add_argument("--calib-split", default="train", metavar="SPLIT", help="pictures to sample (default train)")
     group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
-    group.add_argument("--calibrator", default="percentile", choices=CALIBRATORS, help="default percentile")
-    group.add_argument("--percentile", type=float, default=DEFAULT_PERCENTILE, metavar="P",
-                       help=f"of the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
+    by_bits = ", ".join(f"{name} from {bits} bits on" for bits, name in BY_BITS.items())
+    group.add_argument("--calibrator", choices=CALIBRATORS, help=f"default: by a node's bits, {by_bits}")
+    group.add_argument("--percentile", type=float, metavar="P",
+                       help=f"means the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
     group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")
 
 
@@ -111,7 +112,9 @@ def plan_of(args: argparse.Namespace, seed: int) -> Plan:
     from swin_quant.ptq import Plan
     from swin_quant.quant.calibration import Method
 
-    method = Method(args.calibrator, args.percentile, args.exact_histogram)
+    given = args.percentile is not None
+    name = args.calibrator or ("percentile" if given else None)
+    method = Method(name, args.percentile if given else DEFAULT_PERCENTILE, args.exact_histogram)
     return Plan(
         args.num_calib_batch,
         args.calib_batchsz,

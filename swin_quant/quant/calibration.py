@@ -5,7 +5,7 @@ ranges are those of the float model. Over several ranks the statistics are reduc
 bit-identical to those of one rank, and on a CPU to those of any size of batch (`alone`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,8 +21,9 @@ from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.ranges import DEFAULT_PERCENTILE, Statistics, search_range
+from swin_quant.quant.ranges import DEFAULT_PERCENTILE, Statistics, method_for, search_range
 
+Answers = Callable[[Tensor], None]
 VALUES_PER_PICTURE = 16384
 LARGEST_HALF = 65504.0
 UNUSED_AMAX = 1.0  # the range of a node that saw only zeros: any positive one is right, and formats want a positive one
@@ -30,11 +31,18 @@ UNUSED_AMAX = 1.0  # the range of a node that saw only zeros: any positive one i
 
 @dataclass(frozen=True)
 class Method:
-    """How ranges are chosen. `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node."""
+    """How ranges are chosen: `name` None is the method that suits a node's bits.
 
-    name: str = "percentile"
+    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node.
+    """
+
+    name: str | None = None
     percentile: float = DEFAULT_PERCENTILE
     exact: bool = False
+
+    def for_bits(self, bits: int) -> str:
+        """The method for a node of so many bits."""
+        return self.name or method_for(bits)
 
 
 @dataclass
@@ -51,16 +59,27 @@ class Calibration:
         return [name for name, largest in self.largest.items() if largest > LARGEST_HALF]
 
 
-def calibrate(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:  # noqa: B008
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    method: Method = Method(),  # noqa: B008
+    answers: Answers = lambda logits: None,
+) -> Calibration:
     """`observe`, then `set_ranges`: give every node of `model` its range from `batches`."""
-    calibration = observe(model, batches, method)
+    calibration = observe(model, batches, method, answers)
     set_ranges(model, calibration, method)
     return calibration
 
 
-def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:  # noqa: B008
+def observe(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    method: Method = Method(),  # noqa: B008
+    answers: Answers = lambda logits: None,
+) -> Calibration:
     """The statistics of every activation node over `batches` of images [B, 3, H, W]: this rank's share, maybe none.
 
+    `answers` is shown the float model's logits [B, classes] of each batch, which cost nothing here.
     A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
     The result is that of all ranks together. Raises SwinQuantError for NaN or infinity in weights or activations,
     naming the first module, and when no rank had a picture.
@@ -71,7 +90,9 @@ def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method
         as_alone = AsAlone(model, [node for node in named_nodes(model).values() if node.observer is not None])
         for images in batches:
             pictures += len(images)
-            as_alone.run(images, partial(_observe, model, observers))
+            logits: list[Tensor] = []
+            as_alone.run(images, partial(_observe, model, observers, logits))
+            answers(torch.cat(logits)[-len(images) or None :])  # a batch that was taken back came first
     pictures = _reduce(observers, pictures, next(model.parameters()).device)
     if pictures == 0:
         raise SwinQuantError("calibration saw no picture: check --data-path and --num-calib-batch")
@@ -85,14 +106,8 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
     Weights always take their maximum (spec, section 1.6). May be called again with another method on the same
     statistics, since searching needs no forward.
     """
-    if method.name != "max" and len(calibration.statistics) < len(calibration.largest):
-        raise UsageError(f"calibrator {method.name} needs histograms, and max was observed: observe again")
     device = next(model.parameters()).device
-    observed = track(calibration.largest.items(), f"searching ranges, {method.name}", len(calibration.largest))
-    ranges = {
-        name: largest if method.name == "max" else _search(model, calibration, name, method)
-        for name, largest in observed
-    }
+    ranges = search_ranges(model, calibration, method)
     ranges |= {name: layer.weight.detach().abs().max().item() for name, layer in _weight_nodes(model).items()}
     calibration.dead = [name for name, amax in ranges.items() if amax <= TINY_AMAX]
     for name, node in named_nodes(model).items():
@@ -100,9 +115,23 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
         node.amax = torch.tensor(amax, dtype=torch.float32, device=device)
 
 
+def search_ranges(
+    model: nn.Module, calibration: Calibration, method: Method, names: Collection[str] | None = None
+) -> dict[str, float]:
+    """The range of every activation node, or of those called `names`, 0 where only zeros were seen; nothing changes."""
+    if method.name != "max" and len(calibration.statistics) < len(calibration.largest):
+        which = f"calibrator {method.name}" if method.name else "the default calibrator"
+        raise UsageError(f"{which} needs histograms, and max was observed: observe again")
+    wanted = calibration.largest if names is None else names
+    return {name: _search(model, calibration, name, method) for name in track(wanted, "searching ranges", len(wanted))}
+
+
 def _search(model: nn.Module, calibration: Calibration, name: str, method: Method) -> float:
     bits = model.get_submodule(name).bits
-    return search_range(method.name, calibration.statistics[name], bits, method.percentile)
+    chosen = method.for_bits(bits)
+    if chosen == "max":
+        return calibration.largest[name]
+    return search_range(chosen, calibration.statistics[name], bits, method.percentile)
 
 
 def _weight_nodes(model: nn.Module) -> dict[str, QuantLinear]:
@@ -135,11 +164,12 @@ def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, Activatio
         model.train(training)
 
 
-def _observe(model: nn.Module, observers: dict[str, ActivationObserver], images: Tensor) -> None:
+def _observe(model: nn.Module, observers: dict[str, ActivationObserver], logits: list[Tensor], images: Tensor) -> None:
     for observer in observers.values():
         observer.pictures = len(images)
     try:
-        if not model(images).isfinite().all():
+        logits.append(model(images))
+        if not logits[-1].isfinite().all():
             raise NonFiniteError("the model's output")
     except NonFiniteError as error:
         raise SwinQuantError(f"{first_non_finite(model, images)} (noticed at: {error})") from error

@@ -2,4 +2,8 @@
 
 CALIBRATORS = ("percentile", "max", "mse", "entropy")
 DEFAULT_PERCENTILE = 99.99
+# The calibrator where none is asked for: that of the largest number of bits which a node reaches. Chosen on training
+# pictures (docs/results/calibrators.md): at 8 bits all but entropy are alike, and below them the coarse steps of a grid
+# as wide as percentile's cost more than clipping.
+BY_BITS = {8: "percentile", 2: "mse"}
 INT8_MODES = {1: "ft-mode1", 2: "ft-mode2"}  # FasterTransformer's modes and our names for them

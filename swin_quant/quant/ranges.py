@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from swin_quant.quant.names import DEFAULT_PERCENTILE
+from swin_quant.quant.names import BY_BITS, DEFAULT_PERCENTILE
 
 Search = Callable[["Statistics", int, float], float]
 RANGE_METHODS: dict[str, Search] = {}
@@ -40,6 +40,23 @@ def search_range(method: str, statistics: Statistics, bits: int = 8, percentile:
     if statistics.largest == 0.0:
         return 0.0
     return RANGE_METHODS[method](statistics, 2 ** (bits - 1), percentile)
+
+
+def method_for(bits: int) -> str:
+    """The method of BY_BITS for a node of `bits` bits."""
+    return BY_BITS[max(least for least in BY_BITS if bits >= least)]
+
+
+def sqnr_db(statistics: Statistics, amax: float, bits: int) -> float:
+    """What rounding and clipping to `amax` leaves of a node's values: signal to quantization noise, in dB.
+
+    From the histogram alone, on a grid as long below zero as above: values are taken as spread evenly inside their bin.
+    """
+    counts = statistics.occupied()
+    edges, slope = np.arange(len(counts) + 1) * statistics.width, _slope(counts)
+    noise = float(_error_integral(edges, np.array([amax]), 2 ** (bits - 1) - 1)[0] @ slope)
+    signal = float(edges**3 / 3 @ slope)
+    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
 
 
 def _register(name: str) -> Callable[[Search], Search]:
@@ -82,9 +99,12 @@ def _mse(statistics: Statistics, levels: int, percentile: float) -> float:
 
 def _least_error(counts: NDArray[np.int64], width: float, candidates: NDArray[np.float64], qmax: int) -> float:
     edges = np.arange(len(counts) + 1) * width
+    return float(candidates[np.argmin(_error_integral(edges, candidates, qmax) @ _slope(counts))])
+
+
+def _slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     # Summation by parts: sum of counts[j] * (F[j + 1] - F[j]) is the sum of F[j] * (counts[j - 1] - counts[j]).
-    slope = -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
-    return float(candidates[np.argmin(_error_integral(edges, candidates, qmax) @ slope)])
+    return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
 
 
 def _error_integral(edges: NDArray[np.float64], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:

@@ -48,12 +48,11 @@ class Row:
 
     @property
     def calibrator(self) -> str | None:
-        """The method that found the ranges, with its percentile where it has one."""
+        """The methods that found the ranges, with their percentile where they have one."""
         record = self.card.calibration
         if record is None or self.quantized is None or is_float(self.quantized):
             return None
-        percentile = record["percentile"] if record["method"] == "percentile" else None
-        return record["method"] if percentile is None else f"{record['method']} {percentile}"
+        return record["method"] if record["percentile"] is None else f"{record['method']} {record['percentile']}"
 
     def delta(self, field: str) -> float | None:
         """Quantized minus float32, in points, of `acc1` or `acc5`."""

@@ -1,6 +1,7 @@
 """swin-quant calibrate: what is written, from which pictures, and what the flags change."""
 
 import io
+import re
 import shutil
 import zipfile
 
@@ -39,6 +40,8 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
     assert "float32" in done.out and "int8" in done.out and "swin_micro_calib.pth" in done.err
     card = card_of(tmp_path / "swin_micro_calib.pth")
     assert card["source"]["file"] == "swin.pth" and card["policy"]["name"] == "ft-mode1"
+    check = card["calibration"].pop("check")
+    assert check["policy"] == "ft-mode1" and check["pictures"] == 8 and check["sqnr_db"] > 20
     assert card["calibration"] | {"files": 0, "pictures_sha256": 0} == {
         **{"method": "percentile", "percentile": 99.99, "exact": False, "batches": 2, "batch_size": 4, "seed": 0},
         **{"split": "train", "augment": False, "pictures": 8, "pictures_sha256": 0, "files": 0, "unreadable": []},
@@ -111,6 +114,30 @@ def test_calibrators_and_their_flags(calibrate):
             assert (states[name][key] == states["max"][key]) or not key.endswith("_weight_quantizer._amax")
     assert sum(states["p90"][key] < 0.9 * states["max"][key] for key in states["max"]) > 50
     assert states["mse"] != states["entropy"]
+
+
+def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that_does_better(
+    run, float_flags, tmp_path
+):
+    flags = [*float_flags, "--int8-mode", 1, "--no-eval", "--calib-output-path", tmp_path]
+    good = run("calibrate", *flags, "--quiet")
+    assert good.code == 0 and good.err == ""
+    bad = run("calibrate", *flags, "--quiet", "--percentile", 50)
+    first, second = bad.err.splitlines()
+    assert first.startswith("warning: calibrator percentile loses the signal under ft-mode1: SQNR of the logits")
+    assert "on 8 of the pictures; at fault: layers." in first and "_quantizer" in first
+    assert re.match(r"warning: --calibrator (max|mse|entropy) does better there, \d+\.\d dB \(", second)
+
+
+def test_the_default_calibrator_follows_the_bits(calibrate):
+    def method(*flags):
+        record = calibrate("--no-eval", *flags)[1]["calibration"]
+        return record["method"], record["percentile"]
+
+    assert method("--int8-mode", 1, "--wprec", 4) == ("percentile", 99.99)
+    assert method("--int8-mode", 1, "--aprec", 7) == ("mse", None)
+    assert method("--int8-mode", 1, "--aprec", 4, "--calibrator", "max") == ("max", None)
+    assert method("--int8-mode", 1, "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
 
 
 def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):

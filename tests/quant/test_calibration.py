@@ -405,7 +405,34 @@ def test_quantized_logits_are_close_after_calibration(tiny_model, use_policy):
 
 
 def test_methods_are_data():
-    assert Method() == Method("percentile", 99.99, False) and replace(Method(), name="mse").name == "mse"
+    assert Method() == Method(None, 99.99, False) and replace(Method(), name="mse").name == "mse"
+    assert [Method().for_bits(bits) for bits in (8, 7, 4, 2)] == ["percentile", "mse", "mse", "mse"]
+    assert {Method("max").for_bits(bits) for bits in range(2, 9)} == {"max"}
+
+
+def test_without_a_method_each_node_has_that_of_its_bits(tiny_model):
+    model = tiny_model("swin", **SMALL)
+    calibration = observe(model, [torch.randn(2, 3, 32, 32)])
+    nodes = {name: node for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
+    for number, node in enumerate(nodes.values()):
+        node.bits = 8 if number % 2 else 4
+    found = {}
+    for method in (None, "percentile", "mse"):
+        set_ranges(model, calibration, Method(method))
+        found[method] = ranges(model)
+    assert all(found[None][name] == found["percentile" if node.bits == 8 else "mse"][name]
+               for name, node in nodes.items())  # fmt: skip
+    assert found["percentile"] != found[None] != found["mse"]
+
+
+def test_what_the_float_model_answers_is_shown_on_the_way(tiny_model):
+    model = tiny_model()
+    images = torch.randn(5, 3, 32, 32)
+    shown = []
+    observe(model, [images[:3], images[:0], images[3:]], Method("max"), shown.append)
+    with torch.inference_mode():
+        assert [len(logits) for logits in shown] == [3, 2]
+        torch.testing.assert_close(torch.cat(shown), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_a_model_are_all_seen(tiny_model):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swin_quant.quant.histogram import Histogram
 from swin_quant.quant.names import CALIBRATORS
-from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range
+from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range, sqnr_db
 
 METHODS = ("max", "percentile", "mse", "entropy")
 
@@ -224,3 +224,16 @@ def test_percentile_agrees_with_modelopt(name, percentile):
     statistics = statistics_of(values)
     ours = search_range("percentile", statistics, percentile=percentile)
     assert abs(ours - theirs) <= bin_of_theirs + statistics.width
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", ["normal", "student-t", "one-sided"])
+def test_the_sqnr_of_a_node_is_that_of_its_values(name, bits):
+    values = sample(name).astype(np.float64)
+    statistics, qmax = statistics_of(values), 2 ** (bits - 1) - 1
+    for share in (1.0, 0.3, 0.05):
+        amax = share * statistics.largest
+        step = amax / qmax
+        quantized = np.clip(np.rint(values / step), -qmax, qmax) * step
+        expected = 10 * np.log10((values**2).sum() / ((quantized - values) ** 2).sum())
+        assert sqnr_db(statistics, amax, bits) == pytest.approx(expected, abs=0.1)
