@@ -425,13 +425,15 @@ def test_without_a_method_each_node_has_that_of_its_bits(tiny_model):
     assert found["percentile"] != found[None] != found["mse"]
 
 
-def test_what_the_float_model_answers_is_shown_on_the_way(tiny_model):
+@pytest.mark.parametrize("together", [True, False], ids=["in batches", "one by one"])
+def test_what_the_float_model_answers_is_shown_on_the_way(tiny_model, monkeypatch, together):
     model = tiny_model()
     images = torch.randn(5, 3, 32, 32)
     shown = []
+    monkeypatch.setattr("swin_quant.quant.alone.torch.equal", lambda *_: together)
     observe(model, [images[:3], images[:0], images[3:]], Method("max"), shown.append)
     with torch.inference_mode():
-        assert [len(logits) for logits in shown] == [3, 2]
+        assert [len(logits) for logits in shown] == [3, 0, 2]
         torch.testing.assert_close(torch.cat(shown), model(images), rtol=1e-4, atol=1e-5)
 
 
