@@ -24,6 +24,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.train.amax import settle_granularity
 from swin_quant.train.memory import saved_bytes, state_bytes
 from swin_quant.train.optim import make_optimizer
 from swin_quant.train.precision import Precision
@@ -92,6 +93,7 @@ def prepared(
     if mode != "float":
         apply_policy(model, load_policy(policy))
         calibrate(model, [images[:4]], Method("percentile"))
+        settle_granularity(model, enabled_nodes(model))
         quantize(model)
     if mode == "learned":
         for node in enabled_nodes(model).values():

@@ -15,7 +15,7 @@ from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir, sha256_of
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import builtin_policies, load_policy
-from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
+from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.runcard import RunCard, card_path
 from swin_quant.scoring import card_of, load_for_scoring
 from swin_quant.targets import TARGETS
@@ -76,7 +76,6 @@ def model_and_card(
         raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
     cfg = cfg or from_dict(card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
-    apply_policy(subject.model, policy)  # once more: weight ranges take the granularity that it asks for
     file = Path(checkpoint)
     record = subject.card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
     return subject.model, replace(subject.card, checkpoint=record)

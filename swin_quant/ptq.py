@@ -90,7 +90,6 @@ def calibrate_checkpoint(
 
     preprocess = Preprocess.from_config(cfg)
     calibration, record, some = _calibrate(model, cfg, preprocess, plan, world)
-    apply_policy(model, policy)
     _report_findings(calibration)
     if check := check_ranges(model, calibration, plan.method, some):
         if world.is_main:

@@ -54,8 +54,6 @@ def run(args: argparse.Namespace, world: World) -> None:
         apply_policy(model, policy)
     if args.resume:
         load_calibrated(model, args.resume)
-    for policy in policies:  # once more: weight ranges take the granularity that it asks for
-        apply_policy(model, policy)
     rows = list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
     if world.is_main:
         PRINTERS[args.format](rows)

@@ -1,10 +1,8 @@
 """A linear layer with nodes on its input, its weight and its product before the bias (spec, section 1.4)."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, State
 
 
@@ -25,14 +23,3 @@ class QuantLinear(nn.Linear):
             return self._aftergemm_quantizer(F.linear(x, weight, bias))
         product = self._aftergemm_quantizer(F.linear(x, weight))
         return product + bias.to(product.dtype)
-
-    def match_weight_range(self) -> None:
-        """Give a calibrated weight node the granularity its policy asks for: one range, or one a row [out, 1]."""
-        node = self._weight_quantizer
-        if node.amax is None:
-            return
-        if node.per_channel and node.amax.dim() == 0:
-            rows = self.weight.detach().abs().amax(dim=1, keepdim=True).float()
-            node.amax = torch.where(rows > TINY_AMAX, rows, node.amax)  # a row of zeros takes the tensor's range
-        elif not node.per_channel and node.amax.dim() > 0:
-            node.amax = node.amax.max()

@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 _repr = reprlib.Repr()
@@ -164,18 +163,12 @@ def apply_policy(model: nn.Module, policy: Policy) -> None:
 
 
 def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
-    """Set every node as `settings` say, all states off. Per-channel weight ranges follow the weights.
-
-    A calibrated file carries one range a weight; rows' ranges are their maxima, so they need no calibration.
-    """
+    """Set every node as `settings` say, all states off. Ranges stay what they are."""
     for name, node in named_nodes(model).items():
         setting = settings[name]
         node.state = State.OFF
         node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
         node.per_channel = setting.granularity == "per-channel"
-    for layer in model.modules():
-        if isinstance(layer, QuantLinear):
-            layer.match_weight_range()
 
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:

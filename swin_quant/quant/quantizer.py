@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.errors import SwinQuantError
-from swin_quant.quant.fake_quant import grid
+from swin_quant.quant.fake_quant import TINY_AMAX, grid
 from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
@@ -43,6 +43,7 @@ class Role(str, Enum):
 class Quantizer(nn.Module):
     """A node. `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel.
 
+    It is what was calibrated or learned, and no policy writes it: `range_for` derives the range in effect.
     `enabled` and `bits`, `per_channel`, `narrow_range` are the policy's answer for this node; `state` is what it
     does now. They are separate, since calibration observes every node and only then does a policy choose.
     """
@@ -62,7 +63,7 @@ class Quantizer(nn.Module):
 
     @property
     def amax(self) -> Tensor | None:
-        """The clipping range: values beyond it saturate. scale = amax / (2 ** (bits - 1) - 1)."""
+        """The clipping range as it was found: values beyond it saturate. scale = amax / (2 ** (bits - 1) - 1)."""
         return self._amax
 
     @amax.setter
@@ -75,6 +76,21 @@ class Quantizer(nn.Module):
         else:
             self.freeze_range()
             self._amax = value
+
+    def range_for(self, x: Tensor) -> Tensor:
+        """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
+
+        Of a range per tensor, a channel takes its largest magnitude, never more than that range, and all of it if the
+        channel is zero; of ranges per channel, a tensor takes the largest.
+        """
+        amax = self._amax
+        if self.per_channel == (amax.dim() > 0):
+            return amax
+        if not self.per_channel:
+            return amax.max()
+        x, rest = x.detach(), tuple(range(1, x.dim()))
+        largest = torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)).float()  # abs() would copy x
+        return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
 
     def learn_range(self) -> None:
         """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same."""
@@ -99,7 +115,7 @@ class Quantizer(nn.Module):
             return x
         if self._amax is None:
             raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
-        return simulate(x, self._amax, *grid(self.bits, self.narrow_range))
+        return simulate(x, self.range_for(x), *grid(self.bits, self.narrow_range))
 
     def _apply(self, fn, recurse: bool = True):
         # A range stays float32 through .half() and .bfloat16(): only its device follows the model.

@@ -31,6 +31,7 @@ class RangeKeeper:
         self.model, self.recipe, self.epochs, self.images = model, recipe, epochs, images
         self.nodes = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
         self.clipped: dict[str, float] = {}
+        settle_granularity(model, enabled_nodes(model))
         self.before = {name: node.amax.detach().clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
@@ -69,6 +70,7 @@ class RangeKeeper:
     def reestimate(self) -> None:
         """New ranges for the chosen nodes, from the weights as they are and the sample of pictures."""
         _calibrate(self.model, self.nodes, Method(self.recipe.method), self.images())
+        settle_granularity(self.model, self.nodes)
         if self.recipe.method == "mse":  # calibration gives a weight its maximum, whatever the method
             for name, layer in _weights(self.model, self.nodes):
                 node = self.nodes[name]
@@ -92,6 +94,16 @@ class RangeKeeper:
                 layer.weight.copy_(torch.minimum(torch.maximum(layer.weight, amax * (qmin / qmax)), amax))
         off = {name: node for name, node in named_nodes(model).items() if name not in on}
         _calibrate(model, off, Method(), self.images())
+
+
+def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
+    """Store, for the weight nodes among `nodes`, the ranges in effect: 0-dim or [out, 1], as their policy asks.
+
+    Training writes ranges, so they need the shape that they will have; and rows' ranges must not follow weights that
+    move.
+    """
+    for name, layer in _weights(model, nodes):
+        nodes[name].amax = nodes[name].range_for(layer.weight)
 
 
 def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, float]:
@@ -138,9 +150,6 @@ def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, im
         node.state = state
         if node not in nodes.values():
             node.amax = amax
-    for layer in model.modules():
-        if isinstance(layer, QuantLinear):
-            layer.match_weight_range()
 
 
 def _weights(model: nn.Module, nodes: dict[str, Quantizer]) -> Iterator[tuple[str, QuantLinear]]:

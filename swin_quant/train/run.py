@@ -21,7 +21,7 @@ from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log
 from swin_quant.ptq import has_split, portable_config, save_with_card
-from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes, quantize
+from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.runcard import RunCard, SourceRecord, versions
 from swin_quant.scoring import load_for_scoring, open_labelled
 from swin_quant.train.amax import RangeKeeper
@@ -103,7 +103,6 @@ def finetune(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
             )
         model, policy = subject.model, subject.policies[0]
-        apply_policy(model, policy)
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
         quantize(model)

@@ -61,22 +61,36 @@ def test_product_is_observed_before_the_bias():
     assert close(seen[0], x @ made.weight.T) and close(result, seen[0] + made.bias)
 
 
-def test_weights_range_follows_the_granularity():
-    made = layer()
+def test_the_range_in_effect_has_the_granularity_and_the_stored_one_stays():
+    made, x = layer("_weight_quantizer"), torch.eye(5)
     node = made._weight_quantizer
     made.weight.data = torch.tensor([[1.0, -2, 0, 0, 0], [0.0] * 5, [0, 0, 0, 0.25, -0.125]])
-    node.amax, node.per_channel = 9.0, True
-    made.match_weight_range()
-    assert node.amax.tolist() == [[2], [9], [0.25]]
-    made.match_weight_range()
-    assert node.amax.tolist() == [[2], [9], [0.25]]
-    node.per_channel = False
-    made.match_weight_range()
-    assert node.amax.shape == () and node.amax == 9
+    node.amax, node.per_channel = 1.5, True
+    assert node.range_for(made.weight).tolist() == [[1.5], [1.5], [0.25]], "rows never exceed the stored range"
+    with torch.no_grad():
+        rows = torch.stack([rounded(row, amax) for row, amax in zip(made.weight, (1.5, 1.5, 0.25), strict=True)])
+        assert close(made(x) - made.bias, rows.T)
+    assert node.amax == 1.5 and node.amax.shape == ()
+    node.amax, node.per_channel = torch.tensor([[0.7], [0.3], [0.5]]), False
+    assert node.range_for(made.weight).shape == () and node.range_for(made.weight) == node.amax.max()
+    node.per_channel = True
+    assert node.range_for(made.weight) is node.amax
 
 
-def test_an_uncalibrated_weight_stays_without_range():
-    made = layer()
-    made._weight_quantizer.amax, made._weight_quantizer.per_channel = None, True
-    made.match_weight_range()
-    assert made._weight_quantizer.amax is None
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_range_of_the_right_granularity_is_used_as_it_is(learned):
+    node = layer()._weight_quantizer
+    if learned:
+        node.learn_range()
+    assert node.range_for(torch.randn(3, 5)) is node.amax
+
+
+@pytest.mark.parametrize("stored", [torch.tensor(0.4), torch.tensor([[0.7], [0.3], [0.5]])])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_derived_range_compiles_and_exports(stored, per_channel):
+    made, x = layer("_weight_quantizer").eval(), torch.randn(2, 5)
+    made._weight_quantizer.amax, made._weight_quantizer.per_channel = stored, per_channel
+    with torch.no_grad():
+        expected = made(x)
+        assert torch.equal(torch.compile(made, fullgraph=True, backend="eager")(x), expected)
+        assert torch.equal(torch.export.export(made, (x,)).module()(x), expected)

@@ -263,23 +263,26 @@ def calibrated(tiny_model):
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_rows_of_weights_take_their_maxima_and_give_them_back(kind, calibrated, use_policy):
+def test_a_policy_derives_ranges_and_writes_none(kind, calibrated, use_policy):
     model = calibrated(kind)
     silent = model.layers[0].blocks[0].mlp.fc1
     silent.weight.data[3] = 0
-    before = {name: node.amax.clone() for name, node in named_nodes(model).items()}
+    learned = model.layers[1].blocks[0].mlp.fc2._weight_quantizer
+    learned.amax = 0.301
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     use_policy(model, "qdq")
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantLinear)]
     assert len(layers) == 3 * 4 + 1
     for name, layer in layers:
-        amax, rows = layer._weight_quantizer.amax, layer.weight.abs().amax(1, keepdim=True)
+        node, rows = layer._weight_quantizer, layer.weight.abs().amax(1, keepdim=True)
+        amax, stored = node.range_for(layer.weight), before[f"{name}._weight_quantizer._amax"]
         assert amax.shape == (layer.out_features, 1) and amax.dtype == torch.float32
-        alive = rows > 0
-        assert torch.equal(amax[alive], rows[alive])
-        assert (amax[~alive] == before[f"{name}._weight_quantizer"]).all()
-    assert (silent._weight_quantizer.amax > 0).all()
+        assert torch.equal(amax, torch.where(rows > 0, rows, stored).minimum(stored))
+    assert silent._weight_quantizer.range_for(silent.weight)[3] == silent._weight_quantizer.amax
     use_policy(model, "ft-mode1")
-    assert all(torch.equal(node.amax, before[name]) for name, node in named_nodes(model).items())
+    after = model.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
+    assert learned.amax == torch.tensor(0.301)
 
 
 def test_quantize_switches_on_what_is_enabled_and_only_that(calibrated, use_policy):

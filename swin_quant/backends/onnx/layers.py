@@ -31,7 +31,7 @@ class StoredWeight(nn.Module):
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
         qmin, qmax = grid(node.bits, node.narrow_range)
-        scale = node.amax.detach() / qmax  # 0-dim or [out, 1]
+        scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1]
         self.values: Tensor
         self.scale: Tensor
         self.register_buffer("values", (weight / scale).round().clamp(qmin, qmax).to(torch.int8).T.contiguous())

@@ -1,0 +1,125 @@
+"""Ranges belong to the checkpoint: what is scored under a policy does not depend on the policies scored before it."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_quant.checkpoint import read_state_dict
+from swin_quant.cli import main
+from swin_quant.config import load_config
+from swin_quant.engines import torch_engines
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.scoring import load_for_scoring
+
+CPU = torch.device("cpu")
+NAMES = ("ft-mode1", "qdq", "cpu")
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+# how a checkpoint of learned ranges was made: the policy (one range a weight, or one a row), its bits
+LEARNED = {"W8A8 rows": ("qdq", 8), "W8A8": ("ft-mode1", 8), "W4A4 rows": ("qdq", 4), "W4A4": ("ft-mode1", 4)}
+
+
+def policies(bits):
+    rules = (Rule(nodes=("role:gemm_weight", "role:activation"), bits=bits),)
+    return [replace(load_policy(name).and_then(*rules), name=f"{name} {bits}") for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(scoring_flags, float_flags, tmp_path_factory):
+    """Name -> (checkpoint, bits): PTQ's, and those that QAT left with ranges that it learned."""
+    root = tmp_path_factory.mktemp("any_order")
+    recipe = root / "recipe.yaml"
+    recipe.write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2, amax_lr: 0.1}\n")
+    made = {}
+    for bits in (8, 4):
+        precision = ["--wprec", bits, "--aprec", bits, "--calibrator", "mse"]
+        folder = root / f"ptq{bits}"
+        command("calibrate", *float_flags, "--int8-mode", 1, *precision, "--no-eval", "--calib-output-path", folder)
+        made[f"PTQ {bits}"] = folder / "swin_micro_calib.pth", bits
+    for name, (policy, bits) in LEARNED.items():
+        start = ["--pretrained", root / f"ptq{bits}" / "swin_micro_calib.pth", "--policy", policy]
+        how = ["--wprec", bits, "--aprec", bits, "--amax", "learned", "--recipe", recipe, "--no-eval"]
+        command("finetune", *scoring_flags, *start, *how, "--output", root / name)
+        made[name] = root / name / "swin_micro" / "default" / "swin_micro_qat.pth", bits
+    return made
+
+
+def command(*words):
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def scored(checkpoints, micro):
+    """Name -> the checkpoint's model, and the logits of each policy on a model loaded for it alone."""
+    cfg = load_config(micro / "swin.yaml")
+    made = {}
+    for name, (file, bits) in checkpoints.items():
+        alone = {}
+        for policy in policies(bits):
+            (engine,) = quantized(load_for_scoring(cfg, str(file), [policy]).model, [policy]).values()
+            alone[policy.name] = engine(IMAGES)
+        made[name] = load_for_scoring(cfg, str(file), policies(bits)[:1]).model, bits, alone
+    return made
+
+
+def quantized(model, chosen):
+    engines = torch_engines(model, CPU, None, chosen)
+    return {engine.policy: engine for engine in engines.values() if engine.policy}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["PTQ 8", "PTQ 4", *LEARNED])
+@settings(max_examples=8)
+@given(order=st.data())
+def test_any_list_in_any_order_scores_as_each_alone(scored, name, order):
+    model, bits, alone = scored[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    chosen = order.draw(st.lists(st.sampled_from(policies(bits)), unique_by=lambda policy: policy.name, min_size=1))
+    engines = quantized(model, chosen)
+    for policy in order.draw(st.permutations(chosen)):
+        assert torch.equal(engines[policy.name](IMAGES), alone[policy.name]), policy.name
+    after = model.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
+
+
+def test_policies_differ_and_learned_ranges_are_not_those_of_the_weights(scored):
+    """Else the test above would compare nothing."""
+    for name, (model, _, alone) in scored.items():
+        assert len({tuple(logits.flatten().tolist()) for logits in alone.values()}) >= 3, name
+        if name in LEARNED:
+            nodes = [(key, node) for key, node in named_nodes(model).items() if node.role is Role.GEMM_WEIGHT]
+            weights = {key: model.get_submodule(key.rpartition(".")[0]).weight for key, _ in nodes}
+            assert any(node.amax.max() != weights[key].abs().max() for key, node in nodes), name
+            assert {node.amax.dim() for _, node in nodes} == ({2} if "rows" in name else {0}), name
+
+
+def test_evaluate_gives_the_same_card_in_either_order(checkpoints, run, scoring_flags, card_of, tmp_path):
+    file, _ = checkpoints["W8A8 rows"]
+    found = []
+    for names in (("qdq", "ft-mode1"), ("ft-mode1", "qdq")):
+        copy = tmp_path / names[0] / file.name
+        copy.parent.mkdir()
+        for source in (file, file.with_suffix(".json")):
+            shutil.copy(source, copy.parent)
+        assert run("evaluate", *scoring_flags, "--resume", copy, "--policy", *names).code == 0
+        found.append({result["policy"]: {**result, "ms_per_picture": 0} for result in card_of(copy)["results"]})
+        assert copy.read_bytes() == file.read_bytes()
+    assert found[0] == found[1] and set(found[0]) == {None, "qdq", "ft-mode1"}
+
+
+def test_a_learned_weight_range_stays_what_was_learned(checkpoints, run, scoring_flags, tmp_path, micro):
+    """Of 0.301, under a policy of rows and back."""
+    file, _ = checkpoints["W8A8"]
+    key = "layers.0.blocks.0.mlp.fc1._weight_quantizer._amax"
+    state, _ = read_state_dict(file)
+    torch.save(state | {key: torch.tensor(0.301)}, tmp_path / "x.pth")
+    policies = [load_policy("qdq"), load_policy("ft-mode1")]
+    model = load_for_scoring(load_config(micro / "swin.yaml"), str(tmp_path / "x.pth"), policies).model
+    for engine in torch_engines(model, CPU, None, policies).values():
+        engine(IMAGES)
+    assert model.state_dict()[key] == torch.tensor(0.301)
