@@ -100,7 +100,8 @@ def test_weights_are_stored_as_the_levels_of_fake_quant(kind, policy, graph, cal
     for name, node in enabled_nodes(model).items():
         if node.role is Role.GEMM_WEIGHT:
             weight = model.get_submodule(name.rpartition(".")[0]).weight.detach()
-            levels = simulate(weight, node.amax, -128, 127) / (node.amax / 127)
+            amax = node.range_for(weight)
+            levels = simulate(weight, amax, -128, 127) / (amax / 127)
             stored = tensors[f"{name}.values"]
             assert stored.dtype == np.int8 and np.array_equal(stored.T, levels.round().numpy())
             axis = {attribute.name: attribute.i for attribute in used[f"{name}.DequantizeLinear"].attribute}
