@@ -1,5 +1,6 @@
 """Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and card out."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from swin_quant.data.sampling import digest
 from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.distributed import World, gather
 from swin_quant.errors import UsageError, listed
-from swin_quant.files import ensure_writable_dir, finite, sha256_of
+from swin_quant.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
@@ -28,7 +29,9 @@ from swin_quant.quant.check import Batch as CheckBatch
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.ranges import RANGE_METHODS
-from swin_quant.runcard import CalibrationRecord, CheckRecord, RunCard
+from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
+from swin_quant.range_bits import bits_record
+from swin_quant.runcard import CalibrationRecord, CheckpointRecord, CheckRecord, RunCard
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,9 @@ def calibrate_checkpoint(
 ) -> Calibrated:
     """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
 
-    Everything that can be refused is refused before the first forward. `checkpoint` None calibrates the seeded
-    random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
+    What was counted is kept in `<NAME>_calib.stats.npz` (not by `max`, which counts nothing). Everything that can be
+    refused is refused before the first forward. `checkpoint` None calibrates the seeded random weights of the config,
+    for timing. Every rank returns the same ranges; rank 0 writes.
     """
     check_channels(cfg)
     path = Path(output) / f"{cfg.MODEL.NAME}_calib.pth"
@@ -90,7 +94,7 @@ def calibrate_checkpoint(
 
     preprocess = Preprocess.from_config(cfg)
     calibration, record, some = _calibrate(model, cfg, preprocess, plan, world)
-    _report_findings(calibration)
+    report_findings(calibration)
     if check := check_ranges(model, calibration, plan.method, some):
         if world.is_main:
             _report_check(check, record["method"], policy)
@@ -103,7 +107,20 @@ def calibrate_checkpoint(
         policy=policy.to_dict(),
         calibration=record,
     )
+    return finish(model, path, card, calibration, world)
+
+
+def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
+    """Write statistics, checkpoint and card, in this order."""
+    kept = statistics_bytes(calibration.statistics) if calibration.statistics else None
+    record = None
+    if kept:
+        record = CheckpointRecord(file=path.stem + SUFFIX, sha256=hashlib.sha256(kept).hexdigest())
+    card = replace(card, calibration=card.calibration | {"statistics": record})
     if world.is_main:
+        if kept:
+            atomic_write_bytes(path.with_name(record["file"]), kept)
+            log.info("statistics: %s", path.with_name(record["file"]))
         card = save_with_card(model, path, card)
     return Calibrated(model, path, card)
 
@@ -163,10 +180,7 @@ def _calibrate(
     limit.count(gather(limit.names))
     limit.check()
     names = [name for _, batch in sorted(gather(used)) for name in batch]
-    methods = _methods(model, plan.method)
     record = CalibrationRecord(
-        method="+".join(methods),
-        percentile=plan.method.percentile if "percentile" in methods else None,
         exact=plan.method.exact,
         batches=plan.batches,
         batch_size=plan.batch_size,
@@ -177,8 +191,8 @@ def _calibrate(
         pictures_sha256=digest(names),
         files=names,
         unreadable=sorted(limit.names),
-        dead_nodes=calibration.dead,
         beyond_half=calibration.beyond_half,
+        **found_by(plan.method, model, calibration),
     )
     return calibration, record, some
 
@@ -190,7 +204,19 @@ def _methods(model: Swin, method: Method) -> list[str]:
     return sorted({method.for_bits(node.bits) for node in on})
 
 
-def _report_findings(calibration: Calibration) -> None:
+def found_by(method: Method, model: Swin, calibration: Calibration) -> dict[str, Any]:
+    """What a calibration record says of the search itself."""
+    methods = _methods(model, method)
+    return {
+        "method": "+".join(methods),
+        "percentile": method.percentile if "percentile" in methods else None,
+        "dead_nodes": calibration.dead,
+        **bits_record(model, method),
+    }
+
+
+def report_findings(calibration: Calibration) -> None:
+    """Warn of nodes that saw only zeros, or more than float16 holds."""
     if calibration.dead:
         log.warning(
             "%d nodes saw only zeros (a branch that does nothing): %s",

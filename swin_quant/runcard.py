@@ -59,17 +59,7 @@ class CheckRecord(TypedDict):
     at_fault: list[str]
 
 
-class _CalibrationSince1(TypedDict, total=False):
-    check: CheckRecord | None
-
-
-class CalibrationRecord(_CalibrationSince1):
-    """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
-
-    `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
-    zeros; the values of `beyond_half` overflow float16.
-    """
-
+class _CalibrationRecord(TypedDict):
     method: str
     percentile: float | None
     exact: bool
@@ -86,9 +76,29 @@ class CalibrationRecord(_CalibrationSince1):
     beyond_half: list[str]
 
 
-class TrainingRecord(TypedDict):
-    """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer."""
+class CalibrationRecord(_CalibrationRecord, total=False):
+    """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
 
+    `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
+    zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
+    nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
+    """
+
+    check: CheckRecord | None
+    bits: int
+    other_bits: dict[str, int]
+    methods: dict[str, str]
+    statistics: CheckpointRecord | None
+
+
+class RangesRecord(TypedDict):
+    """How QAT found the ranges of the nodes that its policy enables: learned, or a method; None: as calibrated."""
+
+    weights: str | None
+    activations: str | None
+
+
+class _TrainingRecord(TypedDict):
     recipe: dict[str, Any]
     seed: int
     world: int
@@ -101,6 +111,15 @@ class TrainingRecord(TypedDict):
     teacher: SourceRecord | None
     best_epoch: int | None
     epochs: list[dict[str, Any]]
+
+
+class TrainingRecord(_TrainingRecord, total=False):
+    """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer.
+
+    QAT has `ranges`, for the bits of the card's policy.
+    """
+
+    ranges: RangesRecord
 
 
 class ArtifactRecord(TypedDict):
@@ -325,6 +344,7 @@ def _check_card(content: Any, where: str) -> list[str]:
         check_json(result, Result, where, f"results[{index}]", unknown)
     others = content["artifact"]["others"] if content.get("artifact") else []
     records = {section: content.get(section) for section in ("source", "checkpoint", "artifact")}
+    records["calibration.statistics"] = (content.get("calibration") or {}).get("statistics")
     for section, record in {**records, **{f"artifact.others[{i}]": other for i, other in enumerate(others)}}.items():
         if record and not re.fullmatch(r"[0-9a-f]{64}", record["sha256"]):
             raise SwinQuantError(f"{where}: {section}.sha256 is not 64 hexadecimal digits")

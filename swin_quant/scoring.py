@@ -22,6 +22,7 @@ from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
 from swin_quant.ptq import check_channels, portable_config
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.range_bits import check_bits
 from swin_quant.runcard import DatasetRecord, Result, RunCard, card_path, verify_checkpoint
 
 BASELINE = "float32"
@@ -117,11 +118,13 @@ def load_for_scoring(
     policies: Sequence[Policy] = (),
     world: World = World(),  # noqa: B008
     replace_head: bool = False,
+    any_bits: bool = False,
 ) -> Subject:
     """Load `checkpoint` and settle under which policies it is scored: those given, else its run card's.
 
     A float checkpoint is scored in float only, and refused if a policy asks for more; a calibrated one without run
-    card needs a policy. A run card beside the checkpoint must be that checkpoint's.
+    card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
+    ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
     """
     card_file = card_path(checkpoint)
     card = card_of(checkpoint)
@@ -132,6 +135,8 @@ def load_for_scoring(
     model = build_model(cfg)
     quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
     if quantized:
+        if not any_bits:
+            check_bits(model, card, quantized, checkpoint)
         apply_policy(model, quantized[0])
         source = load_calibrated(model, checkpoint)
     else:

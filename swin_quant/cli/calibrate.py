@@ -18,7 +18,11 @@ EXAMPLES = """examples:
   swin-quant calibrate --cfg swin_tiny_patch4_window7_224 --resume swin_tiny_patch4_window7_224.pth \\
       --data-path imagenet --int8-mode 1
   torchrun --nproc_per_node 4 calibrate.py --cfg my.yaml --resume my.pth --data-path data --zip --calibrator mse
-  swin-quant calibrate --cfg my.yaml --resume my.pth --data-path pictures --calib-split val --no-eval"""
+  swin-quant calibrate --cfg my.yaml --resume my.pth --data-path pictures --calib-split val --no-eval
+  swin-quant calibrate --cfg my.yaml --statistics out/my_calib.stats.npz --calibrator mse --int8-mode 1 --aprec 4 \\
+      --calib-output-path out4 --no-eval                       (in what an earlier one counted: no pictures are read)"""
+_OF_PICTURES = ("num_calib_batch", "calib_batchsz", "calib_split", "calib_augment", "exact_histogram", "replace_head",
+                "random_weights")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_policy(parser)
     options.add_run(parser)
     parser.add_argument("--no-eval", action="store_true", help="do not score the result on the val split")
+    parser.add_argument(
+        "--statistics", metavar="FILE", help="search ranges anew in what a calibration left: *.stats.npz"
+    )
     parser.add_argument("--random-weights", action="store_true", help="without --resume: time on untrained weights")
 
 
@@ -36,10 +43,14 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.progress import log
     from swin_quant.ptq import calibrate_checkpoint, has_split
     from swin_quant.quant.policies import load_policy
+    from swin_quant.recalibrate import recalibrate
     from swin_quant.scoring import open_labelled, score_model
 
-    if not args.resume and not args.random_weights:
+    statistics = getattr(args, "statistics", None)  # main.py has no such option
+    if not args.resume and not args.random_weights and not statistics:
         raise UsageError("no checkpoint: give --resume FILE (or --random-weights to time an untrained model)")
+    if statistics and (idle := [name for name in _OF_PICTURES if getattr(args, name)]):
+        raise UsageError(f"--{idle[0].replace('_', '-')}: the pictures are those of --statistics: leave it out")
     cfg = options.config_of(args)
     policies = options.policies_of(args) or [load_policy("ft-mode1")]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
@@ -49,7 +60,10 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     scored = not args.no_eval and has_split(cfg, "val")
     if scored:
         open_labelled(cfg, "val", world, cache_mode="no")  # refused now, not after the calibration
-    done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
+    if statistics:
+        done = recalibrate(cfg, statistics, args.resume, policies[0], plan.method, directory, world)
+    else:
+        done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
     if not scored:
         if not args.no_eval:
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)

@@ -67,16 +67,17 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
     group = parser.add_argument_group("calibration")
-    group.add_argument("--num-calib-batch", type=int, default=batches, metavar="N", help=f"batches (default {batches})")
-    group.add_argument("--calib-batchsz", type=int, default=8, metavar="N", help="pictures a batch (default 8)")
+    group.add_argument("--num-calib-batch", type=int, metavar="N", help=f"batches (default {batches})")
+    group.add_argument("--calib-batchsz", type=int, metavar="N", help="pictures a batch (default 8)")
     group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
-    group.add_argument("--calib-split", default="train", metavar="SPLIT", help="pictures to sample (default train)")
+    group.add_argument("--calib-split", metavar="SPLIT", help="pictures to sample (default train)")
     group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
     by_bits = ", ".join(f"{name} from {bits} bits on" for bits, name in BY_BITS.items())
     group.add_argument("--calibrator", choices=CALIBRATORS, help=f"default: by a node's bits, {by_bits}")
     group.add_argument("--percentile", type=float, metavar="P",
                        help=f"means the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
     group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")
+    parser.set_defaults(calib_batches=batches)
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
@@ -116,9 +117,9 @@ def plan_of(args: argparse.Namespace, seed: int) -> Plan:
     name = args.calibrator or ("percentile" if given else None)
     method = Method(name, args.percentile if given else DEFAULT_PERCENTILE, args.exact_histogram)
     return Plan(
-        args.num_calib_batch,
-        args.calib_batchsz,
-        args.calib_split,
+        args.calib_batches if args.num_calib_batch is None else args.num_calib_batch,
+        8 if args.calib_batchsz is None else args.calib_batchsz,
+        args.calib_split or "train",
         seed,
         args.calib_augment,
         method,

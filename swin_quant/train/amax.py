@@ -15,6 +15,7 @@ from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.runcard import RangesRecord
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
@@ -66,6 +67,17 @@ class RangeKeeper:
             kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
             found.setdefault(f"amax/{kind}", []).append(node.amax.max().item())
         return found
+
+    def record(self) -> RangesRecord:
+        """How the ranges were found, for the run card."""
+        method = "learned" if self.recipe.mode == "learned" else self.recipe.method
+        if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
+            return RangesRecord(weights=None, activations=None)
+        of_weights = method if method in ("learned", "mse") else "max"
+        return RangesRecord(
+            weights=of_weights if self.recipe.weights else None,
+            activations=method if self.recipe.activations else None,
+        )
 
     def reestimate(self) -> None:
         """New ranges for the chosen nodes, from the weights as they are and the sample of pictures."""

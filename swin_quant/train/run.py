@@ -97,7 +97,8 @@ def finetune(
         recipe = with_batch_size(recipe, cfg)
         if not request.start:
             raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
-        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world)
+        found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
+        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
         if len(subject.policies) != 1:
             raise UsageError(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
@@ -108,6 +109,8 @@ def finetune(
         quantize(model)
         path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
         model, position, record = run(model, cfg, recipe, request, world, policy)
+        earlier = (subject.card.training or {}).get("ranges", {})  # a range that was learned before was not calibrated
+        record["ranges"] = {kind: method or earlier.get(kind) for kind, method in record["ranges"].items()}
         card = replace(subject.card, policy=policy.to_dict(), training=record, results=[], versions=versions())
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
@@ -170,7 +173,7 @@ def run(
         ensure_writable_dir(request.folder)  # somebody may have moved it away
         _plot(request)
     record = training_record(recipe, cfg, batches, pictures, position, teacher_source, world)
-    return unsharded, position, record | {"start": start}
+    return unsharded, position, record | {"start": start} | ({"ranges": keeper.record()} if policy else {})
 
 
 def _plot(request: Request) -> None:

@@ -1,0 +1,78 @@
+"""What a calibration counted, as a small file: ranges for other bits or methods are searched in it, without pictures.
+
+A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, BINS], `width` and `largest` float64
+[nodes]. It may come from elsewhere: shape, type and size of every part are known before it is unpacked.
+"""
+
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.files import read_bounded
+from swin_quant.quant.histogram import BINS
+from swin_quant.quant.ranges import Statistics
+
+SUFFIX = ".stats.npz"
+MAX_BYTES = 64 * 1024 * 1024
+_HEADER = 4096  # bytes: more than numpy writes before the values of an array
+_LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within int64
+
+
+def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
+    """The file's content: the same bytes for the same statistics."""
+    parts = {
+        "names": np.frombuffer(json.dumps(list(statistics)).encode(), np.uint8),
+        "counts": np.stack([each.counts for each in statistics.values()]),
+        "width": np.array([each.width for each in statistics.values()]),
+        "largest": np.array([each.largest for each in statistics.values()]),
+    }
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **parts)
+    return buffer.getvalue()
+
+
+def read_statistics(path: str | os.PathLike, names: Sequence[str]) -> dict[str, Statistics]:
+    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or of other nodes."""
+    data = read_bounded(path, "statistics file", MAX_BYTES)
+    n, listed = len(names), json.dumps(list(names)).encode()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
+            counts = _part(archive, "counts", np.int64, (n, BINS))
+            width, largest = (_part(archive, name, np.float64, (n,)) for name in ("width", "largest"))
+        if found != listed:
+            raise ValueError("it is of the nodes of another model")
+        _check(counts, width, largest)
+    except (ValueError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
+    return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
+
+
+def _part(archive: zipfile.ZipFile, name: str, dtype: type, shape: tuple[int, ...]) -> NDArray:
+    """An array of exactly this type and shape; no more of it is unpacked than that takes."""
+    info = archive.getinfo(f"{name}.npy")
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if not size <= info.file_size <= size + _HEADER:
+        raise ValueError(f"{name} has another size")
+    data = archive.read(info)
+    buffer = io.BytesIO(data)
+    if np.lib.format.read_magic(buffer) != (1, 0):
+        raise ValueError(f"{name} is no array")
+    if np.lib.format.read_array_header_1_0(buffer) != (shape, False, np.dtype(dtype)):
+        raise ValueError(f"{name} has another shape or type")
+    return np.frombuffer(data, dtype, offset=buffer.tell()).reshape(shape)
+
+
+def _check(counts: NDArray[np.int64], width: NDArray[np.float64], largest: NDArray[np.float64]) -> None:
+    total = counts.astype(np.float64).sum(axis=1)
+    if (counts < 0).any() or not ((total > 0) & (total < _LARGEST_COUNT)).all():
+        raise ValueError("counts are negative, missing or too many")
+    if not (np.isfinite(width) & (width > 0) & (largest >= 0) & (largest <= width * BINS)).all():
+        raise ValueError("widths and largest values contradict each other")

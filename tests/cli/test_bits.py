@@ -1,0 +1,101 @@
+"""Ranges found for other bits, at the command line: refused in one line, found again in the statistics, warned of."""
+
+import shutil
+
+import pytest
+import torch
+
+from swin_quant.checkpoint import read_state_dict
+
+NAME = "swin_micro_calib"
+TRAIN = ["--num-epochs", 1, "--batch-size", 4, "--no-eval"]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("epochs: 1\naugment: {crop: padded}\n")
+    return ["--recipe", tmp_path / "recipe.yaml"]
+
+
+@pytest.fixture(scope="module")
+def of_8_bits(float_flags, tmp_path_factory):
+    """The folder of a calibration by least error at 8 bits."""
+    from swin_quant.cli import main
+
+    folder = tmp_path_factory.mktemp("mse8")
+    words = [*float_flags, "--calibrator", "mse", "--int8-mode", 1, "--no-eval", "--calib-output-path", folder]
+    assert main(["calibrate", *map(str, words)]) == 0
+    return folder
+
+
+def test_other_bits_are_refused_and_the_statistics_find_them(run, scoring_flags, of_8_bits, float_flags, tmp_path):
+    four = ["--int8-mode", 1, "--aprec", 4]
+    line = run("evaluate", *scoring_flags, "--resume", of_8_bits / f"{NAME}.pth", *four).error(2)
+    assert "found by mse for 8 bits" in line and "ft-mode1 A4 has 4" in line and "--statistics" in line
+    again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--calibrator", "mse", *four]
+    done = run("calibrate", *again, "--calib-output-path", tmp_path / "again", "--device", "cpu", "--no-eval")
+    assert done.code == 0, done
+    direct = [*float_flags, "--calibrator", "mse", *four, "--no-eval", "--calib-output-path", tmp_path / "direct"]
+    assert run("calibrate", *direct).code == 0
+    file = tmp_path / "again" / f"{NAME}.pth"
+    assert file.read_bytes() == (tmp_path / "direct" / f"{NAME}.pth").read_bytes()
+    assert run("evaluate", *scoring_flags, "--resume", file, *four).code == 0
+    assert "for 4 bits" in run("evaluate", *scoring_flags, "--resume", file, "--int8-mode", 1).error(2)
+
+
+def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring_flags, of_8_bits, tmp_path, recipe):
+    four = tmp_path / "four.yaml"
+    four.write_text("name: four\nrules:\n- {enable: ['role:gemm_input', 'role:gemm_weight'], bits: 4}\n")
+    file = of_8_bits / f"{NAME}.pth"
+    where = ["--resume", file, "--backend", "onnx", "--output", tmp_path / "out", "--policy", four]
+    assert "found by mse for 8 bits" in run("export", *where).error(2)
+    train = [*scoring_flags, "--pretrained", file, "--int8-mode", 1, "--aprec", 4, *TRAIN, *recipe]
+    assert "found by mse for 8 bits" in run("finetune", *train, "--output", tmp_path / "qat").error(2)
+    anew = ["--set", "amax.initial=reestimated", "amax.batches=1"]
+    assert run("finetune", *train, "--output", tmp_path / "qat", *anew).code == 0
+
+
+def test_weights_alone_may_have_other_bits(run, scoring_flags, of_8_bits):
+    done = run("evaluate", *scoring_flags, "--resume", of_8_bits / f"{NAME}.pth", "--int8-mode", 1, "--wprec", 4)
+    assert done.code == 0 and "warning" not in done.err, done
+
+
+def test_percentiles_are_warned_of(run, scoring_flags, calibrated):
+    done = run("evaluate", *scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--aprec", 4)
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "warning" in line]
+    assert "found by percentile for 8 bits" in line and "calibrate --calibrator mse" in line
+
+
+def test_a_checkpoint_without_a_card_is_warned_of(run, scoring_flags, calibrated, tmp_path):
+    alone = shutil.copy(calibrated, tmp_path / "alone.pth")
+    flags = [*scoring_flags, "--resume", alone, "--output", tmp_path, "--int8-mode", 1]
+    assert "no run card says" in run("evaluate", *flags, "--aprec", 4).err
+    assert "no run card says" not in run("evaluate", *flags).err
+
+
+def test_learned_ranges_ask_for_training(run, scoring_flags, calibrated, tmp_path, card_of, recipe):
+    made = []
+    for start, how in ((calibrated, "learned"), (tmp_path / "0" / "swin_micro" / "default", "frozen")):
+        start = start / "swin_micro_qat.pth" if start.is_dir() else start
+        folder = tmp_path / str(len(made))
+        train = ["--pretrained", start, "--amax", how, *TRAIN, *recipe, "--output", folder]
+        assert run("finetune", *scoring_flags, *train).code == 0
+        made.append(folder / "swin_micro" / "default" / "swin_micro_qat.pth")
+        assert card_of(made[-1])["training"]["ranges"] == {"weights": "learned", "activations": "learned"}
+        line = run("evaluate", *scoring_flags, "--resume", made[-1], "--int8-mode", 1, "--wprec", 4).error(2)
+        assert "learned for 8 bits" in line and "finetune with these bits" in line
+
+
+@pytest.mark.parametrize("flag", ["--num-calib-batch=2", "--calib-split=val", "--calib-augment", "--exact-histogram"])
+def test_statistics_have_their_pictures(run, scoring_flags, of_8_bits, tmp_path, flag):
+    again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--int8-mode", 1, flag]
+    line = run("calibrate", *again, "--calib-output-path", tmp_path, "--device", "cpu").error(2)
+    assert flag.partition("=")[0] in line and "--statistics" in line and not list(tmp_path.iterdir())
+
+
+def test_statistics_need_the_weights_they_were_counted_on(run, scoring_flags, of_8_bits, tmp_path, micro):
+    state, _ = read_state_dict(micro / "swin.pth")
+    torch.save({"model": state | {"head.bias": state["head.bias"] + 1}}, tmp_path / "other.pth")
+    again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--device", "cpu"]
+    assert "is not what" in run("calibrate", *again, "--resume", tmp_path / "other.pth").error(1)

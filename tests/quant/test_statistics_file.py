@@ -1,0 +1,123 @@
+"""A statistics file gives back what was counted, to the bit, and is believed in nothing that it says of itself."""
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from swin_quant.errors import SwinQuantError
+from swin_quant.quant.histogram import BINS
+from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range
+from swin_quant.quant.statistics_file import MAX_BYTES, read_statistics, statistics_bytes
+
+NAMES = ["layers.0.a_quantizer", "layers.0.b_quantizer", "é"]
+
+
+def counted():
+    random = np.random.default_rng(0)
+    rows = {}
+    for index, name in enumerate(NAMES):
+        counts = np.zeros(BINS, np.int64)
+        counts[: 3000 - 900 * index] = random.integers(0, 2**40, 3000 - 900 * index)
+        width = 2.0 ** (index - 3) / BINS
+        rows[name] = Statistics(counts, width, float(width * (2999.5 - 900 * index)))
+    rows[NAMES[2]] = Statistics(np.eye(1, BINS, dtype=np.int64)[0], 2.0**-100 / BINS, 0.0)  # a node that saw only zeros
+    return rows
+
+
+def file(tmp_path, **changes):
+    """The file of `counted()`, some of its parts replaced by arrays or bytes, or left out."""
+    with np.load(io.BytesIO(statistics_bytes(counted()))) as whole:
+        parts = {name: whole[name] for name in whole} | changes
+    with zipfile.ZipFile(tmp_path / "x.stats.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in parts.items():
+            if value is not None:
+                buffer = io.BytesIO()
+                buffer.write(value) if isinstance(value, bytes) else np.save(buffer, value)
+                archive.writestr(f"{name}.npy", buffer.getvalue())
+    return tmp_path / "x.stats.npz"
+
+
+def test_what_was_counted_comes_back_to_the_bit(tmp_path):
+    made = counted()
+    (tmp_path / "x.npz").write_bytes(statistics_bytes(made))
+    read = read_statistics(tmp_path / "x.npz", NAMES)
+    assert list(read) == NAMES
+    for name, row in made.items():
+        assert read[name].counts.dtype == np.int64 and np.array_equal(read[name].counts, row.counts)
+        assert (read[name].width, read[name].largest) == (row.width, row.largest)
+        for method in RANGE_METHODS:
+            assert search_range(method, read[name], 4) == search_range(method, row, 4)
+
+
+def test_the_same_counts_are_the_same_bytes():
+    assert statistics_bytes(counted()) == statistics_bytes(counted())
+
+
+def test_numpy_can_read_it_without_us(tmp_path):
+    with np.load(io.BytesIO(statistics_bytes(counted())), allow_pickle=False) as parts:
+        assert json.loads(parts["names"].tobytes()) == NAMES and parts["counts"].shape == (3, BINS)
+
+
+def lie(shape, dtype="<i8"):
+    """An array whose header claims more than there is."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return buffer.getvalue() + bytes(3 * BINS * 8)
+
+
+GOOD = np.ones((3, BINS), np.int64)
+BROKEN = {
+    "other nodes": {"names": np.frombuffer(json.dumps([*NAMES[:2], "è"]).encode(), np.uint8)},
+    "more nodes": {"names": np.frombuffer(json.dumps([*NAMES, "more"]).encode(), np.uint8)},
+    "no counts": {"counts": None},
+    "floats": {"counts": GOOD.astype(np.float64)},
+    "fewer bins": {"counts": GOOD[:, :-1]},
+    "in another order": {"counts": np.asfortranarray(GOOD)},
+    "a header that lies": {"counts": lie((3, 2**50))},
+    "a header that counts down": {"counts": lie((-3, BINS))},
+    "objects": {"width": np.array([object()] * 3)},
+    "a pickle": {"width": b"cos\nsystem\n(S'true'\ntR."},
+    "nothing": {"counts": b""},
+    "negative": {"counts": -GOOD},
+    "no value": {"counts": 0 * GOOD},
+    "too many": {"counts": GOOD * 2**60},
+    "NaN": {"largest": np.array([1.0, np.nan, 0.0])},
+    "infinite": {"width": np.array([1.0, np.inf, 1.0])},
+    "narrow": {"width": np.array([1e-9, 1.0, 1.0])},
+    "a bomb": {"counts": bytes(2**26)},
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_one_line(tmp_path, what):
+    path = file(tmp_path, **BROKEN[what])
+    with pytest.raises(SwinQuantError) as caught:
+        read_statistics(path, NAMES)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value) and "calibrate again" in str(caught.value)
+
+
+def test_the_control_is_read(tmp_path):
+    assert read_statistics(file(tmp_path), NAMES).keys() == counted().keys()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_bytes_are_noticed(tmp_path, seed):
+    data = bytearray(statistics_bytes(counted()))
+    random = np.random.default_rng(seed)
+    content = bytes(data[: len(data) // 2]) if seed == 0 else data
+    if seed:
+        start = data.index(b"counts.npy") + 200
+        content[random.integers(start, start + 20000)] ^= 0xFF
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(SwinQuantError, match="x.npz"):
+        read_statistics(tmp_path / "x.npz", NAMES)
+
+
+def test_a_file_beyond_the_limit_is_not_read(tmp_path):
+    with open(tmp_path / "x.npz", "wb") as large:
+        large.truncate(MAX_BYTES + 1)
+    with pytest.raises(SwinQuantError, match="larger"):
+        read_statistics(tmp_path / "x.npz", NAMES)
