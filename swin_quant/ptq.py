@@ -1,7 +1,7 @@
 """Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and card out."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,27 +111,29 @@ def calibrate_checkpoint(
 
 
 def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
-    """Write statistics, checkpoint and card, in this order."""
-    kept = statistics_bytes(calibration.statistics) if calibration.statistics else None
-    record = None
-    if kept:
-        record = CheckpointRecord(file=path.stem + SUFFIX, sha256=hashlib.sha256(kept).hexdigest())
+    """Write checkpoint, statistics and card, in this order."""
+    counted = statistics_bytes(calibration.statistics) if calibration.statistics else None
+    kept = path.with_suffix(SUFFIX)
+    record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
     card = replace(card, calibration=card.calibration | {"statistics": record})
     if world.is_main:
-        if kept:
-            atomic_write_bytes(path.with_name(record["file"]), kept)
-            log.info("statistics: %s", path.with_name(record["file"]))
-        card = save_with_card(model, path, card)
+        card = save_with_card(model, path, card, others={kept: counted} if counted else {})
+        if not counted:
+            kept.unlink(missing_ok=True)  # of an earlier calibration, whose checkpoint is gone, too
     return Calibrated(model, path, card)
 
 
-def save_with_card(model: Swin, path: Path, card: RunCard, by_channel: bool = False) -> RunCard:
-    """Write a calibrated checkpoint, then the card that holds its hash; returns that card."""
+def save_with_card(
+    model: Swin, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
+) -> RunCard:
+    """Write a calibrated checkpoint and the `others`, then the card that holds its hash; returns that card."""
     save_calibrated(model, path, by_channel)
+    for other, content in (others or {}).items():
+        atomic_write_bytes(other, content)
     card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
     card.write(path.with_suffix(".json"))
-    log.info("calibrated checkpoint: %s", path)
-    log.info("run card: %s", path.with_suffix(".json"))
+    for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):
+        log.info("%s: %s", what, file)
     return card
 
 

@@ -60,8 +60,9 @@ def test_weights_alone_may_have_other_bits(run, scoring_flags, of_8_bits):
     assert done.code == 0 and "warning" not in done.err, done
 
 
-def test_percentiles_are_warned_of(run, scoring_flags, calibrated):
-    done = run("evaluate", *scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--aprec", 4)
+def test_percentiles_are_warned_of(run, scoring_flags, calibrated, tmp_path):
+    copy = shutil.copytree(calibrated.parent, tmp_path / "copy") / calibrated.name
+    done = run("evaluate", *scoring_flags, "--resume", copy, "--int8-mode", 1, "--aprec", 4)
     assert done.code == 0
     (line,) = [line for line in done.err.splitlines() if "warning" in line]
     assert "found by percentile for 8 bits" in line and "calibrate --calibrator mse" in line

@@ -36,6 +36,7 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
     assert done.code == 0 and sorted(f.name for f in tmp_path.iterdir()) == [
         "swin_micro_calib.json",
         "swin_micro_calib.pth",
+        "swin_micro_calib.stats.npz",
     ]
     assert "float32" in done.out and "int8" in done.out and "swin_micro_calib.pth" in done.err
     card = card_of(tmp_path / "swin_micro_calib.pth")
@@ -275,7 +276,9 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, 
     assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
     saved = sorted(file.name for file in (tmp_path / "out").iterdir())
     if split == "val":  # calibration was done, and is not lost
-        assert "calibrated and saved" in line and saved == ["swin_micro_calib.json", "swin_micro_calib.pth"]
+        assert "calibrated and saved" in line and saved == [
+            f"swin_micro_calib.{end}" for end in ("json", "pth", "stats.npz")
+        ]
     else:
         assert saved == []
 
