@@ -54,7 +54,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
     for name, node in named_nodes(model).items():
         kind, setting = ("weights" if node.role is Role.GEMM_WEIGHT else "activations"), settings.get(name)
         if trained and setting and not setting.enabled:
-            found[name] = Origin("percentile")  # QAT calibrates anew what it left out
+            found[name] = Origin(Method().for_bits(setting.bits), setting.bits)  # QAT calibrates anew what it left out
         elif trained and setting and (method := trained[kind]):
             found[name] = Origin(method, setting.bits)
         elif kind == "weights" or card.calibration is None:

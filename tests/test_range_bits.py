@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from swin_quant.errors import UsageError
+from swin_quant.quant.calibration import Method
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
@@ -81,7 +82,7 @@ def test_a_node_that_is_off_does_not_matter(model, caplog):
 def test_ranges_that_do_not_are_used_with_one_line(model, method, caplog):
     made = card(method, bits=8, other_bits={})
     (message,) = warned(model, made, policy(4, 4), caplog=caplog)
-    assert f"by {method} for 8 bits" in message and "has 4" in message and "calibrate --calibrator mse" in message
+    assert f"by {method} for 8 bits" in message and "has 4" in message and "`calibrate` with these bits" in message
     assert warned(model, made, policy(4, 8), caplog=caplog) == [], "weights have their maxima at any bits"
 
 
@@ -104,8 +105,8 @@ def test_qat_of_some_ranges_leaves_the_others_as_they_were_calibrated(model):
     enabled = "layers.0.blocks.0.mlp.fc1"
     assert found[f"{enabled}._weight_quantizer"] == Origin("learned", 4)
     assert found[f"{enabled}._input_quantizer"] == Origin("mse", 8)
-    off = next(name for name, role in roles.items() if role is Role.SOFTMAX_INPUT and found[name].bits is None)
-    assert found[off] == Origin("percentile"), "what QAT left out it calibrated anew"
+    off = {name for name, role in roles.items() if role is Role.SOFTMAX_INPUT}
+    assert {found[name] for name in off} == {Origin("percentile", 8)}, "what QAT left out it calibrated anew"
 
 
 def test_without_a_card_8_bits_are_taken_for_granted_and_others_are_warned_of(model, caplog):
@@ -115,7 +116,18 @@ def test_without_a_card_8_bits_are_taken_for_granted_and_others_are_warned_of(mo
 
 
 def test_what_a_calibration_records(model):
-    apply_policy(model, policy(2, 4).and_then(Rule(nodes=(ONE,), bits=6)))
-    assert bits_record(model) == {"bits": 4, "other_bits": {ONE: 6}}
+    apply_policy(model, policy(2, 4).and_then(Rule(nodes=(ONE,), bits=8)))
+    by_default = {"bits": 4, "other_bits": {ONE: 8}, "methods": {"4": "mse", "8": "percentile"}}
+    assert bits_record(model, Method()) == by_default
     apply_policy(model, policy())
-    assert bits_record(model) == {"bits": 8, "other_bits": {}}
+    assert bits_record(model, Method("entropy")) == {"bits": 8, "other_bits": {}, "methods": {"8": "entropy"}}
+
+
+def test_the_method_of_a_node_is_that_of_its_bits(model, caplog):
+    """By default percentile at 8 bits, which suits others, and mse below, which does not."""
+    made = card("mse+percentile", bits=8, other_bits={ONE: 4}, methods={"4": "mse", "8": "percentile"})
+    found = origins(model, made)
+    assert found[ONE] == Origin("mse", 4) and found[ONE.replace("fc2", "fc1")] == Origin("percentile", 8)
+    assert "1 range was found by mse for 4 bits" in refused(model, made, policy())
+    (message,) = warned(model, made, policy(8, 4), caplog=caplog)
+    assert "found by percentile for 8 bits" in message

@@ -65,7 +65,7 @@ def test_percentiles_are_warned_of(run, scoring_flags, calibrated, tmp_path):
     done = run("evaluate", *scoring_flags, "--resume", copy, "--int8-mode", 1, "--aprec", 4)
     assert done.code == 0
     (line,) = [line for line in done.err.splitlines() if "warning" in line]
-    assert "found by percentile for 8 bits" in line and "calibrate --calibrator mse" in line
+    assert "found by percentile for 8 bits" in line and "`calibrate` with these bits" in line
 
 
 def test_a_checkpoint_without_a_card_is_warned_of(run, scoring_flags, calibrated, tmp_path):

@@ -1,5 +1,6 @@
 """swin-quant calibrate: what is written, from which pictures, and what the flags change."""
 
+import hashlib
 import io
 import re
 import shutil
@@ -43,11 +44,14 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
     assert card["source"]["file"] == "swin.pth" and card["policy"]["name"] == "ft-mode1"
     check = card["calibration"].pop("check")
     assert check["policy"] == "ft-mode1" and check["pictures"] == 8 and check["sqnr_db"] > 20
+    kept = tmp_path / "swin_micro_calib.stats.npz"
+    statistics = {"file": kept.name, "sha256": hashlib.sha256(kept.read_bytes()).hexdigest()}
     assert card["calibration"] | {"files": 0, "pictures_sha256": 0} == {
         **{"method": "percentile", "percentile": 99.99, "exact": False, "batches": 2, "batch_size": 4, "seed": 0},
         **{"split": "train", "augment": False, "pictures": 8, "pictures_sha256": 0, "files": 0, "unreadable": []},
         "dead_nodes": [],
         "beyond_half": [],
+        **{"bits": 8, "other_bits": {}, "methods": {"8": "percentile"}, "statistics": statistics},
     }
     assert [(r["precision"], r["policy"], r["pictures"]) for r in card["results"]] == [
         ("float32", None, 7),
