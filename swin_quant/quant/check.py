@@ -128,9 +128,8 @@ def _quantized(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
 
 
 def _joined(mine: Sequence[tuple[int, Tensor]]) -> Tensor:
-    everybodys = gather([(number, logits.float().cpu()) for number, logits in mine])
-    in_order = [logits for _, logits in sorted(everybodys, key=lambda pair: pair[0])]
-    return torch.cat(in_order) if in_order else torch.empty(0, 0)
+    everybodys = gather([[number, logits.float().tolist()] for number, logits in mine])
+    return torch.tensor([row for _, rows in sorted(everybodys, key=lambda pair: pair[0]) for row in rows])
 
 
 def _distance(logits: Tensor, expected: Tensor) -> tuple[float, float]:
