@@ -71,10 +71,13 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
     None: on that which it was exported for, or on every one that takes it; of those that are installed. UsageError for
     an engine that does not take this kind of artifact, or is not installed.
     """
-    return {
+    policy = artifact.card.policy
+    sha256 = policy_from_dict(policy, str(card_path(artifact.file))).sha256 if policy else None
+    engines = {
         f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
         for name in names_of_engines(artifact, names)
     }
+    return {key: replace(engine, policy_sha256=sha256 if engine.policy else None) for key, engine in engines.items()}
 
 
 def on_its_device(name: str, options: EngineOptions) -> EngineOptions:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from swin_quant.errors import UsageError
 from swin_quant.evaluate import Engine as Run
+from swin_quant.quant.policies import told_apart
 from swin_quant.quant.policy import (
     Policy,
     Setting,
@@ -51,6 +52,7 @@ class Engine:
     run: Run
     max_batch: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    policy_sha256: str | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         if self.max_batch and len(images) > self.max_batch:
@@ -59,7 +61,7 @@ class Engine:
 
     @property
     def label(self) -> str:
-        """Unique among the engines of a model."""
+        """Unique among the engines of a model, but for policies of one name."""
         return f"{self.precision} {self.policy}" if self.policy else self.precision
 
 
@@ -79,8 +81,12 @@ def torch_engines(
         with _quantizing(model, settings):
             if enabled_nodes(model):
                 run = partial(_run_quantized, model, settings)
-                engines.append(Engine(FAKE_QUANT, precision_of(model), policy.name, run))
-    return {engine.label: engine for engine in engines}
+                precision = precision_of(model)
+                engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
+    names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
+    return {
+        replace(engine, policy=names.get((engine.policy, engine.policy_sha256))).label: engine for engine in engines
+    }
 
 
 def _run_float(model: nn.Module, images: Tensor) -> Tensor:

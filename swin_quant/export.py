@@ -14,7 +14,8 @@ from swin_quant.config import from_dict
 from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir, sha256_of
 from swin_quant.models.layers import Swin
-from swin_quant.quant.policies import builtin_policies, load_policy
+from swin_quant.progress import log
+from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.runcard import RunCard, card_path
 from swin_quant.scoring import card_of, load_for_scoring
@@ -54,18 +55,26 @@ def export_checkpoint(
 def policy_for(target: str, card: RunCard | None) -> Policy:
     """The policy of a target where the user names none.
 
-    A policy of the user's own, which the checkpoint was calibrated or trained for, stays. FasterTransformer's modes
-    are the card's, and its kernels know no other. Else it is the best built-in one of the target: calibration found
-    the ranges of all nodes.
+    One that the checkpoint was trained under stays, and one of the user's own, whatever it is called. FasterTransformer
+    takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes.
     """
     fitting = [name for name in TARGETS[target].policies if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
+    is_ours = own is not None and is_builtin(own)
     if TARGETS[target].only:
-        if own is None or own.name not in fitting:
+        if own is None or (is_ours and own.name not in fitting):
             has = f"the run card's is {own.name}" if own else "there is no run card"
             raise UsageError(f"--backend {target} needs the policy {' or '.join(fitting)}, {has}: give --policy")
         return own
-    return own if own and own.name not in builtin_policies() else load_policy(fitting[0])
+    if own is None or (is_ours and not card.training):
+        return load_policy(fitting[0])
+    if is_ours and own.name not in fitting:
+        log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see --policy",
+                    own.name, target, fitting[0])  # fmt: skip
+    elif not is_ours and own.name in builtin_policies():
+        log.warning("policy %s is the run card's, not the built-in %s: --policy %s takes that one",
+                    described(own), own.name, own.name)  # fmt: skip
+    return own
 
 
 def model_and_card(

@@ -115,6 +115,11 @@ def sha256_of(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_data(value: Any) -> str:
+    """The SHA-256 of plain data as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def finite(value: Any) -> Any:
     """`value` (JSON's types, tuples) with every infinity and NaN replaced by None, which JSON can say."""
     if isinstance(value, dict):

@@ -22,7 +22,7 @@ import torch
 
 import swin_quant
 from swin_quant.errors import SwinQuantError, listed
-from swin_quant.files import check_json, fields_of, finite, read_json, sha256_of, write_json
+from swin_quant.files import check_json, fields_of, finite, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.progress import log
 
 FAMILY, FORMAT = "swin-quant/run-card/", 1
@@ -171,6 +171,7 @@ class DatasetRecord(TypedDict):
 class Result:
     """One measurement of one engine. Accuracies and agreement in percent, loss in nats, SQNR in dB; None: not measured.
 
+    `policy_sha256` is of the rules of the policy, which may share its name with another; None: not recorded.
     `agreement`, `sqnr_db`, `delta_acc1` and its paired standard error compare with float32 on the same pictures.
     """
 
@@ -191,11 +192,7 @@ class Result:
     delta_acc1_se: float | None = None
     unreadable: int = 0
     note: str | None = None
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """What was measured on what: a newer result of the same identity replaces an older one."""
-        return self.engine, self.precision, self.policy, tuple(sorted(self.dataset.items(), key=str))
+    policy_sha256: str | None = None
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Result":
@@ -235,15 +232,23 @@ class RunCard:
         return {"schema": SCHEMA, **content, **newer}
 
     def measured(self) -> list[Result]:
-        """The results, typed."""
-        return [Result.of(record) for record in self.results]
+        """The results, typed. One of before policies were told apart by their rules gets those of the card's policy."""
+        results = [Result.of(record) for record in self.results]
+        own = self.policy or {}
+        sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
+        return [
+            dataclasses.replace(result, policy_sha256=sha256)
+            if result.policy and result.policy_sha256 is None and result.policy == own.get("name")
+            else result
+            for result in results
+        ]
 
     def with_result(self, result: Result) -> "RunCard":
-        """A card that also holds `result`, in the place of an older one of the same identity if there is one."""
-        record = finite(dataclasses.asdict(result))
-        results = [record if Result.of(old).identity == result.identity else old for old in self.results]
-        if record not in results:
-            results.append(record)
+        """A card that also holds `result`, in the place of an older one of the same thing if there is one."""
+        older = [_measure_the_same(old, result) for old in self.measured()]
+        results = [record for record, is_older in zip(self.results, older, strict=True) if not is_older]
+        place = older.index(True) if True in older else len(results)
+        results.insert(place, finite(dataclasses.asdict(result)))
         return dataclasses.replace(self, results=results)
 
     def with_verification(self, record: VerificationRecord) -> "RunCard":
@@ -275,6 +280,13 @@ class RunCard:
 @functools.cache  # a command may read a card more than once
 def _warn_of_newer(path: str, keys: tuple[str, ...]) -> None:
     log.warning("%s: kept as it is, but not understood, since a newer swin-quant wrote it: %s", path, listed(keys))
+
+
+def _measure_the_same(one: Result, other: Result) -> bool:
+    """Whether two results are of the same engine, precision, policy and pictures, the policy by its rules if known."""
+    known = one.policy_sha256 and other.policy_sha256
+    same_policy = one.policy_sha256 == other.policy_sha256 if known else one.policy == other.policy
+    return same_policy and all(getattr(one, key) == getattr(other, key) for key in ("engine", "precision", "dataset"))
 
 
 def card_path(checkpoint: str | os.PathLike) -> Path:

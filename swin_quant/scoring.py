@@ -77,6 +77,7 @@ def score_engines(
             engine=engines[key].name,
             precision=engines[key].precision,
             policy=engines[key].policy,
+            policy_sha256=engines[key].policy_sha256,
             dataset=dataset,
             batch_size=cfg.DATA.BATCH_SIZE,
             device=world.device.type,

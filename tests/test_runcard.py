@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from swin_quant.errors import SwinQuantError
+from swin_quant.quant.policy import policy_from_dict
 from swin_quant.runcard import SCHEMA, Result, RunCard, card_path, verify_checkpoint, versions
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
@@ -45,7 +46,7 @@ def card(**changes) -> RunCard:
         "preprocess": {"size": 32},
         "source": {"file": "swin_micro.pth", "sha256": "a" * 64, "format": "pth, microsoft names"},
         "checkpoint": {"file": "swin_micro_calib.pth", "sha256": "b" * 64},
-        "policy": {"name": "ft-mode1", "rules": []},
+        "policy": {"name": "qdq", "rules": []},
         "calibration": CALIBRATION,
     }
     return RunCard(**{**base, **changes})
@@ -101,6 +102,28 @@ def test_a_newer_result_of_the_same_thing_takes_the_place_of_the_older():
     assert made.with_result(newer).measured() == [newer, *others]
     assert made.measured() == [RESULT, *others], "a card is not changed"
     assert made.with_result(RESULT).measured() == [RESULT, *others]
+
+
+def test_results_of_policies_of_one_name_are_told_apart_by_their_rules():
+    one, other = (dataclasses.replace(RESULT, policy_sha256=letter * 64) for letter in "ab")
+    made = card().with_result(one).with_result(other)
+    assert made.measured() == [one, other]
+    renamed = dataclasses.replace(one, policy="called otherwise", acc1=1.0)
+    assert made.with_result(renamed).measured() == [renamed, other], "the rules are what a policy is"
+
+
+def test_a_result_of_before_rules_were_recorded_is_of_the_card_s_policy_of_that_name():
+    own = {"name": "ft-mode1", "rules": [{"enable": ["role:gemm_weight"]}]}
+    sha256 = policy_from_dict(own, "here").sha256
+    made = card(policy=own, results=[dataclasses.asdict(RESULT)])
+    assert [result.policy_sha256 for result in made.measured()] == [sha256]
+    elsewhere = dataclasses.replace(RESULT, policy_sha256="f" * 64)
+    assert made.with_result(elsewhere).measured()[1:] == [elsewhere], "another of that name takes no place"
+    again = dataclasses.replace(RESULT, policy_sha256=sha256)
+    assert made.with_result(again).measured() == [again]
+    unknown = card(policy={**own, "name": "qdq"}, results=[dataclasses.asdict(RESULT)])
+    assert unknown.measured() == [RESULT]
+    assert unknown.with_result(elsewhere).measured() == [elsewhere], "no rules are known: the name decides"
 
 
 def test_a_figure_that_is_infinite_is_recorded_as_none(tmp_path):

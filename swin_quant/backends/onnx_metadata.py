@@ -1,11 +1,11 @@
 """What an exported ONNX file says of itself: preprocessing, class names, and the run card that it was made from."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.errors import SwinQuantError
+from swin_quant.files import sha256_of_data
 from swin_quant.runcard import RunCard
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def card_sha256(card: RunCard) -> str:
     """The SHA-256 of what a card says of its checkpoint: less its artifact, what was measured, versions and date."""
     later = ("schema", "artifact", "results", "verification", "versions", "created")
     content = {key: value for key, value in card.to_dict().items() if key not in later}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_of_data(content)
 
 
 def write(model: "ModelProto", card: RunCard, options: Mapping[str, Any], labels: Sequence[str] | None = None) -> None:

@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
 FasterTransformer takes the card's, ft-mode1 or ft-mode2. Other backends have each their own (every node was
-calibrated), unless the card's is not a built-in one."""
+calibrated), unless the card's is not a built-in one, by its rules, or is the one that the model was trained under."""
 # Backend -> the commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
 NEXT = {
     "fastertransformer": ("swin-quant verify {file} --resume {checkpoint} --data-path DIR",),

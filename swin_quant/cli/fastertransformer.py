@@ -155,9 +155,10 @@ def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, 
         return
     here = (options.config_of(args).DATA.BATCH_SIZE, world.device.type)
     own = [r for r in card.measured() if (r.batch_size, r.device) == here and (r.policy or r.precision == "float32")]
-    results = {result.policy: result for result in own}
-    names = [policy.name for policy in options.policies_of(args)] or [card.policy and card.policy["name"]]
-    for result in (results.get(name) or results[None] for name in names):
+    results = {result.policy_sha256: result for result in own}
+    policies = options.policies_of(args) or ([training.policy_of_card(card)] if card.policy else [])
+    scored = [results.get(policy.sha256) or results[None] for policy in policies]
+    for result in scored or [results[None]]:
         images = result.dataset["pictures"]
         for line in (
             f" * Acc@1 {result.acc1:.3f} Acc@5 {result.acc5:.3f}",

@@ -143,12 +143,14 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
     policies = [load_policy(name) for name in names]
     if rules and not policies:
         raise UsageError("options that change a policy need --int8-mode or --policy")
-    if twice := [name for name, count in Counter(policy.name for policy in policies).items() if count > 1]:
-        raise UsageError(f"--policy names {twice[0]} twice: results are told apart by the name in the policy")
+    counted = Counter(policy.sha256 for policy in policies)
+    if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
+        raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
     if not rules:
         return policies
     changes = " ".join(_changes(args))
-    return [policy if policy.name == "float" else _changed(policy, rules, changes) for policy in policies]
+    nothing = load_policy("float")
+    return [policy if policy.sha256 == nothing.sha256 else _changed(policy, rules, changes) for policy in policies]
 
 
 def _changed(policy: Policy, rules: list[Rule], changes: str) -> Policy:

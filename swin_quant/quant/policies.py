@@ -1,5 +1,8 @@
 """Finding policies: the built-in ones under configs/policies/ and YAML files of the user's."""
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 from swin_quant.config import shipped_files
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.yaml_file import read_yaml, shipped_or_file
@@ -14,3 +17,34 @@ def load_policy(name_or_path: str) -> Policy:
     """A built-in policy by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
     path = shipped_or_file(name_or_path, shipped_files("policies"), "policy")
     return policy_from_dict(read_yaml(path, "policy"), str(path))
+
+
+def is_builtin(policy: Policy) -> bool:
+    """Whether a policy is the built-in one of its name, and not another that is called so."""
+    return policy.name in builtin_policies() and load_policy(policy.name).sha256 == policy.sha256
+
+
+def described(policy: Policy) -> str:
+    """The name of a policy, and a part of its hash where it has the name of a built-in one that it is not."""
+    is_other = policy.name in builtin_policies() and not is_builtin(policy)
+    return _other(policy.name, policy.sha256) if is_other else policy.name
+
+
+def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
+    """What to call each of the policies (name, SHA-256 or None) beside the others.
+
+    Its name; where several have that, all but the built-in one, and one of which the rules are not known, show a part
+    of their hash, too.
+    """
+    policies, of_name = list(policies), defaultdict(set)
+    for name, sha256 in policies:
+        of_name[name].add(sha256)
+    ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(of_name[name]) > 1}
+    return {
+        (name, sha256): name if len(of_name[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
+        for name, sha256 in policies
+    }
+
+
+def _other(name: str, sha256: str) -> str:
+    return f"{name} (mine {sha256[:6]})"

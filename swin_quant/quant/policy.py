@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.files import sha256_of_data
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 _repr = reprlib.Repr()
@@ -50,11 +51,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Policy:
-    """A named list of rules."""
+    """A named list of rules. The rules are what it is: `sha256` tells it from another of its name."""
 
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Of the rules, in hexadecimal."""
+        return sha256_of_data(self.to_dict()["rules"])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a policy file; `policy_from_dict` reads it back."""

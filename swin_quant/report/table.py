@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from swin_quant.engines import EAGER, HALF_TYPES
+from swin_quant.quant.policies import told_apart
 from swin_quant.runcard import DatasetRecord, Result, RunCard
 
 BLANK = "-"
@@ -26,7 +27,8 @@ class Row:
     """One quantized result, or one of an artifact on its engine, beside torch's float results on the same pictures.
 
     `quantized` is None for a data set on which a card has torch's float results only. `own` is the fastest float
-    result of the row's engine with the same checkpoint, from whichever card has it.
+    result of the row's engine with the same checkpoint, from whichever card has it. `policy` is what that of
+    `quantized` is called beside the others.
     """
 
     card: RunCard
@@ -35,6 +37,7 @@ class Row:
     half: Result | None
     quantized: Result | None
     own: Result | None = None
+    policy: str | None = None
 
     @property
     def measured(self) -> list[Result]:
@@ -128,7 +131,7 @@ COLUMNS = (
     Column("name", "name", lambda row: row.card.name),
     Column("resolution", "resolution", _resolution, "{0}x{0}"),
     Column("dataset", "dataset", lambda row: row.place),
-    Column("policy", "policy", _of("quantized", "policy")),
+    Column("policy", "policy", lambda row: row.policy),
     Column("precision", "type", _of("quantized", "precision")),
     Column("calibrator", "calibrator", lambda row: row.calibrator),
     Column("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
@@ -161,7 +164,8 @@ COLUMN = {column.key: column for column in COLUMNS}
 def rows_of(cards: Iterable[RunCard]) -> list[Row]:
     """A row for each quantized result and each of an artifact, of each card and data set, in an order of their own."""
     rows = [row for card in cards for row in _rows_of_card(card)]
-    return sorted((replace(row, own=_own(row, rows)) for row in rows), key=_order)
+    names = told_apart(_policy(row) for row in rows)
+    return sorted((replace(row, own=_own(row, rows), policy=names[_policy(row)]) for row in rows), key=_order)
 
 
 def shown(rows: Sequence[Row]) -> list[Column]:
@@ -224,8 +228,11 @@ def _weights(card: RunCard) -> tuple[str, str | None]:
     return card.name, record["sha256"] if record else None
 
 
+def _policy(row: Row) -> tuple[str | None, str | None]:
+    """Name and SHA-256 of the policy of a row's quantized result."""
+    return (row.quantized.policy, row.quantized.policy_sha256) if row.quantized else (None, None)
+
+
 def _order(row: Row) -> tuple[str, ...]:
-    quantized = row.quantized
-    policy, precision = (quantized.policy or "", quantized.precision) if quantized else ("", "")
-    engine = quantized.engine if quantized else ""
-    return (row.card.name, *dataset_key(row.dataset), policy, row.calibrator or "", precision, engine)
+    precision, engine = (row.quantized.precision, row.quantized.engine) if row.quantized else ("", "")
+    return (row.card.name, *dataset_key(row.dataset), row.policy or "", row.calibrator or "", precision, engine)

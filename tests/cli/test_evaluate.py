@@ -13,6 +13,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
+from swin_quant.quant.policies import load_policy
 
 
 @pytest.fixture
@@ -166,3 +167,23 @@ def test_preprocessing_is_that_of_the_card(run, scoring_flags, own_calibrated, c
 def test_latency_and_standard_error_are_recorded(evaluate):
     result = by_engine(evaluate("--batch-size", 2))["int8", "ft-mode1"]
     assert result["ms_per_picture"] > 0 and math.isfinite(result["delta_acc1_se"]) and result["delta_acc1_se"] >= 0
+
+
+def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_flags, own_calibrated, card_of, tmp_path):
+    """A file called `cpu` beside ours: in the pass, the card and the table, and when either is scored again."""
+    path = tmp_path / "theirs.yaml"
+    path.write_text("name: cpu\nrules:\n  - enable: ['role:gemm_weight', 'role:gemm_input']\n  - disable: '*.mlp.*'\n")
+    mine = load_policy(str(path)).sha256
+    go = ["evaluate", *scoring_flags, "--resume", own_calibrated, "--policy"]
+    done = run(*go, "cpu", path)
+    assert done.code == 0 and f"cpu (mine {mine[:6]})" in done.out
+    both = [r for r in card_of(own_calibrated)["results"] if r["policy"] == "cpu"]
+    assert [r["policy_sha256"] for r in both] == [load_policy("cpu").sha256, mine]
+    assert both[0]["sqnr_db"] != both[1]["sqnr_db"]
+    for again in (path, "cpu"):
+        assert run(*go, again).code == 0
+        found = [r for r in card_of(own_calibrated)["results"] if r["policy"] == "cpu"]
+        assert [without_time(r) for r in found] == [without_time(r) for r in both]
+    assert f"cpu (mine {mine[:6]})" in run("report", own_calibrated.with_suffix(".json")).out
+    shutil.copy(path, tmp_path / "copy.yaml")
+    assert "is given twice, by its rules" in run(*go, path, tmp_path / "copy.yaml").error(2)

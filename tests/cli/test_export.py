@@ -168,3 +168,38 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target):
     built_in = policy_for(target, RunCard("x", {}, {}, policy=load_policy("ft-mode1").to_dict()))
     assert built_in.name in TARGETS[target].policies
     assert policy_for(target, None) == built_in
+
+
+MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._weight_*"]}]}
+RUN = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1, "steps": 1, "pictures": 1,
+       "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip
+
+
+def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that(run, own, tmp_path):
+    card = json.loads(own.with_suffix(".json").read_text())
+    own.with_suffix(".json").write_text(json.dumps(card | {"policy": MINE}))
+    words = ("--resume", own, "--backend", "openvino", "--output", tmp_path / "new")
+    done = run("export", *words)
+    assert exported(done).card.policy["rules"] == MINE["rules"]
+    assert "not the built-in cpu: --policy cpu takes that one" in done.err and "cpu (mine " in done.err
+    done = run("export", *words, "--policy", "cpu")
+    assert exported(done).card.policy["rules"] == load_policy("cpu").to_dict()["rules"] and "warning" not in done.err
+
+
+@pytest.mark.parametrize(("target", "stays"), [("openvino", "cpu"), ("openvino", "ft-mode1"), ("onnx", "qdq")])
+def test_a_model_keeps_the_policy_that_it_was_trained_under(target, stays, caplog):
+    own = load_policy(stays)
+    assert policy_for(target, RunCard("x", {}, {}, policy=own.to_dict(), training=RUN)) == own
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [] if stays in TARGETS[target].policies else "ft-mode1 stays" in said[0] and "cpu best" in said[0]
+
+
+def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, write_config, pictures, tmp_path):
+    config = write_config(tmp_path, "swin", EMBED_DIM=32)
+    words = ("--cfg", config, "--random-weights", "--data-path", pictures, "--num-calib-batch", 1, "--device", "cpu")
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text("name: ft-mode1\nrules:\n  - enable: 'role:gemm_input'\n")
+    assert run("calibrate", *words, "--policy", theirs, "--no-eval", "--calib-output-path", tmp_path).code == 0
+    words = ("--resume", tmp_path / "swin_micro_calib.pth", "--backend", "fastertransformer")
+    error = run("export", *words, "--output", tmp_path / "new").error(2)
+    assert "policy ft-mode1 (mine " in error and "it differs in" in error

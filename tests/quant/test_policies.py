@@ -1,11 +1,14 @@
 """Policies by name and from files that a user wrote, well or badly."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from swin_quant.errors import UsageError
 from swin_quant.quant.names import INT8_MODES
-from swin_quant.quant.policies import builtin_policies, load_policy
-from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy, told_apart
+from swin_quant.quant.policy import Policy, Rule, enabled_nodes, policy_from_dict
 
 
 def test_the_built_in_policies():
@@ -87,3 +90,29 @@ def test_a_file_that_is_too_big_is_not_read(tmp_path):
     path.write_text(MINE + "#" * (1 << 20))
     with pytest.raises(UsageError, match="big.yaml: larger than 1 MB"):
         load_policy(str(path))
+
+
+OTHER = Policy("cpu", (Rule(enable=("role:gemm_weight",)),))
+
+
+def test_a_policy_is_its_rules():
+    cpu = load_policy("cpu")
+    assert replace(cpu, name="mine", description="of mine").sha256 == cpu.sha256 != load_policy("qdq").sha256
+    again = policy_from_dict(json.loads(json.dumps(cpu.to_dict())), "here")
+    assert again.sha256 == cpu.sha256 and is_builtin(again)
+    assert not is_builtin(replace(cpu, name="mine")) and not is_builtin(OTHER)
+    assert len({load_policy(name).sha256 for name in builtin_policies()}) == len(builtin_policies())
+
+
+def test_one_that_bears_the_name_of_a_built_in_one_says_so():
+    assert described(load_policy("cpu")) == "cpu" and described(replace(OTHER, name="mine")) == "mine"
+    assert described(OTHER) == f"cpu (mine {OTHER.sha256[:6]})"
+
+
+def test_policies_of_one_name_are_told_apart_and_others_keep_theirs():
+    cpu, mine = load_policy("cpu").sha256, OTHER.sha256
+    assert told_apart([("cpu", mine), ("qdq", "1" * 64)]) == {("cpu", mine): "cpu", ("qdq", "1" * 64): "qdq"}
+    both = {("cpu", cpu): "cpu", ("cpu", mine): f"cpu (mine {mine[:6]})", ("cpu", None): "cpu"}
+    assert told_apart(list(both)) == both
+    own = [("own", "1" * 64), ("own", "2" * 64)]
+    assert list(told_apart(own).values()) == ["own (mine 111111)", "own (mine 222222)"]

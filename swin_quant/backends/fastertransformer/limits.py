@@ -17,7 +17,7 @@ from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
 from swin_quant.quant.names import INT8_MODES
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy, settings_for
 
 FUSED_SMS = (75, 80, 86)
@@ -191,8 +191,8 @@ def int8_mode_of(model: Swin, policy: Policy | None) -> int:
         if not other:
             return mode
     raise UsageError(
-        f"policy {policy.name}: FasterTransformer's kernels run ft-mode1 and ft-mode2 only, with int8 per tensor; "
-        f"it differs in {listed(other, 2)}"
+        f"policy {described(policy)}: FasterTransformer's kernels run ft-mode1 and ft-mode2 only, with int8 per "
+        f"tensor; it differs in {listed(other, 2)}"
     )
 
 
