@@ -8,7 +8,7 @@ from swin_quant.errors import UsageError
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
-from swin_quant.train.compiled import check_compiler, compiled
+from swin_quant.train.compiled import check_compiler, compiled, tell_cpus_apart
 from swin_quant.train.recipe import Memory, Recipe
 
 CPU = torch.device("cpu")
@@ -39,12 +39,24 @@ def gradients(model, network, images):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def test_without_a_compiler_it_is_refused_before_the_first_step(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+def test_compiled_code_is_kept_under_the_width_of_the_cpu_s_vectors(monkeypatch):
+    """Or a CPU takes the loops of 16 values, compiled on another, for its own of 8: garbage in every second half."""
+    from torch._inductor import config, cpu_vec_isa
+
+    keys = []
+    for isa in (cpu_vec_isa.VecAVX2(), cpu_vec_isa.VecAVX512(), cpu_vec_isa.invalid_vec_isa):
+        monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda isa=isa: isa)
+        with config.patch({"cpp.simdlen": None}):
+            tell_cpus_apart()
+            keys.append(config.save_config_portable())
+    assert keys[0] != keys[1] != keys[2] != keys[0]
+
+
+def test_without_a_compiler_it_is_refused_before_the_first_step():
     torch.compiler.reset()
-    with pytest.raises(UsageError, match="--compile: torch.compile does not work here"):
-        check_compiler(RECIPE, CPU)
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
+        with pytest.raises(UsageError, match="--compile: torch.compile does not work here"):
+            check_compiler(RECIPE, CPU)
     torch.compiler.reset()
 
 
