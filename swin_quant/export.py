@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends import EXPORTERS
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.saturation import safe_on, without_saturation
 from swin_quant.config import from_dict
 from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir, sha256_of
@@ -30,12 +31,13 @@ def export_checkpoint(
     policy: Policy | None = None,
     precision: str = "int8",
     options: Mapping[str, Any] | None = None,
+    saturation_safe: bool = False,
 ) -> tuple[Artifact, Swin]:
     """Export `checkpoint` for `target`, one of TARGETS; returns the artifact, and the model that it was made from.
 
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. `policy` None: as
     `policy_for` says. `precision` float leaves every node out. `options`: opset, float_type, batch, sm, fix_gelu_bias,
-    check, as the target has them.
+    check, as the target has them. `saturation_safe`: weights of 7 bits, for CPUs without VNNI.
 
     Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
@@ -43,12 +45,20 @@ def export_checkpoint(
         raise UsageError(f"--backend {target}: there are {', '.join(TARGETS)}")
     if precision == "float" and policy:
         raise UsageError("--policy chooses what is int8: leave it out with --precision float")
+    if saturation_safe and (precision == "float" or not TARGETS[target].saturates):
+        raise UsageError(f"--saturation-safe: means nothing to --backend {target} with precision {precision}")
     exporter = importlib.import_module(EXPORTERS[TARGETS[target].exporter])
     told = exporter.Options(**exporter_options(target, precision, options or {}))
     card = card_of(str(checkpoint))
     chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card)
-    model, card = model_and_card(checkpoint, card, cfg, chosen)
-    card = replace(card, policy=None if precision == "float" else chosen.to_dict())
+    used = without_saturation(chosen) if saturation_safe else chosen
+    model, card = model_and_card(checkpoint, card, cfg, used)
+    if saturation_safe and not set(TARGETS[target].saturates) & set(safe_on(model)):
+        raise UsageError(
+            f"--saturation-safe: {target} multiplies two activations where policy {chosen.name} quantizes attention, "
+            "which saturates whatever the weights are: give --policy cpu"
+        )
+    card = replace(card, policy=None if precision == "float" else used.to_dict())
     return exporter.export(model, card, ensure_writable_dir(folder), told), model
 
 

@@ -12,7 +12,7 @@ class Target:
     """What `--backend` names: an exporter, and the built-in policies that fit, best first.
 
     `flags` maps our options to the exporter's, `fixed` are options that make the target. With `only`, no policy but
-    those can be run there.
+    those can be run there. `saturates`: engines of it whose int8 products saturate on some CPUs.
     """
 
     exporter: str
@@ -20,6 +20,7 @@ class Target:
     policies: tuple[str, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     only: bool = False
+    saturates: tuple[str, ...] = ()
 
 
 _ONNX = {"precision": "precision", "opset": "opset", "float_type": "float_type", "batch": "batch",
@@ -28,8 +29,8 @@ _FASTERTRANSFORMER = {"kind": "kind", "sm": "sm", "batch": "max_batch", "fix_gel
                       "check": "check"}  # fmt: skip
 TARGETS = {
     "fastertransformer": Target("fastertransformer", _FASTERTRANSFORMER, ("ft-mode1", "ft-mode2"), only=True),
-    "onnx": Target("onnx", _ONNX, ("qdq",), {"target": "portable"}),
-    "onnxruntime": Target("onnx", _ONNX, ("qdq",), {"target": "onnxruntime"}),
-    "openvino": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "openvino"}),
+    "onnx": Target("onnx", _ONNX, ("qdq",), {"target": "portable"}, saturates=("onnxruntime", "openvino")),
+    "onnxruntime": Target("onnx", _ONNX, ("qdq",), {"target": "onnxruntime"}, saturates=("onnxruntime",)),
+    "openvino": Target("onnx", _ONNX, ("cpu", "qdq"), {"target": "openvino"}, saturates=("openvino",)),
     "tensorrt": Target("onnx", _ONNX, ("tensorrt", "qdq"), {"target": "tensorrt"}),
 }

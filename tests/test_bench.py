@@ -19,6 +19,7 @@ from swin_quant.bench.interleave import Timing, interleave, rotated
 from swin_quant.bench.loaders import artifact_engine
 from swin_quant.bench.measure import Pictures, Plan, measure
 from swin_quant.bench.runner import Contender
+from swin_quant.engines import Engine
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.runcard import RunCard
 
@@ -135,6 +136,14 @@ def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
     load = partial(artifact_engine, str(tmp_path / "gone.onnx"), "onnxruntime", EngineOptions())
     with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such file$"):
         interleave([Contender("gone", load)], [1], 1, 0.001, SIDE)
+
+
+def test_what_an_engine_says_of_this_cpu_is_among_the_notes(contender):
+    run = partial(torch.mean, dim=(2, 3))
+    careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})
+    field = [contender("plain"), Contender("careful", careful), Contender("careful too", careful)]
+    report = measure("m", field, Plan((1,), 1, 0.001, 1), SIDE, Pictures(torch.randn(1, 3, SIDE, SIDE), None, "one"))
+    assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in table.notes(report)
 
 
 def test_pictures_of_another_size_are_refused(contender):

@@ -4,7 +4,8 @@ An exporter is a function `export(model, card, folder, options) -> Artifact`, an
 `load(artifact, options) -> Engine`. The tables name their modules, imported when they are asked for: a backend whose
 library is not installed costs nothing until then. Backends do not import each other; what several need lies beside
 them: `artifact` (files and their run cards), `onnx_file` and `onnx_checks` (ONNX files that nobody has vouched for),
-`onnx_metadata`, `onnx_inspect`, `details` (what an engine says of itself).
+`onnx_metadata`, `onnx_inspect`, `details` (what an engine says of itself), `saturation` (CPUs whose int8 products
+saturate).
 """
 
 import importlib

@@ -14,6 +14,7 @@ from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
 from swin_quant.backends.options import EngineOptions
+from swin_quant.backends.saturation import needs_exact_kernels, warn
 from swin_quant.engines import Engine
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.extras import library
@@ -34,25 +35,29 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
     library("onnxruntime", "onnx")
     file = verified(artifact)
-    session = _session(file, options)
+    exact = needs_exact_kernels(artifact)
+    session = _session(file, options, exact)
+    known = _known(session, file, options) | {"caution": warn(NAME, artifact) if options.optimize else None}
     return Engine(
         NAME,
         artifact.record["precision"],
         policy_of(artifact),
         partial(_run, session, file),
         max_batch=file.batch,
-        details=Details(_known(session, file, options), partial(_gemms, file, options)),
+        details=Details(known, partial(_gemms, file, options, exact)),
     )
 
 
-def _session(file: OnnxFile, options: EngineOptions, optimized: Path | None = None) -> Any:
-    """A session; `optimized` is where it leaves the graph that it really runs."""
+def _session(file: OnnxFile, options: EngineOptions, exact: bool, optimized: Path | None = None) -> Any:
+    """A session; `exact`: none of the kernels that saturate; `optimized` is where it leaves the graph that it runs."""
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _SILENT
     settings.intra_op_num_threads = options.threads or 0
     levels = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
+    if exact:
+        settings.add_session_config_entry("session.x64quantprecision", "1")
     if optimized:
         settings.optimized_model_filepath = str(optimized)
     # Of a linear with a fixed batch it would make a float Gemm, which the int8 fusion that comes after leaves alone.
@@ -84,12 +89,12 @@ def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, An
     }
 
 
-def _gemms(file: OnnxFile, options: EngineOptions) -> Mapping[str, str]:
+def _gemms(file: OnnxFile, options: EngineOptions, exact: bool) -> Mapping[str, str]:
     """Matrix product -> the type that it runs in: those of the graph that the runtime makes of the file."""
     onnx = library("onnx", "onnx")
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
-        _session(file, options, optimized)
+        _session(file, options, exact, optimized)
         graph = onnx.load(str(optimized), load_external_data=False).graph
     products = [node for node in graph.node if node.op_type in _INT8 | _FLOAT]
     return {_name(node): "int8" if node.op_type in _INT8 else "float32" for node in products}

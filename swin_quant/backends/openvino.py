@@ -13,6 +13,7 @@ from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
 from swin_quant.backends.options import EngineOptions
+from swin_quant.backends.saturation import warn
 from swin_quant.engines import HALF_TYPES, Engine
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.extras import library
@@ -48,6 +49,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         "device": core.get_property("CPU", "FULL_DEVICE_NAME"),
         "threads": options.threads,
         "float_type": float_type,
+        "caution": warn(NAME, artifact),
     }
     precision = precision_name(artifact.record["precision"], float_type)
     run, details = partial(_run, graphs, file), Details(known, graphs.gemms)

@@ -83,7 +83,10 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Report:
-    """Rows, the first contender of each batch being the reference, and what they were measured with."""
+    """Rows, the first contender of each batch being the reference, and what they were measured with.
+
+    `cautions`: what engines say of this CPU that no figure does.
+    """
 
     name: str
     rows: list[Row]
@@ -94,6 +97,7 @@ class Report:
     int8_features: list[str] = field(default_factory=lambda: features(INT8_FEATURES))
     bfloat16_features: list[str] = field(default_factory=lambda: features(BFLOAT16_FEATURES))
     gemms: dict[str, dict[str, str]] = field(default_factory=dict)
+    cautions: list[str] = field(default_factory=list)
 
 
 def noise(count: int, channels: int, side: int) -> Pictures:
@@ -140,7 +144,8 @@ def measure(name: str, contenders: Sequence[Contender], plan: Plan, side: int, p
         for timing in timings
     ]  # fmt: skip
     gemms = {one: details["gemms"] for one, (_, details) in examined.items() if "gemms" in details}
-    return Report(name, rows, reference, plan, pictures.note, gemms=gemms)
+    cautions = list(dict.fromkeys(said for _, details in examined.values() if (said := details.get("caution"))))
+    return Report(name, rows, reference, plan, pictures.note, gemms=gemms, cautions=cautions)
 
 
 def _compare(logits: Tensor, examined: Any, reference: str, pictures: Pictures) -> dict[str, float | None]:

@@ -1,5 +1,6 @@
 """A contender in a process of its own, which does what it is asked and nothing between: peak memory is its own."""
 
+import logging
 import multiprocessing
 import signal
 import time
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from swin_quant.engines import Engine
 from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.progress import log
 
 _ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
 
@@ -116,6 +118,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
     torch.set_num_threads(threads)
+    log.addHandler(logging.NullHandler())  # the cautions of engines are among their details
     engine: Engine | None = None
     identity: Identity | None = None
     while True:

@@ -73,7 +73,7 @@ def notes(report: Report) -> list[str]:
         f"SQNR and agreement: with {report.reference}, on {report.pictures}",
         "peak MB: of the whole process, Python and torch included",
     ]
-    return said + [row.failure for row in report.rows if row.failure]
+    return said + report.cautions + [row.failure for row in report.rows if row.failure]
 
 
 def terminal(report: Report, width: int = 140, color: bool = False) -> str:

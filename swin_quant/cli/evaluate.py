@@ -24,7 +24,8 @@ EXAMPLES = """examples:
   swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
   swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --resume out/my_calib.pth --data-path data"""
 _OF_CHECKPOINTS = ("cfg", "opts", "policy", "int8_mode", "wprec", "aprec", "quant_per_tensor", "narrow_range",
-                   "quant_disable", "quant_disable_keyword", "replace_head", "output", "tag")  # fmt: skip
+                   "saturation_safe", "quant_disable", "quant_disable_keyword", "replace_head", "output",
+                   "tag")  # fmt: skip
 _OF_ARTIFACTS = ("engines", "threads", "float_type", "fake_quant")
 
 

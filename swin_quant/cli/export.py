@@ -19,6 +19,7 @@ HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransform
 EXAMPLES = """examples:
   swin-quant export --resume out/my_calib.pth --backend openvino --output out/openvino
   swin-quant export --resume out/my_calib.pth --backend openvino --precision float --output out/openvino  (baseline)
+  swin-quant export --resume out/my_calib.pth --backend openvino --saturation-safe --output out  (CPUs without VNNI)
   swin-quant export --resume out/my_calib.pth --backend fastertransformer --sm 80 --check --output out/ft
   swin-quant export --resume theirs_calib.pth --cfg my.yaml --backend onnx --policy qdq --output out
 
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sm", type=int, metavar="NN", help="fastertransformer: compute capability (default 80)")
     parser.add_argument("--fix-gelu-bias", action="store_true",
                         help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip
+    parser.add_argument("--saturation-safe", action="store_true",
+                        help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
     parser.add_argument(
         "--check", action="store_true", help="run or read back the export and compare it with the model"
@@ -62,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("export runs in one process: start it without torchrun")
+    from swin_quant.backends.saturation import warn
     from swin_quant.export import export_checkpoint
     from swin_quant.files import read_lines
     from swin_quant.progress import log
@@ -75,11 +79,16 @@ def run(args: argparse.Namespace, world: World) -> None:
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias")}
     given["check"] = args.check and not onnx
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
-    artifact, model = export_checkpoint(args.resume, args.backend, args.output, cfg, policy, args.precision, given)
+    artifact, model = export_checkpoint(
+        args.resume, args.backend, args.output, cfg, policy, args.precision, given, args.saturation_safe
+    )
     if args.check and onnx:
         from swin_quant.export_check import check_export
 
-        log.info("check: %s", check_export(artifact, model))
+        log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
+    else:
+        for engine in TARGETS[args.backend].saturates:
+            warn(engine, artifact)
     _print(artifact, args)
 
 

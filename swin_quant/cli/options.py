@@ -90,6 +90,8 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--quant-per-tensor", action="store_true", help="one range a weight, whatever the policy says")
     group.add_argument("--narrow-range", action="store_true", help="weights to -127..127 instead of -128..127")
+    group.add_argument("--saturation-safe", action="store_true",
+                       help="weights of 7 bits, as `export --saturation-safe` has for CPUs without VNNI")  # fmt: skip
     group.add_argument("--quant-disable", action="store_true", help="quantize nothing (the policy `float`)")
     group.add_argument(
         "--quant-disable-keyword", nargs="+", metavar="TEXT", help="switch off nodes with TEXT in their name"
@@ -163,12 +165,16 @@ def _changes(args: argparse.Namespace) -> list[str]:
     words += [f"A{args.aprec}"] if args.aprec else []
     words += ["per-tensor"] if args.quant_per_tensor else []
     words += ["narrow-range"] if args.narrow_range else []
+    words += ["saturation-safe"] if args.saturation_safe else []
     return words + [f"-{keyword}" for keyword in args.quant_disable_keyword or ()]
 
 
 def _extra_rules(args: argparse.Namespace) -> list[Rule]:
+    from swin_quant.backends.saturation import SAFE_WEIGHTS
     from swin_quant.quant.policy import Rule
 
+    if args.wprec and args.saturation_safe:
+        raise UsageError("--wprec and --saturation-safe both set the bits of weights: give one of them")
     rules = []
     for flag, bits in (("--wprec", args.wprec), ("--aprec", args.aprec)):
         if bits is not None and not 2 <= bits <= 8:
@@ -177,6 +183,8 @@ def _extra_rules(args: argparse.Namespace) -> list[Rule]:
         granularity = "per-tensor" if args.quant_per_tensor else None
         weights = ("role:gemm_weight",)
         rules.append(Rule((), (), weights, args.wprec, granularity, args.narrow_range or None))
+    if args.saturation_safe:
+        rules.append(SAFE_WEIGHTS)
     if args.aprec:
         rules.append(Rule(nodes=("role:activation",), bits=args.aprec))
     if args.quant_disable_keyword:

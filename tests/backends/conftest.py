@@ -138,10 +138,10 @@ def write_onnx(tmp_path):
 
 @pytest.fixture
 def artifact_of(write_onnx):
-    """artifact_of(net, precision="int8", size=8) -> Artifact of its graph, with a run card."""
+    """artifact_of(net, precision="int8", size=8, options={}) -> Artifact of its graph, with a run card."""
 
-    def make(net, precision="int8", size=SIDE, name="x.onnx"):
+    def make(net, precision="int8", size=SIDE, name="x.onnx", options={}):  # noqa: B006
         card = RunCard("small", {}, {"size": size}, policy={"name": "qdq"} if precision == "int8" else None)
-        return finish_artifact(write_onnx(net.proto(), name), card, "onnx", precision, {})
+        return finish_artifact(write_onnx(net.proto(), name), card, "onnx", precision, options)
 
     return make

@@ -272,6 +272,7 @@ def test_a_config_with_a_typo(refused, float_flags, micro, tmp_path):
         (["--policy", "qdq", "qdq"], "qdq"),
         (["--int8-mode", 1, "--quant-disable-keyword", "qvk"], "qvk"),
         (["--wprec", 4], "--policy"),
+        (["--policy", "cpu", "--wprec", 7, "--saturation-safe"], "--wprec and --saturation-safe"),
         (["--seed", 10**30], "--seed"),
         (["--calib-output-pth", "x"], "--calib-output-pth"),
         (["--calib-split", "../.."], "../.."),

@@ -125,6 +125,7 @@ def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_pa
         (["--wprec", 4], "W4A8", "ft-mode1 W4"),
         (["--aprec", 4], "W8A4", "ft-mode1 A4"),
         (["--narrow-range"], "int8", "ft-mode1 narrow-range"),
+        (["--saturation-safe"], "W7A8", "ft-mode1 saturation-safe"),
         (["--quant-disable-keyword", "mlp"], "int8", "ft-mode1 -mlp"),
     ],
 )

@@ -4,10 +4,12 @@ import json
 import shutil
 
 import onnx
+import onnx.numpy_helper
 import pytest
 import torch
 from safetensors import safe_open
 
+from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.deployed import labels_in
@@ -203,3 +205,37 @@ def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, write_
     words = ("--resume", tmp_path / "swin_micro_calib.pth", "--backend", "fastertransformer")
     error = run("export", *words, "--output", tmp_path / "new").error(2)
     assert "policy ft-mode1 (mine " in error and "it differs in" in error
+
+
+def test_saturation_safe_weights_have_7_bits_and_say_so(run, calibrated, tmp_path):
+    words = ("--resume", calibrated, "--backend", "openvino", "--saturation-safe", "--check", "--output", tmp_path)
+    artifact = exported(run("export", *words))
+    assert artifact.record["options"]["saturation_safe"] == ["onnxruntime", "openvino"]
+    assert artifact.card.policy["name"] == "cpu saturation-safe"
+    tensors = onnx.load(artifact.file).graph.initializer
+    weights = [onnx.numpy_helper.to_array(t) for t in tensors if t.name.endswith("_weight_quantizer.values")]
+    weights = [weight for weight in weights if weight.dtype == "int8"]
+    assert weights and min(w.min() for w in weights) >= -64 and max(w.max() for w in weights) == 63
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--backend", "openvino", "--policy", "qdq"), "openvino multiplies two activations where policy qdq"),
+        (("--backend", "tensorrt"), "means nothing to --backend tensorrt"),
+        (("--backend", "openvino", "--precision", "float"), "means nothing to --backend openvino with precision float"),
+    ],
+)
+def test_what_cannot_be_made_safe_is_refused(run, calibrated, tmp_path, words, says):
+    done = run("export", "--resume", calibrated, *words, "--saturation-safe", "--output", tmp_path / "new")
+    assert says in done.error(2)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "onnx"])
+def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
+    monkeypatch.setattr(saturation, "saturates", lambda engine: True)
+    words = ("export", "--resume", calibrated, "--backend", backend, "--output", tmp_path, "--quiet")
+    plain, safe = run(*words), run(*words, "--saturation-safe", *(("--policy", "cpu") if backend == "onnx" else ()))
+    engines = ["onnxruntime", "openvino"] if backend == "onnx" else [backend]
+    assert [line.split(":")[1].strip() for line in plain.err.splitlines()] == engines
+    assert all(f"--backend {engine} --saturation-safe" in plain.err for engine in engines) and not safe.err

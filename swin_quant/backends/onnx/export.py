@@ -17,6 +17,7 @@ from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import Options
 from swin_quant.backends.onnx.store import store
+from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.extras import library
 from swin_quant.files import ensure_writable_dir
@@ -60,7 +61,7 @@ def export(model: Swin, card: RunCard, folder: str | Path, options: Options = Op
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     images = example(model.geometry, options, options.batch or 2)
     proto = to_onnx(network(model, options, beyond_half), images, options)
-    recorded = recorded_options(options)
+    recorded = recorded_options(options) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
     file = folder / f"{card.name}_{options.suffix}.onnx"
     others = store(proto, file)

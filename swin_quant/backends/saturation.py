@@ -1,0 +1,91 @@
+"""CPUs whose int8 products saturate, the weights that cannot make them, and the sentence for who runs a file there.
+
+Without VNNI the kernels of OpenVINO (oneDNN) and ONNX Runtime (MLAS) multiply activations, uint8, by weights, int8, and
+add the products in pairs of 16 bits (vpmaddubsw). 2 * 255 * 127 is 64,770 and becomes 32,767; nothing is said. Weights
+of 7 bits are the remedy: 2 * 255 * 64 is 32,640. Symmetric int8 activations are no way out: both libraries add 128.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.progress import log
+from swin_quant.quant.policy import Policy, Rule, enabled_nodes
+from swin_quant.quant.quantizer import Role
+
+SAFE_BITS = 7
+SAFE_WEIGHTS = Rule(nodes=("role:gemm_weight",), bits=SAFE_BITS)
+SAFE_ON = "saturation_safe"  # an artifact's option: the engines whose products of it cannot saturate; none in old files
+
+_DOT_PRODUCTS = ("dot", "i8mm")  # of ARM, into 32 bits
+_VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
+# What oneDNN uses when its environment variable forbids later instructions; of levels that are not here, all.
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
+    **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx_vnni",)),
+    **dict.fromkeys(("avx512_core_vnni", "avx512_core_bf16"), ("avx512_vnni",)),
+}
+
+
+def saturates(engine: str) -> bool | None:
+    """Whether int8 products of full range saturate on this CPU in `engine`, onnxruntime or openvino; None: unknown."""
+    cpu = getattr(torch.cpu, "get_capabilities", dict)()  # torch has it since 2.10
+    if any(cpu.get(name) for name in _DOT_PRODUCTS):
+        return False
+    if "avx2" not in cpu:
+        return None
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    usable = _LIMITS.get(limit.lower(), _VNNI) if engine == "openvino" else _VNNI
+    return not any(cpu.get(name) for name in usable)
+
+
+def without_saturation(policy: Policy) -> Policy:
+    """`policy` with weights that cannot saturate, under a name that says so."""
+    if SAFE_WEIGHTS in policy.rules:
+        return policy
+    return replace(policy.and_then(SAFE_WEIGHTS), name=f"{policy.name} saturation-safe")
+
+
+def safe_on(model: nn.Module) -> list[str]:
+    """The engines whose products of `model`, its policy applied, cannot saturate on any CPU.
+
+    Products of two activations are uint8 by uint8, exact, in ONNX Runtime, and uint8 by int8 of 8 bits in OpenVINO.
+    """
+    nodes = enabled_nodes(model).values()
+    if any(node.role is Role.GEMM_WEIGHT and node.bits > SAFE_BITS for node in nodes):
+        return []
+    return ["onnxruntime"] if any(node.role is Role.MATMUL_INPUT for node in nodes) else ["onnxruntime", "openvino"]
+
+
+def needs_exact_kernels(artifact: Artifact) -> bool:
+    """Whether ONNX Runtime must be told to make uint8 of the weights. It cannot load files of before we knew of it."""
+    safe = artifact.record["options"].get(SAFE_ON)
+    return safe is not None and "onnxruntime" not in safe and bool(saturates("onnxruntime"))
+
+
+def caution(engine: str, artifact: Artifact) -> str | None:
+    """A sentence if `artifact` runs on this CPU, in `engine`, with other results or more slowly than with VNNI."""
+    record = artifact.record
+    if record["precision"] != "int8" or engine in record["options"].get(SAFE_ON, ()) or not saturates(engine):
+        return None
+    remedy = f"`export --backend {engine} --saturation-safe`"
+    if engine == "onnxruntime" and needs_exact_kernels(artifact):
+        return (
+            f"{engine}: this CPU has no VNNI: {artifact.file.name} runs on slower kernels, which do not saturate "
+            f"(session.x64quantprecision=1: set it in sessions of your own); {remedy} makes a file for the fast ones"
+        )
+    return (
+        f"{engine}: this CPU has no VNNI: int8 products of {artifact.file.name} saturate at 16 bits, which costs "
+        f"accuracy: {remedy} makes a file whose products cannot"
+    )
+
+
+def warn(engine: str, artifact: Artifact) -> str | None:
+    """Log what `caution` says, if anything, and return it."""
+    if said := caution(engine, artifact):
+        log.warning("%s", said)
+    return said

@@ -1,0 +1,61 @@
+/* Imitates an older CPU for one process: what CPUID says of later instructions is hidden from every library in it.
+ *
+ *     cc -O1 -shared -fPIC older_cpu.c -o older_cpu.so
+ *     OLDER_CPU=avx2 LD_PRELOAD=./older_cpu.so program      (no AVX-512 and no VNNI; avx512: no VNNI, no AMX)
+ *
+ * Linux on x86-64 lets a process trap CPUID (arch_prctl ARCH_SET_CPUID) where CPU and hypervisor can; the handler
+ * executes it and clears bits of leaf 7. Where they cannot, the process ends with exit code 77.
+ */
+#define _GNU_SOURCE
+#include <cpuid.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#define BIT(n) (1u << (n))
+
+static const unsigned char CPUID_INSTRUCTION[] = {0x0f, 0xa2};
+static int hide_avx512;
+
+static long trap_cpuid(int on) { return syscall(SYS_arch_prctl, 0x1012 /* ARCH_SET_CPUID */, !on); }
+
+static void answer(int number, siginfo_t *info, void *context) {
+    greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+    unsigned leaf = registers[REG_RAX], part = registers[REG_RCX], a, b, c, d;
+    (void)number, (void)info;
+    if (memcmp((void *)registers[REG_RIP], CPUID_INSTRUCTION, sizeof CPUID_INSTRUCTION)) {
+        signal(SIGSEGV, SIG_DFL); /* a real fault: it happens again, and ends the process */
+        return;
+    }
+    trap_cpuid(0);
+    __cpuid_count(leaf, part, a, b, c, d);
+    trap_cpuid(1);
+    if (leaf == 7 && part == 0) {
+        c &= ~BIT(11);                                 /* avx512_vnni */
+        d &= ~(BIT(22) | BIT(23) | BIT(24) | BIT(25)); /* amx_bf16, avx512_fp16, amx_tile, amx_int8 */
+        if (hide_avx512) {
+            b &= ~(BIT(16) | BIT(17) | BIT(21) | BIT(28) | BIT(30) | BIT(31)); /* f, dq, ifma, cd, bw, vl */
+            c &= ~(BIT(1) | BIT(6) | BIT(12) | BIT(14)); /* vbmi, vbmi2, bitalg, vpopcntdq */
+            d &= ~BIT(8);                                /* vp2intersect */
+        }
+    } else if (leaf == 7 && part == 1) {
+        a &= ~(BIT(4) | BIT(5));            /* avx_vnni, avx512_bf16 */
+        d &= ~(BIT(4) | BIT(10) | BIT(19)); /* avx_vnni_int8, avx_vnni_int16, avx10 */
+    }
+    registers[REG_RAX] = a, registers[REG_RBX] = b, registers[REG_RCX] = c, registers[REG_RDX] = d;
+    registers[REG_RIP] += sizeof CPUID_INSTRUCTION;
+}
+
+__attribute__((constructor)) static void imitate(void) {
+    struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    const char *kind = getenv("OLDER_CPU");
+    if (!kind)
+        return;
+    hide_avx512 = !strcmp(kind, "avx2");
+    sigaction(SIGSEGV, &action, NULL);
+    if (trap_cpuid(1))
+        _exit(77);
+}
