@@ -1,0 +1,189 @@
+"""What CPUs without VNNI cost, with and without --saturation-safe: writes docs/results/saturation.md.
+
+    python benchmarks/saturation.py --data-path CIFAR10_FOLDER [--pictures 1000] [--work DIR] [--no-latency]
+
+The micro Swins of examples/checkpoints are calibrated on 80 training pictures, exported under policy `cpu` as it is and
+with weights of 7 bits, and run on pictures of `val` (zipped, as in examples/checkpoints/README.md). A process sees one
+CPU: this one, or an older one that is imitated, for OpenVINO by ONEDNN_MAX_CPU_ISA, for ONNX Runtime by
+tests/standin/older_cpu.c where there is a C compiler. Their kernels are the real ones, so latencies are too; those
+want a quiet machine. --no-latency leaves them out.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from swin_quant.backends.options import EngineOptions
+from swin_quant.bench import pictures, table
+from swin_quant.bench.cpu import usable_cores
+from swin_quant.bench.lineup import REFERENCE, artifact_engine, torch_engine
+from swin_quant.bench.measure import Plan, measure
+from swin_quant.bench.runner import Contender
+from swin_quant.engines import Engine
+from swin_quant.runcard import RunCard, card_path, versions
+
+ROOT = Path(__file__).resolve().parents[1]
+MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
+WAYS = {"plain": [], "safe": ["--saturation-safe"]}
+OPENVINO = {"AVX2 with VNNI": "AVX2_VNNI", "AVX-512 without VNNI": "AVX512_CORE", "AVX2": "AVX2"}
+ONNXRUNTIME = {"AVX-512 without VNNI": "avx512", "AVX2": "avx2"}
+FAKE_QUANT, OWN = "torch fake-quant", "onnxruntime, default session"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-path", type=Path, required=True)
+    parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--work", type=Path, default=Path("out/saturation"))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--no-latency", action="store_true")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "saturation.md")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)  # of a process
+    args = parser.parse_args()
+    if args.one:
+        print(table.as_json(measured(*args.one, args)))
+        return
+    library = older_cpu(args.work)
+    rows = []
+    for model in MICRO:
+        prepare(model, args)
+        for engine, cpu, environment in imitations(library):
+            told = [sys.executable, __file__, *sys.argv[1:], "--one", model, engine]
+            print(model, engine, cpu, flush=True)
+            done = subprocess.run(told, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
+            found = {row["contender"]: row for row in json.loads(done.stdout)["rows"]}
+            rows.append(cells(model, engine, cpu, found["plain"], found["safe"], args.no_latency))
+            if "own session" in found:
+                rows.append(cells(model, OWN, cpu, found["own session"], found["safe"], args.no_latency))
+    args.output.write_text(heading(args) + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+
+
+def imitations(library: Path | None) -> list[tuple[str, str, dict[str, str]]]:
+    """Engine, CPU and the environment that makes it."""
+    found = [(FAKE_QUANT, "any", {}), ("openvino", "this one", {})]
+    found += [("openvino", cpu, {"ONEDNN_MAX_CPU_ISA": isa}) for cpu, isa in OPENVINO.items()]
+    found.append(("onnxruntime", "this one", {}))
+    kinds = ONNXRUNTIME if library else {}
+    return found + [
+        ("onnxruntime", cpu, {"OLDER_CPU": kind, "LD_PRELOAD": str(library)}) for cpu, kind in kinds.items()
+    ]
+
+
+def older_cpu(work: Path) -> Path | None:
+    """The library that imitates an older CPU, if it can be made and works here."""
+    work.mkdir(parents=True, exist_ok=True)
+    library = (work / "older_cpu.so").resolve()
+    source = ROOT / "tests" / "standin" / "older_cpu.c"
+    try:
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+        subprocess.run(["true"], env={"OLDER_CPU": "avx2", "LD_PRELOAD": str(library)}, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"ONNX Runtime is not run on older CPUs: {error}")
+        return None
+    return library
+
+
+def prepare(model: str, args: argparse.Namespace) -> None:
+    """Calibrate and export what is not there yet."""
+    source, data = ROOT / "examples" / "checkpoints" / model, ["--data-path", args.data_path, "--zip"]
+    calibrated = args.work / f"{model}_calib.pth"
+    if not calibrated.with_suffix(".json").exists():
+        told = ["--policy", "cpu", "--no-eval", "--calib-output-path", args.work]
+        swin_quant("calibrate", "--cfg", f"{source}.yaml", "--resume", f"{source}.safetensors", *data, *told)
+    for engine in ("openvino", "onnxruntime"):
+        for way, flags in WAYS.items():
+            if not artifact(args.work, model, engine, way).exists():
+                told = ["--backend", engine, "--policy", "cpu", *flags, "--output", args.work / way]
+                swin_quant("export", "--resume", calibrated, *told)
+
+
+def artifact(work: Path, model: str, engine: str, way: str) -> Path:
+    return work / way / f"{model}_int8_{engine}.onnx"
+
+
+def measured(model: str, engine: str, args: argparse.Namespace) -> table.Report:
+    """The plain and the safe file beside the float model, in this process's environment."""
+    checkpoint = args.work / f"{model}_calib.pth"
+    config = RunCard.read(card_path(checkpoint)).config
+    contenders = [Contender(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
+    for way in WAYS:
+        if engine == FAKE_QUANT:
+            load = partial(simulated, str(checkpoint), config, way)
+        else:
+            file = str(artifact(args.work, model, engine, way))
+            load = partial(artifact_engine, file, engine, EngineOptions(args.threads))
+        contenders.append(Contender(way, load, None, "plain" if way == "safe" else None))
+    if engine == "onnxruntime" and "OLDER_CPU" in os.environ:
+        file = str(artifact(args.work, model, engine, "plain"))
+        contenders.append(Contender("own session", partial(own_session, file, args.threads), None))
+    quick = (1, 0.001) if args.no_latency else (args.rounds, 1.0)
+    shown = pictures.load(str(checkpoint), str(args.data_path), "val", True, args.pictures)
+    return measure(model, contenders, Plan((args.batch,), *quick, args.threads), config["DATA"]["IMG_SIZE"], shown)
+
+
+def simulated(checkpoint: str, config: dict, way: str) -> Engine:
+    """Fake-quant of what a file computes."""
+    from swin_quant.backends.saturation import without_saturation
+    from swin_quant.checkpoint import load_calibrated
+    from swin_quant.config import from_dict
+    from swin_quant.engines import torch_engines
+    from swin_quant.models import build_model
+    from swin_quant.quant.policies import load_policy
+
+    model, policy = build_model(from_dict(config, checkpoint)), load_policy("cpu")
+    load_calibrated(model, checkpoint)
+    chosen = without_saturation(policy) if way == "safe" else policy
+    return list(torch_engines(model, torch.device("cpu"), None, [chosen]).values())[-1]
+
+
+def own_session(file: str, threads: int) -> Engine:
+    """ONNX Runtime as somebody uses it who does not know of its option."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return Engine("onnxruntime", "int8", "cpu", partial(run_session, session))
+
+
+def run_session(session, images: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def cells(model: str, engine: str, cpu: str, plain: dict, safe: dict, no_latency: bool) -> list[str]:
+    ms = ["", ""] if no_latency or engine == FAKE_QUANT else [f"{row['p50_ms']:.2f}" for row in (plain, safe)]
+    accuracy = [f"{row[key]:.{digits}f}" for key, digits in (("sqnr_db", 1), ("agreement", 1), ("acc1", 1))
+                for row in (plain, safe)]  # fmt: skip
+    return [model, engine, cpu, *accuracy, *ms]
+
+
+def heading(args: argparse.Namespace) -> str:
+    columns = ["model", "engine", "CPU"]
+    columns += [f"{figure}{way}" for figure in ("dB", "agree %", "acc@1", "ms") for way in ("", ", safe")]
+    ways = "is not measured yet" if args.no_latency else f"is of a batch of {args.batch}, {args.threads} threads"
+    used = versions()
+    return (
+        "# CPUs without VNNI, and weights of 7 bits\n\n"
+        f"Policy `cpu`, {args.pictures} pictures of CIFAR-10's `val`; dB (SQNR) and agreement are with the float "
+        "model. *safe*: `export --saturation-safe`. *default session*: the plain file without "
+        "`session.x64quantprecision`, which our engine sets on such CPUs. Older CPUs are imitated: OpenVINO by "
+        "ONEDNN_MAX_CPU_ISA, ONNX Runtime by a library that hides later instructions (tests/standin/older_cpu.c). "
+        f"Latency {ways}. {used['cpu']}, torch {used['torch']}. Written by `python benchmarks/saturation.py`.\n\n"
+        f"| {' | '.join(columns)} |\n|{'---|' * 3}{'---:|' * 8}\n"
+    )
+
+
+def swin_quant(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"], check=True)
+
+
+if __name__ == "__main__":
+    main()
