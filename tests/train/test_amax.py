@@ -44,14 +44,19 @@ def moved(before, after):
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_frozen_ranges_stay(made):
-    model, keeper = made()
+@pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
+def test_frozen_ranges_stay(made, policy):
+    """Those of rows too, which a policy derives from the weights until training starts."""
+    model, keeper = made(policy)
     before = ranges(model)
     move_weights(model)
     keeper.after_step()
     row = keeper.after_epoch(1)
     assert not moved(before, ranges(model)) and row["amax_drift"] == 0 and row["clipped_share"] > 0
     assert not [name for name, _ in model.named_parameters() if "_amax" in name]
+    for name, node in enabled_nodes(model).items():
+        if node.role is Role.GEMM_WEIGHT:
+            assert node.range_for(model.get_submodule(name.rpartition(".")[0]).weight) is node.amax
 
 
 @pytest.mark.parametrize(("which", "roles"), [("weights", "W"), ("activations", "A"), ("both", "WA")])
