@@ -118,7 +118,9 @@ def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, wor
     card = replace(card, calibration=card.calibration | {"statistics": record})
     if world.is_main:
         card = save_with_card(model, path, card, others={kept: counted} if counted else {})
-        if not counted:
+        if counted:
+            log.info("statistics: %s", kept)
+        else:
             kept.unlink(missing_ok=True)  # of an earlier calibration, whose checkpoint is gone, too
     return Calibrated(model, path, card)
 

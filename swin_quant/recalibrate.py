@@ -5,11 +5,11 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from swin_quant.checkpoint import load_float
-from swin_quant.distributed import World
+from swin_quant.distributed import World, gather
 from swin_quant.errors import SwinQuantError
 from swin_quant.files import ensure_writable_dir, sha256_of
 from swin_quant.models import build_model
-from swin_quant.ptq import Calibrated, finish, found_by, portable_config, report_findings
+from swin_quant.ptq import Calibrated, finish, found_by, report_findings
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
@@ -48,10 +48,11 @@ def recalibrate(
     calibration = Calibration(before.calibration["pictures"], counted, largest)
     set_ranges(model, calibration, method)
     report_findings(calibration)
+    gather([])  # before rank 0 may replace what the others still read
     recorded = {key: value for key, value in before.calibration.items() if key != "check"}  # of the ranges before
     card = RunCard(
         name=cfg.MODEL.NAME,
-        config=portable_config(cfg),
+        config=before.config,
         preprocess=before.preprocess,
         source=before.source,
         policy=policy.to_dict(),

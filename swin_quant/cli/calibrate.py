@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     else:
         done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
     if not scored:
-        if not args.no_eval:
+        if not args.no_eval and (cfg.DATA.DATA_PATH or not statistics):  # which need no pictures
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
         return None
     try:
