@@ -1,10 +1,11 @@
 """QAT on real pictures, through the command line: writes docs/results/qat_cifar10.md.
 
-    python benchmarks/qat.py --shared DIR [--work DIR] [--models NAME ...] [--bits 8,8 4,8 4,4]
+    python benchmarks/qat.py --shared DIR [--work DIR] [--models NAME ...] [--bits 8,8 4,8 4,4] [--score]
 
-For the micro Swin V1 and V2 of DIR/checkpoints on DIR/data/cifar10, at each pair of bits of weights and activations:
-PTQ in both int8 modes, then QAT in mode 1 with frozen and with learned ranges, by the recipes micro_w*a*, the float
-model as the teacher. A QAT run that is done already is not repeated, one that was cut off goes on.
+For the micro Swin V1 and V2 of examples/checkpoints on DIR/data/cifar10, at each pair of bits of weights and
+activations: PTQ in both int8 modes, then QAT in mode 1 with frozen and with learned ranges, by the recipes micro_w*a*,
+the float model as the teacher. A QAT run that is done already is not repeated, one that was cut off goes on. --score
+takes the finished runs of --work as they are, by whatever version they were made, and scores them anew.
 """
 
 import argparse
@@ -12,18 +13,23 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 INTRODUCTION = """# QAT on CIFAR-10, micro Swin V1 and V2
 
-Top-1 in percent on the 5,000 pictures of `val`; float with its standard error. QAT starts from the PTQ checkpoint in
-mode 1, by the recipes micro_w*a*, the float model as the teacher. *Won back* is (QAT - PTQ) / (float - PTQ) in mode 1,
-where PTQ lost more than two standard errors. Minutes are CPU time of one core of the whole command, frozen / learned:
-loading, training and scoring. Written by `python benchmarks/qat.py`.
+The trained models of [examples/checkpoints](../../examples/checkpoints). Top-1 in percent on the 5,000 pictures of
+`val`, and beneath it the difference to the float checkpoint with its paired standard error, in points. Ranges are those
+of the default calibrator. QAT starts from the PTQ checkpoint in mode 1, by the recipes micro_w*a*, the float model as
+the teacher; *unquantized*: its weights with the nodes off. *Won back* is (QAT - PTQ) / (float - PTQ) in mode 1, where
+PTQ lost more than two standard errors. Minutes are CPU time of one core of the whole command, loading and scoring
+included. Written by `python benchmarks/qat.py`.
 """
-QAT = {"frozen": ["--amax", "frozen"], "learned": ["--amax", "learned"]}
+WAYS = ("frozen", "learned")
+MODES = {"PTQ mode 1": "ft-mode1", "PTQ mode 2": "ft-mode2"}
 
 
 def main() -> None:
@@ -32,61 +38,112 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/qat"))
     parser.add_argument("--models", nargs="+", default=MICRO)
     parser.add_argument("--bits", nargs="+", default=["8,8", "4,8", "4,4"])
-    parser.add_argument("--output", type=Path, default=RESULTS / "qat_cifar10.md")
+    parser.add_argument("--score", action="store_true", help="train nothing: score the runs that are there")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "qat_cifar10.md")
     args = parser.parse_args()
     rows = []
     for name in args.models:
         for weights, activations in (pair.split(",") for pair in args.bits):
-            rows.append(row(args.shared, args.work, name, weights, activations))
+            run = Run(args.shared / "data" / "cifar10", args.work, name, weights, activations)
+            if args.score:
+                run.score()
+            else:
+                run.train()
+            rows.append(run.row())
             print(rows[-1], flush=True)
             args.output.write_text(table(rows))
 
 
-def row(shared: Path, work: Path, name: str, weights: str, activations: str) -> dict:
-    """Results by column: each is a pair of top-1 in percent and what it took, in minutes, if it was trained."""
-    config, teacher = (shared / "checkpoints" / f"{name}.{suffix}" for suffix in ("yaml", "pth"))
-    data = ["--cfg", config, "--data-path", shared / "data" / "cifar10", "--zip", "--half", "none"]
-    bits = [] if (weights, activations) == ("8", "8") else ["--wprec", weights, "--aprec", activations]
-    folder = work / name / f"w{weights}a{activations}"
+class Run:
+    """A model at a pair of bits: the folder of its runs, and the command lines that make and score them."""
 
-    calibrated = folder / "ptq" / f"{name}_calib.pth"
-    modes = ["--policy", "ft-mode1", "ft-mode2", *bits]
-    if not calibrated.with_suffix(".json").exists():
-        swin_quant("calibrate", *data, "--resume", teacher, *modes, "--calib-output-path", calibrated.parent)
-    results = json.loads(calibrated.with_suffix(".json").read_text())["results"]
-    found = {"float": results[0]["acc1"]}
-    for result in results[1:]:
-        found["PTQ mode 1" if "mode1" in result["policy"] else "PTQ mode 2"] = result["acc1"]
-    standard_error = (found["float"] * (100 - found["float"]) / results[0]["pictures"]) ** 0.5
+    def __init__(self, data: Path, work: Path, name: str, weights: str, activations: str) -> None:
+        self.name, self.bits = name, f"w{weights}a{activations}"
+        config, self.float = (ROOT / "examples" / "checkpoints" / f"{name}.{end}" for end in ("yaml", "safetensors"))
+        self.data = ["--cfg", config, "--data-path", data, "--zip", "--half", "none"]
+        self.precision = [] if self.bits == "w8a8" else ["--wprec", weights, "--aprec", activations]
+        self.folder = work / name / self.bits
+        self.calibrated = self.folder / "ptq" / f"{name}_calib.pth"
 
-    for way, flags in QAT.items():
-        card = folder / name / way / f"{name}_qat.json"
-        start = ["--pretrained", calibrated, "--resume", "auto", "--policy", "ft-mode1", *bits, "--teacher", teacher]
-        if not (card.exists() and json.loads(card.read_text())["results"]):
-            recipe = f"micro_w{weights}a{activations}"
+    def trained(self, way: str) -> Path:
+        return self.folder / self.name / way / f"{self.name}_qat.pth"
+
+    def train(self) -> None:
+        """Calibrate, fine-tune and score what is not there yet."""
+        modes = ["--policy", *MODES.values(), *self.precision]
+        if not scored(self.calibrated):
+            swin_quant("calibrate", *self.data, "--resume", self.float, *modes,
+                       "--calib-output-path", self.calibrated.parent)  # fmt: skip
+        start = ["--pretrained", self.calibrated, "--resume", "auto", "--policy", "ft-mode1", *self.precision]
+        for way in WAYS:
+            if scored(self.trained(way)):
+                continue
             before = cpu_seconds()
-            swin_quant("finetune", *data, *start, "--recipe", recipe, *flags, "--output", folder, "--tag", way)
-            (card.parent / "cpu_seconds.txt").write_text(f"{cpu_seconds() - before:.1f}")
-        found[f"QAT {way}"] = json.loads(card.read_text())["results"][-1]["acc1"]
-        found[f"minutes {way}"] = float((card.parent / "cpu_seconds.txt").read_text()) / 60
-    return {"model": name, "bits": f"W{weights}A{activations}", "s.e.": standard_error, **found}
+            swin_quant("finetune", *self.data, *start, "--teacher", self.float, "--recipe", f"micro_{self.bits}",
+                       "--amax", way, "--output", self.folder, "--tag", way)  # fmt: skip
+            minutes_of(self.trained(way)).write_text(f"{cpu_seconds() - before:.1f}")
+
+    def score(self) -> None:
+        """Score checkpoints that are there, those of QAT with their original."""
+        modes = ["--policy", *MODES.values(), *self.precision]
+        swin_quant("evaluate", *self.data, "--resume", self.calibrated, *modes)
+        for way in WAYS:
+            swin_quant("evaluate", *self.data, "--resume", self.trained(way), "--float", self.float)
+
+    def row(self) -> dict[str, Any]:
+        """Results by column, from the run cards."""
+        ptq = results(self.calibrated)
+        found = {"model": self.name, "bits": self.bits.upper(), "float": ptq[None, None, "float32"], "minutes": []}
+        for title, mode in MODES.items():
+            found[title] = next(result for (_, policy, _), result in ptq.items() if policy and policy.startswith(mode))
+        for way in WAYS:
+            qat = results(self.trained(way))
+            found[f"QAT {way}"] = next(
+                result for (whose, policy, _), result in qat.items() if whose == "qat" and policy
+            )
+            found[f"{way}, unquantized"] = qat["qat", None, "float32"]
+            minutes = minutes_of(self.trained(way))
+            found["minutes"].append(f"{float(minutes.read_text()) / 60:.0f}" if minutes.exists() else "-")
+        return found
 
 
-def table(rows: list[dict]) -> str:
+def results(checkpoint: Path) -> dict[tuple[str | None, str | None, str], dict[str, Any]]:
+    """The results in the card of a checkpoint, by weights, policy and precision."""
+    card = json.loads(checkpoint.with_suffix(".json").read_text())
+    return {(result.get("weights"), result["policy"], result["precision"]): result for result in card["results"]}
+
+
+def scored(checkpoint: Path) -> bool:
+    return checkpoint.with_suffix(".json").exists() and bool(results(checkpoint))
+
+
+def minutes_of(checkpoint: Path) -> Path:
+    return checkpoint.with_name("cpu_seconds.txt")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     """Markdown. What PTQ lost is won back by a share: (QAT - PTQ) / (float - PTQ)."""
-    head = ["model", "bits", "float", "PTQ mode 1", "PTQ mode 2"]
-    head += ["QAT frozen", "won back", "QAT learned", "won back", "minutes"]
-    lines = [INTRODUCTION, "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    figures = [*MODES]
+    for way in WAYS:
+        figures += [f"QAT {way}", f"{way}, unquantized"]
+    head = ["model", "bits", "float", *figures, *(f"won back, {way}" for way in WAYS), f"minutes, {' / '.join(WAYS)}"]
+    lines = [INTRODUCTION, markdown(head), "|" + "---|" * len(head)]
     for found in rows:
-        lost = found["float"] - found["PTQ mode 1"]
-        cells = [found["model"], found["bits"], f"{found['float']:.2f} ± {found['s.e.']:.2f}"]
-        cells += [f"{found[way]:.2f}" for way in ("PTQ mode 1", "PTQ mode 2")]
-        for way in QAT:
-            won = (found[f"QAT {way}"] - found["PTQ mode 1"]) / lost if lost > 2 * found["s.e."] else None
-            cells += [f"{found[f'QAT {way}']:.2f}", "" if won is None else f"{won:.0%}"]
-        cells.append(" / ".join(f"{found[f'minutes {way}']:.0f}" for way in QAT))
-        lines.append("| " + " | ".join(cells) + " |")
+        ptq = found["PTQ mode 1"]
+        lost = -ptq["delta_acc1"] if -ptq["delta_acc1"] > 2 * ptq["delta_acc1_se"] else None
+        won = [f"{1 + found[f'QAT {way}']['delta_acc1'] / lost:.0%}" if lost else "" for way in WAYS]
+        cells = [found["model"], found["bits"], f"{found['float']['acc1']:.2f}"]
+        cells += [*(figure(found[title]) for title in figures), *won, " / ".join(found["minutes"])]
+        lines.append(markdown(cells))
     return "\n".join(lines) + "\n"
+
+
+def figure(result: dict[str, Any]) -> str:
+    return f"{result['acc1']:.2f}<br>{result['delta_acc1']:+.2f} ± {result['delta_acc1_se']:.2f}"
+
+
+def markdown(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def cpu_seconds() -> float:

@@ -9,10 +9,18 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.options import EngineOptions
+from swin_quant.baseline import (
+    Baseline,
+    engines_beside,
+    engines_of_original,
+    find_baseline,
+    load_original,
+)
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.deployed import (
     config_of,
     find_checkpoint,
+    folders_of,
     load_engines,
     load_origin,
     names_of_engines,
@@ -21,10 +29,11 @@ from swin_quant.deployed import (
     preprocess_of,
 )
 from swin_quant.distributed import World
-from swin_quant.engines import Engine, half_type, torch_engines
+from swin_quant.engines import Engine, half_type
 from swin_quant.files import sha256_of
+from swin_quant.lineage import original_of
 from swin_quant.progress import log
-from swin_quant.runcard import card_path
+from swin_quant.runcard import QAT, card_path
 from swin_quant.scoring import score_engines
 
 
@@ -33,8 +42,8 @@ class Scoring:
     """What artifacts are scored with.
 
     `engines` None: those installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
-    `checkpoint`: the baseline, where it is not found beside the artifact; `overrides`: keys of the config (data path,
-    batch size, ...).
+    `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
+    `overrides`: keys of the config (data path, batch size, ...).
     """
 
     engines: Sequence[str] | None = None
@@ -45,6 +54,7 @@ class Scoring:
     half: str = "auto"
     fake_quant: bool = False
     max_unreadable: float = 0.01
+    original: str | None = None
 
 
 def score_artifacts(
@@ -78,6 +88,11 @@ class _Prepared:
     checkpoint: Path | None
 
     @property
+    def folders(self) -> list[Path]:
+        """Where else than at its place the float checkpoint may be."""
+        return [*folders_of(self.artifact), *([self.checkpoint.parent] if self.checkpoint else [])]
+
+    @property
     def group(self) -> tuple[Any, ...]:
         """Artifacts of one group are scored in one pass."""
         checkpoint = sha256_of(self.checkpoint) if self.checkpoint else None
@@ -86,7 +101,10 @@ class _Prepared:
 
 def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
     cfg = config_of(artifact, scoring.overrides)
-    return _Prepared(artifact, cfg, preprocess_of(artifact), find_checkpoint(artifact, scoring.checkpoint))
+    prepared = _Prepared(artifact, cfg, preprocess_of(artifact), find_checkpoint(artifact, scoring.checkpoint))
+    if scoring.original:
+        original_of(artifact.card, prepared.folders, scoring.original)  # refused now, not after others were scored
+    return prepared
 
 
 def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> list[Artifact]:
@@ -102,22 +120,32 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
         card, file = prepared.artifact.card, prepared.artifact.file
         for key in baseline:
             card = card.with_result(results[key])
+        weights = QAT if card.is_qat else None
         for name, key in zip(names[file], deployed[file], strict=True):
-            card = card.with_result(replace(results[key], device=on_its_device(name, scoring.options).device))
+            device = on_its_device(name, scoring.options).device
+            card = card.with_result(replace(results[key], device=device, weights=weights))
         scored.append(replace(prepared.artifact, card=card))
     return scored
 
 
 def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dict[str, Engine]:
-    """float32 first, then half, then the simulation if that is asked for; nothing without a checkpoint."""
-    first = group[0]
-    if first.checkpoint is None:
+    """float32 first, then half, then the simulation if that is asked for; nothing where no baseline is found."""
+    first, half = group[0], half_type(scoring.half, world.device)
+    origin = None
+    if first.checkpoint is not None:
+        quantized = next((p for p in group if p.artifact.card.policy), first)
+        origin = load_origin(quantized.artifact, first.cfg, first.checkpoint, world)
+    policies = origin.policies if origin and scoring.fake_quant else ()
+    card = first.artifact.card
+    baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
+    if origin and (policies or baseline is None):
+        return engines_beside(origin.model, world.device, half, policies, baseline)
+    if baseline is None and (file := original_of(card, first.folders, scoring.original)):
+        baseline = Baseline(load_original(first.cfg, file, world)[0])
+    if baseline is None:
         log.warning("%s: scored without a baseline: %s", first.artifact.file, no_checkpoint(first.artifact))
         return {}
-    quantized = next((p for p in group if p.artifact.card.policy), first)
-    origin = load_origin(quantized.artifact, first.cfg, first.checkpoint, world)
-    policies = origin.policies if scoring.fake_quant else ()
-    return torch_engines(origin.model, world.device, half_type(scoring.half, world.device), policies)
+    return engines_of_original(baseline, world.device, half)
 
 
 def _within_limits(cfg: CfgNode, engines: Mapping[str, Engine]) -> CfgNode:

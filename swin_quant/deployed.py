@@ -21,6 +21,7 @@ from swin_quant.engines import Engine
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.extras import installing
 from swin_quant.files import sha256_of
+from swin_quant.lineage import find
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.runcard import card_path
 from swin_quant.scoring import Subject, load_for_scoring
@@ -120,7 +121,9 @@ def _remedy(name: str) -> str:
 
 
 def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path | None:
-    """The checkpoint that the artifact was made from: `given`, else beside it or one folder up, by its SHA-256.
+    """The checkpoint that the artifact was made from: `given`, else where its card says, beside it or one folder up.
+
+    It is known by its SHA-256.
 
     SwinQuantError if `given` is another one, or the card names none to compare it with; None if it is not found.
     """
@@ -131,11 +134,12 @@ def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path
         if sha256_of(given) != record["sha256"]:
             raise SwinQuantError(f"{given}: is not the checkpoint that {artifact.file.name} was exported from")
         return Path(given)
-    if record is None:
-        return None
-    folders = artifact.file.resolve().parents[:_PARENTS]
-    beside = [folder / record["file"] for folder in folders if (folder / record["file"]).is_file()]
-    return next((path for path in beside if sha256_of(path) == record["sha256"]), None)
+    return find(record, folders_of(artifact))
+
+
+def folders_of(artifact: Artifact) -> list[Path]:
+    """Where files that an artifact's card names may be, if not where it says."""
+    return list(artifact.file.resolve().parents[:_PARENTS])
 
 
 def no_checkpoint(artifact: Artifact) -> str:

@@ -43,7 +43,8 @@ def half_type(name: str, device: torch.device) -> str | None:
 class Engine:
     """Images float32 [B, 3, H, W] to logits float [B, classes], at one precision and, if quantized, under one policy.
 
-    `details` is what the engine knows of itself (versions, types that its layers really run in), for reports.
+    `details` is what the engine knows of itself (versions, types that its layers really run in), for reports;
+    `weights` is whose they are, as in a card's results.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Engine:
     max_batch: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     policy_sha256: str | None = None
+    weights: str | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         if self.max_batch and len(images) > self.max_batch:

@@ -97,7 +97,7 @@ def model_and_card(
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
     file = Path(checkpoint)
     record = subject.card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
-    return subject.model, replace(subject.card, checkpoint=record)
+    return subject.model, replace(subject.card, checkpoint={**record, "path": str(file.resolve())})
 
 
 def exporter_options(target: str, precision: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ import torch
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.options import EngineOptions
+from swin_quant.baseline import Baseline, engines_beside
 from swin_quant.deployed import names_of_engines
-from swin_quant.engines import torch_engines
 from swin_quant.errors import SwinQuantError
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import policy_from_dict
@@ -23,7 +23,9 @@ def check_export(artifact: Artifact, model: Swin) -> str:
     name = names_of_engines(artifact, None)[0]
     record, policy = artifact.record, artifact.card.policy
     policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
-    label, reference = list(torch_engines(model, torch.device("cpu"), None, policies).items())[-1]
+    trained = Baseline() if artifact.card.is_qat else None
+    engines = engines_beside(model, torch.device("cpu"), None, policies, trained)
+    label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
     size = model.geometry.image_size
     count = record["options"].get("batch") or PICTURES
     images = torch.randn(count, model.geometry.in_chans, size, size, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from swin_quant.checkpoint import load_float, save_calibrated
+from swin_quant.checkpoint import Source, load_float, save_calibrated
 from swin_quant.config import architecture, to_dict
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
@@ -18,8 +18,9 @@ from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.distributed import World, gather
-from swin_quant.errors import UsageError, listed
+from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
+from swin_quant.lineage import card_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
@@ -31,7 +32,7 @@ from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.ranges import RANGE_METHODS
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.range_bits import bits_record
-from swin_quant.runcard import CalibrationRecord, CheckpointRecord, CheckRecord, RunCard
+from swin_quant.runcard import CalibrationRecord, CheckpointRecord, CheckRecord, RangesRecord, RunCard, TrainingRecord
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def calibrate_checkpoint(
         ensure_writable_dir(output)
     torch.manual_seed(cfg.SEED)
     model = build_model(cfg)
-    source = load_float(model, checkpoint, replace_head=replace_head).record() if checkpoint else None
+    source = load_float(model, checkpoint, replace_head=replace_head) if checkpoint else None
+    before = trained_before(checkpoint, source)
     if checkpoint is None:
         log.warning("no checkpoint: these are random weights, good for timing only")
     apply_policy(model, policy)
@@ -103,9 +105,10 @@ def calibrate_checkpoint(
         name=cfg.MODEL.NAME,
         config=portable_config(cfg),
         preprocess=preprocess.to_dict(),
-        source=source,
+        source=before.source if before else source and source.record(),
         policy=policy.to_dict(),
         calibration=record,
+        training=calibrated_again(before),
     )
     return finish(model, path, card, calibration, world)
 
@@ -123,6 +126,25 @@ def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, wor
         else:
             kept.unlink(missing_ok=True)  # of an earlier calibration, whose checkpoint is gone, too
     return Calibrated(model, path, card)
+
+
+def trained_before(checkpoint: str | None, source: Source | None) -> RunCard | None:
+    """The card of a checkpoint that QAT trained: whatever is made from it came from the same original."""
+    if checkpoint is None or source is None:
+        return None
+    try:
+        card = card_of(checkpoint)
+    except SwinQuantError:
+        if source.calibrated:  # it may be QAT's
+            raise
+        return None  # some other JSON beside a float checkpoint
+    return card if card and card.is_qat else None
+
+
+def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
+    """How the weights were trained, for the card of new ranges; None where they were not (`trained_before`)."""
+    as_calibrated = RangesRecord(weights=None, activations=None)
+    return {**before.training, "ranges": as_calibrated} if before and before.training else None
 
 
 def save_with_card(

@@ -9,7 +9,7 @@ from swin_quant.distributed import World, gather
 from swin_quant.errors import SwinQuantError
 from swin_quant.files import ensure_writable_dir, sha256_of
 from swin_quant.models import build_model
-from swin_quant.ptq import Calibrated, finish, found_by, report_findings
+from swin_quant.ptq import Calibrated, calibrated_again, finish, found_by, report_findings
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
@@ -56,6 +56,7 @@ def recalibrate(
         preprocess=before.preprocess,
         source=before.source,
         policy=policy.to_dict(),
+        training=calibrated_again(before),
         calibration=recorded | found_by(method, model, calibration),
     )
     return finish(model, Path(output) / f"{cfg.MODEL.NAME}_calib.pth", card, calibration, world)

@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
@@ -27,9 +28,18 @@ from swin_quant.progress import log
 
 FAMILY, FORMAT = "swin-quant/run-card/", 1
 SCHEMA = f"{FAMILY}{FORMAT}"
+ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # whose weights a result is of
+UNQUANTIZED = "QAT weights, unquantized"  # what those are called with the nodes off, since they are no baseline
+_MOST_UP, _LONGEST_PATH = 4, 255
 
 
-class SourceRecord(TypedDict):
+class _Located(TypedDict, total=False):
+    """`path`: where the file was, from the folder of the card; absolute while the card is in memory (`located`)."""
+
+    path: str
+
+
+class SourceRecord(_Located):
     """The float checkpoint that a run began with."""
 
     file: str
@@ -37,8 +47,8 @@ class SourceRecord(TypedDict):
     format: str
 
 
-class CheckpointRecord(TypedDict):
-    """The checkpoint beside the card."""
+class CheckpointRecord(_Located):
+    """A checkpoint: the one beside the card, or that of an artifact, or what training started from."""
 
     file: str
     sha256: str
@@ -172,7 +182,9 @@ class Result:
     """One measurement of one engine. Accuracies and agreement in percent, loss in nats, SQNR in dB; None: not measured.
 
     `policy_sha256` is of the rules of the policy, which may share its name with another; None: not recorded.
-    `agreement`, `sqnr_db`, `delta_acc1` and its paired standard error compare with float32 on the same pictures.
+    `agreement`, `sqnr_db`, `delta_acc1` and its paired standard error compare with float32 on the same pictures: with
+    the original float checkpoint's. `weights` says whose weights were measured where they are not all the original's:
+    original, ptq (those that QAT started from, calibrated) or qat.
     """
 
     engine: str
@@ -193,6 +205,7 @@ class Result:
     unreadable: int = 0
     note: str | None = None
     policy_sha256: str | None = None
+    weights: str | None = None
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Result":
@@ -231,9 +244,27 @@ class RunCard:
         newer = content.pop("newer")
         return {"schema": SCHEMA, **content, **newer}
 
+    @property
+    def is_qat(self) -> bool:
+        """Whether the weights were trained with nodes on, so that they are no longer those of the source."""
+        training, quantized = self.training, self.policy is not None or self.calibration is not None
+        return training is not None and (quantized or "ranges" in training)
+
+    @property
+    def original_sha256(self) -> str | None:
+        """Which float model deltas are to: the source, or the checkpoint itself where that was trained in float."""
+        record = self.checkpoint if self.training and not self.is_qat else self.source
+        return record["sha256"] if record else None
+
     def measured(self) -> list[Result]:
-        """The results, typed. One of before policies were told apart by their rules gets those of the card's policy."""
+        """The results, typed.
+
+        One of before policies were told apart by their rules gets those of the card's policy. Cards of before `weights`
+        was recorded compare QAT with its own weights unquantized: those are not its original, and such comparisons are
+        left out.
+        """
         results = [Result.of(record) for record in self.results]
+        results = [_of_qat(result) if self.is_qat and result.weights is None else result for result in results]
         own = self.policy or {}
         sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
         return [
@@ -259,7 +290,8 @@ class RunCard:
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the card to `path`, atomically."""
-        write_json(path, self.to_dict())
+        folder = Path(path).resolve().parent
+        write_json(path, _with_paths(self.to_dict(), lambda file: portable_path(file, folder)))
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "RunCard":
@@ -267,6 +299,7 @@ class RunCard:
         content = read_json(path, "run card")
         try:
             unknown = _check_card(content, str(path))
+            content = _with_paths(content, lambda file: _located(file, Path(path)))
             del content["schema"]
             newer = {key: content.pop(key) for key in content.keys() - fields_of(cls)[0]}
             card = cls(**content, newer=newer)
@@ -286,7 +319,52 @@ def _measure_the_same(one: Result, other: Result) -> bool:
     """Whether two results are of the same engine, precision, policy and pictures, the policy by its rules if known."""
     known = one.policy_sha256 and other.policy_sha256
     same_policy = one.policy_sha256 == other.policy_sha256 if known else one.policy == other.policy
-    return same_policy and all(getattr(one, key) == getattr(other, key) for key in ("engine", "precision", "dataset"))
+    keys = ("engine", "precision", "weights", "dataset")
+    return same_policy and all(getattr(one, key) == getattr(other, key) for key in keys)
+
+
+def _of_qat(result: Result) -> Result:
+    return dataclasses.replace(result, weights=QAT, agreement=None, sqnr_db=None, delta_acc1=None, delta_acc1_se=None)
+
+
+def without_paths(card: RunCard) -> dict[str, Any]:
+    """The card as JSON, less where files were: what does not depend on the machine and the folder."""
+    return _with_paths(card.to_dict(), lambda file: None)
+
+
+def portable_path(file: str | os.PathLike, folder: Path) -> str | None:
+    """`file` from `folder`, both absolute, as a card may have it; None where that would tell where on the machine."""
+    try:
+        if os.path.commonpath([file, folder]) == Path(folder).anchor:
+            return None
+        path = Path(os.path.relpath(file, folder)).as_posix()
+    except ValueError:  # on another drive
+        return None
+    return path if _is_portable(path) else None
+
+
+def _is_portable(path: str) -> bool:
+    """Whether a path is relative and plain: at most some steps up, then names."""
+    parts = path.split("/")
+    ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    return len(path) <= _LONGEST_PATH and ups <= _MOST_UP and ups < len(parts) and all(map(_is_bare_name, parts[ups:]))
+
+
+def _located(path: str, card: Path) -> str:
+    if not _is_portable(path):
+        raise SwinQuantError(f"{card}: a file's path must be relative and plain, not {path!r:.80}")
+    return os.path.normpath(card.resolve().parent / path)
+
+
+def _with_paths(content: dict[str, Any], change: Callable[[str], str | None]) -> dict[str, Any]:
+    """`content`, a card in JSON, with the path of each file as `change` says, and none where that is None."""
+    training = content.get("training") or {}
+    places = [content.get("source"), content.get("checkpoint"), training.get("start"), training.get("teacher")]
+    for record in places:
+        if record and "path" in record:
+            path = change(record.pop("path"))
+            record |= {} if path is None else {"path": path}
+    return content
 
 
 def card_path(checkpoint: str | os.PathLike) -> Path:

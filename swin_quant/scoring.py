@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
+from swin_quant.baseline import Baseline, engines_beside, find_baseline, load_original
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
@@ -14,16 +15,17 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
 from swin_quant.distributed import World, gather
-from swin_quant.engines import Engine, half_type, torch_engines
+from swin_quant.engines import Engine, half_type
 from swin_quant.errors import UsageError, listed
 from swin_quant.evaluate import Score, evaluate
+from swin_quant.lineage import card_of
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.progress import log, track
 from swin_quant.ptq import check_channels, portable_config
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
 from swin_quant.range_bits import check_bits
-from swin_quant.runcard import DatasetRecord, Result, RunCard, card_path, verify_checkpoint
+from swin_quant.runcard import CheckpointRecord, DatasetRecord, Result, RunCard, SourceRecord, card_path
 
 BASELINE = "float32"
 
@@ -37,16 +39,17 @@ def score_model(
     split: str = "val",
     half: str = "auto",
     max_unreadable: float = 0.01,
+    baseline: Baseline | None = None,
 ) -> RunCard:
     """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
 
-    Preprocessing is the card's; the model's nodes must be calibrated for the policies. Every rank scores its
-    share; all return the same card.
+    Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` is what a model that
+    QAT trained is compared with (`find_baseline`). Every rank scores its share; all return the same card.
     """
     preprocess = Preprocess.from_dict(card.preprocess)
     if preprocess != Preprocess.from_config(cfg):
         log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
-    engines = torch_engines(model, world.device, half_type(half, world.device), policies)
+    engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
     for result in score_engines(engines, cfg, preprocess, world, split, max_unreadable).values():
         card = card.with_result(result)
     return card
@@ -83,6 +86,7 @@ def score_engines(
             device=world.device.type,
             unreadable=len(unreadable),
             note=f"unreadable: {listed(unreadable)}" if unreadable else None,
+            weights=engines[key].weights,
             **measured,
         )
     return results
@@ -101,16 +105,6 @@ class Subject:
     policies: list[Policy]
     card: RunCard
     card_file: Path | None
-
-
-def card_of(checkpoint: str) -> RunCard | None:
-    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is that of another checkpoint."""
-    path = card_path(checkpoint)
-    if not path.exists():
-        return None
-    card = RunCard.read(path)
-    verify_checkpoint(card, checkpoint)
-    return card
 
 
 def load_for_scoring(
@@ -150,6 +144,37 @@ def load_for_scoring(
         card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
         card = replace(card, policy=policies[0].to_dict() if policies else None)
     return Subject(model, policies, card, card_file)
+
+
+def compared(
+    subject: Subject,
+    cfg: CfgNode,
+    world: World = World(),  # noqa: B008
+    given: str | None = None,
+) -> tuple[RunCard, Baseline | None]:
+    """The subject's card, and what the subject is compared with: `given`, or what is found.
+
+    A calibrated checkpoint without run card is taken at the user's word: `given` is what it came from, and if their
+    weights differ it was trained since.
+    """
+    if given and not subject.policies:
+        raise UsageError(f"--float {given}: what is scored is a float checkpoint itself: leave it out")
+    if subject.card_file:
+        folders = [subject.card_file.resolve().parent]
+        return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, given)
+    if given is None:
+        if subject.policies:
+            log.info("no run card: taken as not trained since it was float; if it was (QAT), give --float FILE")
+        return subject.card, None
+    original, source = load_original(cfg, given, world)
+    card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
+    weights = dict(original.named_parameters())
+    same = all(torch.equal(value, weights[name]) for name, value in subject.model.named_parameters())
+    return card, None if same else Baseline(original)
+
+
+def _file_record(source: SourceRecord) -> CheckpointRecord:
+    return CheckpointRecord(**{key: value for key, value in source.items() if key != "format"})
 
 
 def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None = None) -> Pictures:

@@ -34,6 +34,20 @@ CALIBRATION = {
     "dead_nodes": [],
     "beyond_half": [],
 }
+TRAINING = {
+    "recipe": {},
+    "seed": 0,
+    "world": 1,
+    "device": "cpu",
+    "step_pictures": 8,
+    "steps": 10,
+    "pictures": 80,
+    "pictures_sha256": "2" * 64,
+    "start": None,
+    "teacher": None,
+    "best_epoch": 1,
+    "epochs": [],
+}
 HERE = Path(__file__).parent
 CARDS = [*(HERE / "cards").glob("*.json"), *(HERE.parent / "examples").rglob("*.json")]
 RESULT = Result("fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", sqnr_db=35.6)
@@ -314,3 +328,63 @@ def test_versions_name_what_the_figures_depend_on():
     assert found["torch"] == str(torch.__version__)
     assert found["swin_quant"] and found["timm"] and found["cpu"]
     assert (found["gpu"] is None) == (not torch.cuda.is_available())
+
+
+def located(path, **more):
+    return {"file": Path(path).name, "sha256": "c" * 64, "path": str(path), **more}
+
+
+def test_places_of_files_are_absolute_in_memory_and_relative_in_the_file(tmp_path):
+    root = tmp_path.resolve()
+    training = {**TRAINING, "start": located(root / "ptq" / "x.pth"), "teacher": located(root / "t.pth", format="pth")}
+    made = card(source=located(root / "in" / "x.pth", format="pth"), checkpoint=located(root / "out" / "x_calib.pth"))
+    made = dataclasses.replace(made, training=training)
+    (root / "out" / "onnx").mkdir(parents=True)
+    made.write(root / "out" / "onnx" / "x.json")
+    content = json.loads((root / "out" / "onnx" / "x.json").read_text())
+    assert (content["source"]["path"], content["checkpoint"]["path"]) == ("../../in/x.pth", "../x_calib.pth")
+    assert content["training"]["start"]["path"] == "../../ptq/x.pth"
+    assert content["training"]["teacher"]["path"] == "../../t.pth"
+    assert str(root) not in json.dumps(content)
+    assert RunCard.read(root / "out" / "onnx" / "x.json") == made
+    (root / "out").rename(root / "moved")
+    assert RunCard.read(root / "moved" / "onnx" / "x.json").checkpoint["path"] == str(root / "moved" / "x_calib.pth")
+
+
+def test_a_place_that_would_tell_of_the_machine_is_not_written(tmp_path):
+    for far in ("/etc/x.pth", str(tmp_path.resolve() / ("d" * 200) / ("e" * 200) / "x.pth"), "/tmp/a\\b/x.pth"):
+        card(source=located(far, format="pth")).write(tmp_path / "x.json")
+        assert "path" not in json.loads((tmp_path / "x.json").read_text())["source"]
+    (tmp_path / "1/2/3/4/5").mkdir(parents=True)
+    for deep, written_there in (("1/2/3/4", True), ("1/2/3/4/5", False)):
+        card(source=located(tmp_path.resolve() / "x.pth", format="pth")).write(tmp_path / deep / "x.json")
+        assert ("path" in json.loads((tmp_path / deep / "x.json").read_text())["source"]) is written_there
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "../../../../../x.pth", "a/../b.pth", "..", "a//b.pth", "", "a\\b.pth", "a\nb.pth", "./x.pth",
+     "../" * 4 + "x" * 256, 3],
+)  # fmt: skip
+def test_a_place_must_be_relative_and_plain(tmp_path, path):
+    content = written(tmp_path / "x.json")
+    content["source"]["path"] = path
+    refused(tmp_path / "x.json", content, "path")
+
+
+def test_qat_of_before_its_original_was_the_baseline_is_compared_with_nothing(tmp_path):
+    """Its float32 was measured on the trained weights: what was printed as +1.34 had lost 1.26 points."""
+    float32 = dataclasses.replace(RESULT, engine="torch", precision="float32", policy=None, acc1=79.7)
+    old = dataclasses.replace(RESULT, acc1=81.0, agreement=97.0, sqnr_db=20.0, delta_acc1=1.34, delta_acc1_se=0.4)
+    content = {**written(tmp_path / "x.json"), "training": TRAINING}
+    content["results"] = [dataclasses.asdict(result) for result in (float32, old)]
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    read = RunCard.read(tmp_path / "x.json")
+    assert read.is_qat and not card().is_qat and not dataclasses.replace(read, policy=None, calibration=None).is_qat
+    assert [(r.acc1, r.weights, r.agreement, r.sqnr_db, r.delta_acc1, r.delta_acc1_se) for r in read.measured()] == [
+        (79.7, "qat", None, None, None, None),
+        (81.0, "qat", None, None, None, None),
+    ]
+    newer = dataclasses.replace(old, weights="qat", delta_acc1=-1.26)
+    original = dataclasses.replace(float32, weights="original", acc1=82.28)
+    assert read.with_result(newer).with_result(original).measured()[1:] == [newer, original]

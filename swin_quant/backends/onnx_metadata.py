@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.errors import SwinQuantError
 from swin_quant.files import sha256_of_data
-from swin_quant.runcard import RunCard
+from swin_quant.runcard import RunCard, without_paths
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -25,7 +25,7 @@ TEXTS = (NAME, CARD_SHA256, CHECKPOINT_SHA256)
 def card_sha256(card: RunCard) -> str:
     """The SHA-256 of what a card says of its checkpoint: less its artifact, what was measured, versions and date."""
     later = ("schema", "artifact", "results", "verification", "versions", "created")
-    content = {key: value for key, value in card.to_dict().items() if key not in later}
+    content = {key: value for key, value in without_paths(card).items() if key not in later}
     return sha256_of_data(content)
 
 

@@ -22,6 +22,7 @@ from swin_quant.runcard import RunCard, card_path
 
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the contender whose logits the others are compared with
+_OF_QAT = ", QAT weights"  # behind the name of a float contender whose weights are no longer the original's
 CPU_ENGINES = ("onnxruntime", "openvino")
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
@@ -74,9 +75,10 @@ def line_up(
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
-    contenders = [Contender(REFERENCE, partial(torch_engine, str(origin), card.config), origin)]
+    whose = _OF_QAT if card.is_qat else ""
+    contenders = [Contender(REFERENCE + whose, partial(torch_engine, str(origin), card.config), origin)]
     for entry in entries:
-        contenders += _contenders(entry, float_types, threads)
+        contenders += _contenders(entry, float_types, threads, whose)
     return Lineup(_named_apart(contenders), cfg, card)
 
 
@@ -131,8 +133,11 @@ def _is_float(entry: _Entry) -> bool:
     return _precision(entry) in (FLOAT32, *HALF_TYPES)
 
 
-def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int | None) -> list[Contender]:
-    """One contender for each float type that the engine offers; the baseline always runs in float32 too."""
+def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int | None, whose: str) -> list[Contender]:
+    """One contender for each float type that the engine offers; the baseline always runs in float32 too.
+
+    `whose` is added to the names of float ones.
+    """
     engine, policy = entry.engine, entry.artifact.card.policy
     offered = getattr(importlib.import_module(ENGINES[engine]), "float_types", None)
     kinds: Sequence[str | None] = [None]
@@ -140,7 +145,7 @@ def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int |
         kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered()]
         if _precision(entry) == FLOAT32:
             kinds = list(dict.fromkeys((FLOAT32, *kinds)))
-    baseline = f"{engine} {FLOAT32}" if engine in CPU_ENGINES else REFERENCE
+    baseline = (f"{engine} {FLOAT32}" if engine in CPU_ENGINES else REFERENCE) + whose
     contenders = []
     for kind in kinds:
         if _is_float(entry):
@@ -154,7 +159,7 @@ def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int |
             ]
         options = on_its_device(engine, EngineOptions(threads=threads, float_type=kind))
         load = partial(artifact_engine, str(entry.artifact.file), engine, options)
-        name = " ".join(filter(None, words))
+        name = " ".join(filter(None, words)) + (whose if _is_float(entry) else "")
         contenders.append(Contender(name, load, entry.artifact.file, baseline))
     return contenders
 

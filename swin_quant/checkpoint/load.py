@@ -24,13 +24,13 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
     return any(is_range(key) for key in state)
 
 
-def load_float(model: nn.Module, path: str | os.PathLike, *, replace_head: bool = False) -> Source:
+def load_float(model: nn.Module, path: str | os.PathLike, *, replace_head: bool | None = False) -> Source:
     """Load the weights of `path` (Microsoft, timm, safetensors, calibrated or our own) into `model`, strictly.
 
     Missing, unexpected and wrongly shaped keys are one error, with what the file seems to be; so is NaN or Inf.
     Half-precision weights become the model's float32. `replace_head` leaves the model's own, newly initialised
-    head and ignores the file's. Ranges (`_amax`) in the file are ignored and those of the model forgotten: they
-    belong to other weights.
+    head and ignores the file's (None: that cannot be had, and is not advised). Ranges (`_amax`) in the file are ignored
+    and those of the model forgotten: they belong to other weights.
     """
     state, source = _read(path)
     weights = _checked_weights(model, state, Path(path), replace_head)
@@ -80,7 +80,7 @@ def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str
 
 
 def _checked_weights(
-    model: nn.Module, state: Mapping[str, Tensor], path: Path, replace_head: bool
+    model: nn.Module, state: Mapping[str, Tensor], path: Path, replace_head: bool | None
 ) -> dict[str, Tensor]:
     """The entries of `state` to load: of the model's names, shapes and kinds, and finite."""
     skipped = _HEAD if replace_head else ()
@@ -88,7 +88,8 @@ def _checked_weights(
     given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
     faults = _compare(given, wanted)
     if str(faults):
-        raise SwinQuantError(f"{path}: does not fit the model: {_diagnosis(faults, given, wanted)}{faults}")
+        diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)
+        raise SwinQuantError(f"{path}: does not fit the model: {diagnosis}{faults}")
     for key, value in given.items():
         if not torch.isfinite(value.float()).all():  # as the model will hold it
             raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
@@ -121,17 +122,15 @@ def _equal(value: Tensor, reference: Tensor) -> bool:
     return torch.allclose(value.double(), reference.double(), rtol=0.0, atol=rounding)
 
 
-def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
     """A sentence ahead of the lists of keys when the reason can be told from the shapes; else nothing."""
     file, model = geometry(given), geometry(wanted)
     if not file and model:
         return "it is no Swin checkpoint; "
     if _only_head(faults):
         theirs, ours = file.get("NUM_CLASSES", "no"), model.get("NUM_CLASSES", 0)
-        return (
-            f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}: pass --replace-head to load the rest and "
-            "initialise a new head; "
-        )
+        advice = ": pass --replace-head to load the rest and initialise a new head" if can_replace else ""
+        return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "
     text = difference(file, model)
     return f"{text}; " if text else ""
 

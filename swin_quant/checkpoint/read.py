@@ -41,8 +41,8 @@ class Source:
     calibrated: bool = False
 
     def record(self) -> dict[str, str]:
-        """The `source` section of a run card: the bare file name, since a card travels between machines."""
-        return {"file": self.path.name, "sha256": self.sha256, "format": self.format}
+        """The `source` section of a run card."""
+        return {"file": self.path.name, "sha256": self.sha256, "format": self.format, "path": str(self.path.resolve())}
 
 
 def read_state_dict(path: str | os.PathLike) -> tuple[dict[str, Tensor], Source]:

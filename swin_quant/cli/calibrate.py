@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
+    from swin_quant.baseline import find_baseline
     from swin_quant.progress import log
     from swin_quant.ptq import calibrate_checkpoint, has_split
     from swin_quant.quant.policies import load_policy
@@ -69,7 +70,10 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
         return None
     try:
-        card = score_model(done.model, cfg, done.card, policies, world, "val", args.half, args.max_unreadable)
+        folders = [done.checkpoint.resolve().parent]
+        baseline = find_baseline(done.card, folders, cfg, policies, world)  # of QAT that is calibrated again
+        how = (policies, world, "val", args.half, args.max_unreadable, baseline)
+        card = score_model(done.model, cfg, done.card, *how)
     except SwinQuantError as error:
         raise SwinQuantError(f"the checkpoint is calibrated and saved, but scoring it failed: {error}") from error
     if world.is_main:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.progress import log
-    from swin_quant.ptq import portable_config
+    from swin_quant.ptq import calibrated_again, portable_config
     from swin_quant.runcard import RunCard, card_path
     from swin_quant.scoring import card_of
 
@@ -52,11 +52,13 @@ def run(args: argparse.Namespace, world: World) -> None:
     model = build_model(cfg)
     source = load_float(model, args.resume, replace_head=args.replace_head)
     before = card_of(args.resume)
+    record = before.source if before and before.is_qat else source.record()
     ensure_writable_dir(target.parent)
     save_float(model, target, getattr(torch, args.dtype))
-    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
+    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), record)
     if before:  # how it was trained stays known; what was measured was measured of the other file
-        card = replace(card, preprocess=before.preprocess, training=before.training)
+        training = calibrated_again(before) if before.is_qat else before.training
+        card = replace(card, preprocess=before.preprocess, training=training)
     replace(card, checkpoint={"file": target.name, "sha256": sha256_of(target)}).write(card_path(target))
     log.info("checkpoint: %s", target)
     log.info("run card: %s", card_path(target))

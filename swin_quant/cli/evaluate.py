@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.cli import deployed, options
 from swin_quant.cli.output import output_dir, print_table
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_data(parser)
     options.add_policy(parser)
     deployed.add_engines(parser)
+    options.add_original(parser)
     options.add_run(parser)
     parser.add_argument("--split", default="val", help="pictures to score (default val)")
     parser.add_argument("--fake-quant", action="store_true", help="score the simulation beside an artifact")
@@ -64,6 +66,7 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
         args.half,
         args.fake_quant,
         args.max_unreadable,
+        args.original,
     )
     artifacts = [open_artifact(path) for path in dict.fromkeys(args.artifacts)]
     scored = score_artifacts(artifacts, scoring, world)
@@ -74,7 +77,7 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     from swin_quant.progress import log
-    from swin_quant.scoring import load_for_scoring, score_model
+    from swin_quant.scoring import compared, load_for_scoring, score_model
 
     if not args.cfg or not args.resume:
         raise UsageError("nothing to score: give --cfg FILE and --resume FILE, or an ARTIFACT")
@@ -82,8 +85,10 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
     path = subject.card_file or output_dir(cfg) / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
-    card = subject.card if subject.card_file else _with_earlier_results(subject.card, path)
-    card = score_model(subject.model, cfg, card, subject.policies, world, args.split, args.half, args.max_unreadable)
+    card, baseline = compared(subject, cfg, world, args.original)
+    card = card if subject.card_file else _with_earlier_results(card, path)
+    how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
+    card = score_model(subject.model, cfg, card, *how)
     if world.is_main:
         card.write(path)
         log.info("run card: %s", path)
@@ -94,5 +99,12 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
     """A new card with the results that `path` holds of the same weights under the same preprocessing."""
     earlier = card.read(path) if path.exists() else card
-    same = (earlier.source, earlier.preprocess) == (card.source, card.preprocess)
+    same = earlier.preprocess == card.preprocess and all(
+        _sha256(one) == _sha256(other)
+        for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
+    )
     return replace(card, results=earlier.results) if same else card
+
+
+def _sha256(record: Mapping[str, Any] | None) -> str | None:
+    return record["sha256"] if record else None

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_policy(parser)
     training.add_training(parser)
     training.add_qat(parser)
+    options.add_original(parser)
     options.add_run(parser)
     parser.add_argument("--calib", action="store_true", help="calibrate, save <NAME>_calib.pth, score it on val")
     parser.add_argument("--train", action="store_true", help="QAT of --resume, or of what --calib made; scored on val")
@@ -118,6 +119,8 @@ def _refuse(args: argparse.Namespace) -> None:
         raise UsageError("--teacher: is for --distill: add it, or leave the teacher out")
     if not args.train and (idle := [name for name in TRAINING if getattr(args, name)]):
         raise UsageError(f"--{idle[0].replace('_', '-')}: is for training: add --train, or leave it out")
+    if args.original and not (args.train or args.eval):
+        raise UsageError("--float: is for --train and --eval: add one of them, or leave it out")
     if args.throughput and (args.calib or args.train):
         flag = "--calib" if args.calib else "--train"
         raise UsageError(f"--throughput times a checkpoint and stops: run it after {flag}, on the file that leaves")
@@ -151,10 +154,13 @@ def _open_log(args: argparse.Namespace, world: World) -> logging.Handler:
 
 def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, log_file: logging.Handler) -> None:
     """FasterTransformer's lines, for scripts that look for them: of each policy, else of the float model."""
+    from swin_quant.runcard import QAT
+
     if card is None or not world.is_main:
         return
     here = (options.config_of(args).DATA.BATCH_SIZE, world.device.type)
     own = [r for r in card.measured() if (r.batch_size, r.device) == here and (r.policy or r.precision == "float32")]
+    own = [result for result in own if result.weights in (None, QAT)]  # not of what QAT began with
     results = {result.policy_sha256: result for result in own}
     policies = options.policies_of(args) or ([training.policy_of_card(card)] if card.policy else [])
     scored = [results.get(policy.sha256) or results[None] for policy in policies]

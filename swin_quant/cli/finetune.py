@@ -29,11 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_policy(parser)
     training.add_training(parser)
     training.add_qat(parser)
+    options.add_original(parser)
     options.add_run(parser)
 
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
+    from swin_quant.baseline import find_baseline
     from swin_quant.scoring import score_model
     from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe
@@ -49,7 +51,10 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         if args.no_eval or trained.position.best_epoch is None:
             return None
         policy = training.policy_of_card(trained.card)
-        card = score_model(trained.model, cfg, trained.card, [policy], world, "val", args.half, args.max_unreadable)
+        folders = [trained.checkpoint.resolve().parent]
+        baseline = find_baseline(trained.card, folders, cfg, [policy], world, args.original)
+        scored = (trained.card, [policy], world, "val", args.half, args.max_unreadable, baseline)
+        card = score_model(trained.model, cfg, *scored)
         if world.is_main:
             card.write(trained.checkpoint.with_suffix(".json"))
             print_table([card])

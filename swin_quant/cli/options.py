@@ -65,6 +65,11 @@ def add_data(parser: argparse.ArgumentParser) -> None:
                        help="half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)")  # fmt: skip
 
 
+def add_original(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--float", dest="original", metavar="FILE",
+                        help="the float checkpoint that QAT is compared with (default: looked for)")  # fmt: skip
+
+
 def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
     group = parser.add_argument_group("calibration")
     group.add_argument("--num-calib-batch", type=int, metavar="N", help=f"batches (default {batches})")

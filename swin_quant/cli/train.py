@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_data(parser)
     training.add_training(parser)
     options.add_run(parser)
-    parser.set_defaults(teacher=None, teacher_cfg=None)
+    parser.set_defaults(teacher=None, teacher_cfg=None, original=None)
 
 
 def run(args: argparse.Namespace, world: World) -> None:

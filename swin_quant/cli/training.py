@@ -104,6 +104,7 @@ def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
         plot=args.plot,
         replace_head=args.replace_head,
         max_unreadable=args.max_unreadable,
+        original=args.original,
     )
 
 

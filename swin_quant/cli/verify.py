@@ -56,6 +56,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 
 
 def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[VerificationRecord]:
+    from swin_quant.baseline import Baseline, engines_beside
     from swin_quant.deployed import (
         config_of,
         find_checkpoint,
@@ -65,7 +66,6 @@ def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[
         no_checkpoint,
         preprocess_of,
     )
-    from swin_quant.engines import torch_engines
     from swin_quant.inference import infer
     from swin_quant.verify import compare, is_quantized
 
@@ -77,7 +77,8 @@ def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[
     pictures = deployed.pictures_of(args)
     origin = load_origin(artifact, cfg, checkpoint, world)
     policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
-    references = torch_engines(origin.model, world.device, None, policies)
+    trained = Baseline() if artifact.card.is_qat else None  # whose float model is not the original, and not called so
+    references = engines_beside(origin.model, world.device, None, policies, trained)
     engines = load_engines(artifact, names, deployed.engine_options(args, world))
     inferred = infer(
         references | engines,

@@ -19,11 +19,12 @@ _LONGEST_NOTE = 300
 _NAMES = (
     ("name",),
     ("name", "calibrator"),
+    ("name", "weights"),
     ("name", "policy"),
     ("engine", "precision"),
     ("name", "policy", "calibrator"),
     ("name", "policy", "engine"),
-    ("name", "dataset", "policy", "precision", "calibrator", "engine"),
+    ("name", "dataset", "policy", "precision", "weights", "calibrator", "engine"),
 )
 
 
@@ -75,7 +76,14 @@ def _settings(row: Row, rows: Sequence[Row]) -> str | None:
 
 
 def _no_baseline(row: Row, rows: Sequence[Row]) -> str | None:
-    return None if row.float32 else f"float32 was not scored on {row.place}, so there is no delta"
+    if row.float32:
+        return None
+    if row.card.is_qat:
+        return (
+            f"the float checkpoint that QAT began with was not scored on {row.place}, so there is no delta: give it to "
+            "`swin-quant evaluate` as --float FILE"
+        )
+    return f"float32 was not scored on {row.place}, so there is no delta"
 
 
 def _other_pictures(row: Row, rows: Sequence[Row]) -> str | None:
@@ -126,16 +134,15 @@ def _dead_nodes(row: Row, rows: Sequence[Row]) -> str | None:
 
 
 def _unlike_baselines(row: Row, rows: Sequence[Row]) -> str | None:
-    """The same checkpoint on the same pictures must have one float32 accuracy."""
-    if not row.float32 or not row.card.source:
+    """The same float checkpoint on the same pictures must have one accuracy."""
+    source = row.card.original_sha256
+    if not row.float32 or not source:
         return None
-    source = row.card.source["sha256"]
     same = [
         other.float32
         for other in rows
         if other.float32
-        and other.card.source
-        and other.card.source["sha256"] == source
+        and other.card.original_sha256 == source
         and dataset_key(other.dataset) == dataset_key(row.dataset)
     ]
     figures = sorted({(result.acc1, result.acc5) for result in same})

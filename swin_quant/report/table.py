@@ -10,13 +10,16 @@ from typing import TypeAlias
 
 from swin_quant.engines import EAGER, HALF_TYPES
 from swin_quant.quant.policies import told_apart
-from swin_quant.runcard import DatasetRecord, Result, RunCard
+from swin_quant.runcard import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result, RunCard
 
 BLANK = "-"
 LEGEND = (
     "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized, or an artifact on its "
     "engine; Δ = (I) - float32, from unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, "
     "not distinguishable from no change"
+)
+WEIGHTS_LEGEND = (
+    "float32 and (H): of the float checkpoint that the run began with; PTQ: calibrated only, which QAT started from"
 )
 OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
 Value: TypeAlias = str | int | float | None
@@ -48,6 +51,14 @@ class Row:
     def place(self) -> str:
         """The data set as people write it: name/split."""
         return one_line(f"{self.dataset['name']}/{self.dataset['split']}")
+
+    @property
+    def weights(self) -> str | None:
+        """Whose weights the quantized result is of, in words; None where all are the original's."""
+        kind = self.quantized.weights if self.quantized else None
+        if kind == QAT and self.quantized and is_float(self.quantized):
+            return UNQUANTIZED
+        return {PTQ: "PTQ", QAT: "QAT"}.get(kind or "")
 
     @property
     def calibrator(self) -> str | None:
@@ -133,6 +144,7 @@ COLUMNS = (
     Column("dataset", "dataset", lambda row: row.place),
     Column("policy", "policy", lambda row: row.policy),
     Column("precision", "type", _of("quantized", "precision")),
+    Column("weights", "weights", lambda row: row.weights, may_lack=True),
     Column("calibrator", "calibrator", lambda row: row.calibrator),
     Column("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
     Column("acc1", "acc@1", _of("float32", "acc1"), "{:.3f}"),
@@ -163,7 +175,10 @@ COLUMN = {column.key: column for column in COLUMNS}
 
 def rows_of(cards: Iterable[RunCard]) -> list[Row]:
     """A row for each quantized result and each of an artifact, of each card and data set, in an order of their own."""
+    cards = list(cards)
     rows = [row for card in cards for row in _rows_of_card(card)]
+    known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
+    rows = [row for row in rows if row.weights != "PTQ" or _measurement(row, _start(row.card)) not in known]
     names = told_apart(_policy(row) for row in rows)
     return sorted((replace(row, own=_own(row, rows), policy=names[_policy(row)]) for row in rows), key=_order)
 
@@ -175,7 +190,8 @@ def shown(rows: Sequence[Row]) -> list[Column]:
 
 def legend(rows: Sequence[Row]) -> list[str]:
     """What the columns of a table mean."""
-    return [LEGEND, OWN_LEGEND] if any(row.own for row in rows) else [LEGEND]
+    more = ((WEIGHTS_LEGEND, any(row.weights for row in rows)), (OWN_LEGEND, any(row.own for row in rows)))
+    return [LEGEND, *(text for text, due in more if due)]
 
 
 def is_float(result: Result) -> bool:
@@ -198,12 +214,25 @@ def _rows_of_card(card: RunCard) -> Iterable[Row]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        baselines = [result for result in group if is_float(result) and result.engine == EAGER]
+        baselines = [r for r in group if is_float(r) and r.engine == EAGER and r.weights in (None, ORIGINAL)]
+        baselines.sort(key=lambda result: result.weights is None)
         float32 = next((result for result in baselines if result.precision == "float32"), None)
         half = next((result for result in baselines if result.precision in HALF_TYPES), None)
         rows: list[Result | None] = [result for result in group if result not in baselines]
         for quantized in rows or [None]:
             yield Row(card, group[0].dataset, float32, half, quantized)
+
+
+def _measurement(row: Row, record: CheckpointRecord | None) -> tuple[object, ...] | None:
+    """What was measured of the checkpoint `record` by the row's quantized result."""
+    result = row.quantized
+    if result is None or record is None:
+        return None
+    return record["sha256"], result.engine, result.precision, *_policy(row), dataset_key(row.dataset)
+
+
+def _start(card: RunCard) -> CheckpointRecord | None:
+    return card.training["start"] if card.training else None
 
 
 def _own(row: Row, rows: Sequence[Row]) -> Result | None:
@@ -235,4 +264,6 @@ def _policy(row: Row) -> tuple[str | None, str | None]:
 
 def _order(row: Row) -> tuple[str, ...]:
     precision, engine = (row.quantized.precision, row.quantized.engine) if row.quantized else ("", "")
-    return (row.card.name, *dataset_key(row.dataset), row.policy or "", row.calibrator or "", precision, engine)
+    weights, policy, calibrator = row.weights or "", row.policy or "", row.calibrator or ""
+    last = "last" if weights and engine == EAGER else ""  # QAT's weights unquantized, after what they are for
+    return (row.card.name, *dataset_key(row.dataset), last, policy, calibrator, precision, weights, engine)

@@ -24,6 +24,7 @@ _HEADING_IF_ALL_THE_SAME = ("calibrator", "precision", "engine")
 _FLOAT = ("acc1", "acc5", "half_precision", "half_acc1")
 _ONE_LINE: tuple[Stack, ...] = (
     ("policy",),
+    ("weights",),
     ("precision",),
     ("calibrator",),
     ("quantized_acc1",),
@@ -39,7 +40,7 @@ _ONE_LINE: tuple[Stack, ...] = (
     ("own_ms",),
 )
 _TWO_LINES: tuple[Stack, ...] = (
-    ("policy", "calibrator"),
+    ("policy", "weights", "calibrator"),
     ("quantized_acc1", "quantized_acc5"),
     ("delta_acc1", "delta_acc5"),
     ("agreement", "sqnr_db"),

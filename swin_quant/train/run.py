@@ -23,7 +23,7 @@ from swin_quant.progress import log
 from swin_quant.ptq import has_split, portable_config, save_with_card
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.runcard import RunCard, SourceRecord, versions
-from swin_quant.scoring import load_for_scoring, open_labelled
+from swin_quant.scoring import compared, load_for_scoring, open_labelled
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler
@@ -40,7 +40,10 @@ from swin_quant.train.teacher import load_teacher
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked for besides config and recipe; paths as given, `folder` for everything that is written."""
+    """What a run is asked for besides config and recipe; paths as given, `folder` for everything that is written.
+
+    `original` is the float checkpoint that QAT is compared with, where it is not the one that is found.
+    """
 
     folder: Path
     start: str | None = None
@@ -52,6 +55,7 @@ class Request:
     plot: str | None = None
     replace_head: bool = False
     max_unreadable: float = 0.01
+    original: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ def finetune(
             raise UsageError(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
             )
+        origin, _ = compared(subject, cfg, world, request.original) if request.original else (subject.card, None)
         model, policy = subject.model, subject.policies[0]
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
@@ -111,7 +116,7 @@ def finetune(
         model, position, record = run(model, cfg, recipe, request, world, policy)
         earlier = (subject.card.training or {}).get("ranges", {})  # a range that was learned before was not calibrated
         record["ranges"] = {kind: method or earlier.get(kind) for kind, method in record["ranges"].items()}
-        card = replace(subject.card, policy=policy.to_dict(), training=record, results=[], versions=versions())
+        card = replace(origin, policy=policy.to_dict(), training=record, results=[], versions=versions())
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)
@@ -173,7 +178,8 @@ def run(
         ensure_writable_dir(request.folder)  # somebody may have moved it away
         _plot(request)
     record = training_record(recipe, cfg, batches, pictures, position, teacher_source, world)
-    return unsharded, position, record | {"start": start} | ({"ranges": keeper.record()} if policy else {})
+    record |= {"start": start and {**start, "path": str(Path(request.start).resolve())}}
+    return unsharded, position, record | ({"ranges": keeper.record()} if policy else {})
 
 
 def _plot(request: Request) -> None:

@@ -77,7 +77,7 @@ def test_weights_come_out_of_every_wrapper(tmp_path, wrapper, legacy):
     state, source = read_state_dict(path)
     assert same(state)
     assert (source.path, source.format, len(source.sha256)) == (path, "pth", 64)
-    assert source.record() == {"file": "x.pth", "sha256": source.sha256, "format": "pth"}
+    assert source.record() == {"file": "x.pth", "sha256": source.sha256, "format": "pth", "path": str(path)}
 
 
 def test_reading_leaves_torch_as_it_was(tmp_path):

@@ -41,6 +41,15 @@ def float_run(micro, pictures, tmp_path):
     return ["train", *flags, "--recipe", recipe, "--no-eval"]
 
 
+OF_PTQ = [("float32", None, "original"), ("int8", "ft-mode1", "ptq")]
+UNQUANTIZED = ("float32", None, "qat")
+
+
+def rows(card):
+    """What the results of a card are of, in their order."""
+    return [(result["precision"], result["policy"], result["weights"]) for result in card["results"]]
+
+
 def folder(root):
     return root / NAME / "default"
 
@@ -72,7 +81,7 @@ def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tm
     assert [row["epoch"] for row in training["epochs"]] == [1, 2] and {"acc1", "train_loss"} <= set(
         training["epochs"][0]
     )
-    assert [result["precision"] for result in card["results"]] == ["float32", "int8"]
+    assert rows(card) == [*OF_PTQ, ("int8", "ft-mode1", "qat"), UNQUANTIZED]
     assert card["policy"]["name"] == "ft-mode1" and card["calibration"] == card_of(calibrated)["calibration"]
     assert len(read_table(out / "steps.csv")) == 12 and len(read_table(out / "epochs.csv")) == 2
 
@@ -87,7 +96,7 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
     trained = card_of(file)["results"]
     assert run("evaluate", *qat_flags[:8], "--resume", file, "--batch-size", 2).code == 0
     again = card_of(file)["results"]
-    assert len(again) == len(trained) == 2
+    assert len(again) == len(trained) == 4
     for one, other in zip(trained, again, strict=True):
         assert {**one, "ms_per_picture": None} == {**other, "ms_per_picture": None}
 

@@ -57,6 +57,12 @@ def test_results_of_other_pictures_stay_in_the_card(evaluate, exports):
 
 def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
     exports.checkpoint.unlink()
+    source = exports.checkpoint.with_name("micro.pth")
+    assert evaluate(exports.onnx, "--engine", "onnxruntime").code == 0
+    assert ("torch", "float32", None) in measured(exports.onnx), "the float checkpoint does as well"
+    source.unlink()
+    path = exports.onnx.with_suffix(".json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "results": []}))
     done = evaluate(exports.onnx, "--engine", "onnxruntime")
     assert done.code == 0 and "without a baseline" in done.err and "micro_calib.pth" in done.err
     (result,) = measured(exports.onnx).values()

@@ -1,0 +1,237 @@
+"""QAT is compared with the float checkpoint that the user had, and with nothing where that is not to be had."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.cli import main
+from swin_quant.runcard import RunCard
+
+ENGINES = ["--engine", "onnxruntime"]
+
+
+@pytest.fixture(scope="session")
+def _runs(tmp_path_factory, micro, calibrated, pictures) -> Path:
+    """in/swin.yaml and .pth, ptq/swin_micro_calib.pth, and 4-bit QAT of it in out/, which changes the weights."""
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("swin.yaml", "swin.pth"):
+        (root / "in").mkdir(exist_ok=True)
+        shutil.copy(micro / name, root / "in")
+    flags = [*flags_of(root, pictures), "--quiet"]
+    calibration = ["--resume", root / "in" / "swin.pth", "--num-calib-batch", 2, "--calib-batchsz", 4]
+    bits = ["--policy", "ft-mode1", "--wprec", 4]
+    command("calibrate", *flags, *calibration, *bits, "--calib-output-path", root / "ptq")
+    (root / "recipe.yaml").write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2}\n")
+    start = ["--pretrained", root / "ptq" / "swin_micro_calib.pth", "--recipe", root / "recipe.yaml"]
+    command("finetune", *flags, *start, "--output", root / "out")
+    return root
+
+
+def flags_of(root, pictures):
+    return ["--cfg", root / "in" / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
+
+
+def command(*words):
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture
+def runs(_runs, tmp_path) -> Path:
+    """A copy of it all, which lies elsewhere and which a test may damage."""
+    return Path(shutil.copytree(_runs, tmp_path / "runs"))
+
+
+def qat(root) -> Path:
+    return root / "out" / "swin_micro" / "default" / "swin_micro_qat.pth"
+
+
+def measured(file):
+    card = RunCard.read(Path(file).with_suffix(".json"))
+    return {(result.weights, result.engine, result.precision): result for result in card.measured()}
+
+
+FLOAT32, UNQUANTIZED = ("original", "torch", "float32"), ("qat", "torch", "float32")
+PTQ, QAT = (("ptq", "torch fake-quant", "W4A8"), ("qat", "torch fake-quant", "W4A8"))
+
+
+@pytest.fixture
+def evaluate(run, runs, pictures):
+    """evaluate(flags ...) of the QAT checkpoint; its results are forgotten first."""
+
+    def go(*flags):
+        path = qat(runs).with_suffix(".json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "results": []}))
+        return run("evaluate", *flags_of(runs, pictures), "--resume", qat(runs), *flags)
+
+    return go
+
+
+def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
+    found, ptq = measured(qat(_runs)), measured(_runs / "ptq" / "swin_micro_calib.pth")
+    assert list(found) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
+    own = ptq[None, "torch", "float32"]
+    assert (found[FLOAT32].acc1, found[FLOAT32].loss) == (own.acc1, own.loss)
+    before = ptq[None, "torch fake-quant", "W4A8"]
+    assert (found[PTQ].loss, found[PTQ].sqnr_db, found[PTQ].delta_acc1) == (
+        before.loss, before.sqnr_db, before.delta_acc1)  # fmt: skip
+    assert found[UNQUANTIZED].loss != own.loss and found[UNQUANTIZED].sqnr_db < 30, "it was trained"
+    for key in (PTQ, QAT, UNQUANTIZED):
+        assert found[key].delta_acc1 == pytest.approx(found[key].acc1 - own.acc1)
+    assert found[FLOAT32].delta_acc1 is None
+
+
+def test_a_later_evaluation_finds_it_where_the_runs_lie_now(_runs, runs, evaluate):
+    done = evaluate()
+    assert done.code == 0 and "no delta" not in done.err and str(runs) not in qat(runs).with_suffix(".json").read_text()
+    without_time = [{**vars(r), "ms_per_picture": 0} for root in (_runs, runs) for r in measured(qat(root)).values()]
+    assert without_time[:4] == without_time[4:]
+    assert "QAT weights, unquantized" in done.out and "PTQ" in done.out
+
+
+def test_the_start_of_qat_does_where_the_original_is_gone(evaluate, runs):
+    (runs / "in" / "swin.pth").unlink()
+    assert evaluate().code == 0 and FLOAT32 in measured(qat(runs))
+
+
+def test_without_the_original_there_are_results_and_no_delta(evaluate, runs, tmp_path):
+    original = shutil.move(runs / "in" / "swin.pth", tmp_path / "kept.pth")
+    shutil.rmtree(runs / "ptq")
+    done = evaluate()
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if line.startswith("warning")]
+    assert "no delta" in line and "swin.pth" in line and "--float FILE" in line
+    found = measured(qat(runs))
+    assert list(found) == [QAT, UNQUANTIZED]
+    for result in found.values():
+        assert result.delta_acc1 is result.agreement is result.sqnr_db is None
+    assert "there is no delta" in " ".join(done.out.split())
+    given = evaluate("--float", original)
+    assert given.code == 0 and list(measured(qat(runs))) == [FLOAT32, QAT, UNQUANTIZED]
+    assert measured(qat(runs))[QAT].delta_acc1 is not None
+
+
+def test_another_file_than_the_original_is_refused(evaluate, runs, micro, run, pictures):
+    line = evaluate("--float", micro / "swinv2.pth").error(1)
+    assert "swinv2.pth: is not the float checkpoint that the run began with, swin.pth: its SHA-256 is" in line
+    line = run("evaluate", *flags_of(runs, pictures), "--resume", runs / "in" / "swin.pth", "--float", "x").error(2)
+    assert "--float x: what is scored is a float checkpoint itself" in line
+    start = ["--pretrained", runs / "ptq" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
+    flags = [*flags_of(runs, pictures), *start, "--output", runs / "new", "--float", micro / "swinv2.pth"]
+    assert "is not the float checkpoint" in run("finetune", *flags).error(1)
+    assert not list(runs.glob("new/**/*.csv")), "refused before the first step"
+
+
+def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_config, randomise, tmp_path):
+    from swin_quant.config import load_config
+    from swin_quant.models import build_model
+
+    qat(runs).with_suffix(".json").unlink()
+    flags = [*flags_of(runs, pictures), "--policy", "ft-mode1", "--wprec", 4, "--output", tmp_path / "eval"]
+    scored = tmp_path / "eval" / "swin_micro" / "default" / "swin_micro_eval.pth"
+    done = run("evaluate", *flags, "--resume", qat(runs))
+    assert done.code == 0 and "if it was (QAT), give --float FILE" in done.err
+    assert run("evaluate", *flags, "--resume", qat(runs), "--float", runs / "in" / "swin.pth").code == 0
+    assert list(measured(scored)) == [FLOAT32, QAT, UNQUANTIZED]
+    assert run("evaluate", *flags, "--resume", runs / "ptq" / "swin_micro_calib.pth").code == 0
+    (runs / "ptq" / "swin_micro_calib.json").unlink()
+    words = ["--resume", runs / "ptq" / "swin_micro_calib.pth", "--float", runs / "in" / "swin.pth"]
+    assert run("evaluate", *flags, *words).code == 0
+    assert list(measured(scored)) == [(None, "torch", "float32"), (None, "torch fake-quant", "W4A8")], "PTQ only"
+
+    config = write_config(tmp_path, "swin")
+    config.write_text(config.read_text().replace("NUM_CLASSES: 3", "NUM_CLASSES: 4"))
+    state = randomise(build_model(load_config(config))).state_dict()
+    torch.save({"model": {key: value for key, value in state.items() if "_amax" not in key}}, tmp_path / "four.pth")
+    refused = run("evaluate", *flags, "--resume", qat(runs), "--float", tmp_path / "four.pth")
+    *_, line = refused.err.splitlines()
+    assert refused.code == 1 and line.startswith("error")
+    assert "four.pth: does not fit the model: its head has 4 classes, MODEL.NUM_CLASSES is 3" in line
+    assert "--replace-head" not in line
+
+
+def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, card_of, tmp_path):
+    start = ["--pretrained", qat(runs), "--recipe", runs / "recipe.yaml", "--output", runs / "again"]
+    assert run("finetune", *flags_of(runs, pictures), *start).code == 0
+    again = runs / "again" / "swin_micro" / "default" / "swin_micro_qat.pth"
+    assert list(measured(again)) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
+    assert measured(again)[PTQ].loss == measured(qat(runs))[PTQ].loss
+    calibration = ["--resume", again, "--num-calib-batch", 1, "--calib-batchsz", 4, "--calib-output-path", runs / "new"]
+    assert run("calibrate", *flags_of(runs, pictures), *calibration, "--int8-mode", 1).code == 0
+    found = measured(runs / "new" / "swin_micro_calib.pth")
+    assert found[FLOAT32].loss == measured(again)[FLOAT32].loss and ("qat", "torch fake-quant", "int8") in found
+    source = card_of(runs / "ptq" / "swin_micro_calib.pth")["source"]["sha256"]
+    for file in (again, runs / "new" / "swin_micro_calib.pth"):
+        assert card_of(file)["source"]["sha256"] == source
+    assert (
+        run("convert", "--cfg", runs / "in" / "swin.yaml", "--resume", again, "--to", runs / "c.safetensors").code == 0
+    )
+    assert RunCard.read(runs / "c.json").is_qat and card_of(runs / "c.safetensors")["source"]["sha256"] == source
+
+
+@pytest.fixture
+def export(run, runs):
+    """export(flags ...) -> an ONNX file of the QAT checkpoint in a sibling of its folder."""
+
+    def go(*flags):
+        words = ["--resume", qat(runs), "--backend", "onnxruntime", "--output", runs / "out" / "onnx"]
+        assert run("export", *words, *flags).code == 0
+        (file,) = (runs / "out" / "onnx").glob("*.onnx")
+        assert str(runs) not in file.with_suffix(".json").read_text()
+        return file
+
+    return go
+
+
+def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
+    artifact = export("--policy", "qdq")
+    flags = ["--data-path", pictures, "--device", "cpu", "--half", "none", *ENGINES]
+    assert run("evaluate", artifact, *flags, "--fake-quant").code == 0
+    found, int8 = measured(artifact), ("torch fake-quant", "int8")
+    assert list(found) == [FLOAT32, ("ptq", *int8), ("qat", *int8), UNQUANTIZED, ("qat", "onnxruntime", "int8")]
+    assert found[FLOAT32].loss == measured(qat(runs))[FLOAT32].loss
+    result, simulated = found["qat", "onnxruntime", "int8"], found[("qat", *int8)]
+    assert result.delta_acc1 == pytest.approx(simulated.delta_acc1) and result.sqnr_db < 30
+    qat(runs).unlink()
+    shutil.rmtree(runs / "ptq")
+    assert run("evaluate", artifact, *flags).code == 0, "the original is enough"
+    original = shutil.move(runs / "in" / "swin.pth", runs / "kept.pth")
+    lonely = run("evaluate", artifact, *flags)
+    assert lonely.code == 0 and "no delta" in lonely.err and "--float FILE" in lonely.err
+    assert run("evaluate", artifact, *flags, "--float", original).code == 0
+    assert "is not the float checkpoint" in run("evaluate", artifact, *flags, "--float", artifact).error(1)
+
+
+def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(run, pictures, export):
+    verified = run("verify", export("--precision", "float"), "--data-path", pictures, *ENGINES)
+    assert verified.code == 0 and "QAT weights, unquantized" in verified.out, verified.err
+
+
+def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
+    cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
+    done = run("report", *cards, "--format", "json")
+    assert done.code == 0
+    table = json.loads(done.out)
+    assert [(row["weights"], row["policy"]) for row in table["rows"]] == [
+        (None, "ft-mode1 W4"), ("QAT", "ft-mode1 W4"), ("QAT weights, unquantized", None)]  # fmt: skip
+    assert len({row["acc1"] for row in table["rows"]}) == 1
+    assert not [note for note in table["footnotes"] if "inconsistent" in note["text"] or "no delta" in note["text"]]
+    alone = json.loads(run("report", cards[1], "--format", "json").out)
+    assert [row["weights"] for row in alone["rows"]] == ["PTQ", "QAT", "QAT weights, unquantized"]
+
+
+def test_a_card_of_before_has_no_delta_until_it_is_evaluated_again(run, runs, pictures):
+    path = qat(runs).with_suffix(".json")
+    content = json.loads(path.read_text())
+    old = [r for r in content["results"] if r["weights"] == "qat"]
+    for result in old:
+        del result["weights"]
+    old[0] |= {"delta_acc1": 1.34, "delta_acc1_se": 0.44}
+    path.write_text(json.dumps({**content, "results": old[::-1]}))
+    done = run("report", path)
+    assert "1.34" not in done.out and "there is no delta" in " ".join(done.out.split())
+    assert run("evaluate", *flags_of(runs, pictures), "--resume", qat(runs)).code == 0
+    assert set(measured(qat(runs))) == {FLOAT32, PTQ, QAT, UNQUANTIZED}
+    assert len(json.loads(path.read_text())["results"]) == 4
