@@ -25,7 +25,12 @@ KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 
 @KINDS
 def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, run, images, assert_quantized_alike):
-    """Windows reorder tokens, so levels are compared sorted. One in a thousand may be a tie that was rounded apart."""
+    """In two steps, since two libraries' sums differ in last bits, and a tie rounded apart moves all that follows.
+
+    A node's levels are those that fake-quant makes of what the node is given in the file: all of them. And they are
+    those of the model in torch, sorted, since windows reorder tokens: one apart in at most 2 % of a node's values. (On
+    three kinds of CPU 0, 0.1 and 0.8 % were.)
+    """
     model, _ = calibrated(kind)
     levels = {}
 
@@ -38,16 +43,21 @@ def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, r
     with torch.no_grad():
         model(images)
     proto = onnx.load(exported(kind).file)
-    for node in proto.graph.node:
-        if node.op_type == "QuantizeLinear":
-            proto.graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    quantizers = {node.name: node for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+    shown = {name for node in quantizers.values() for name in (node.input[0], node.output[0])} - {"images"}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(shown))
     results = run(proto, images)
     assert_quantized_alike(results["logits"], kind)
     for name, node in enabled_nodes(model).items():
-        if node.role is not Role.GEMM_WEIGHT:
-            found = np.sort(results[f"{name}.QuantizeLinear"].flatten().astype(np.float32))
-            steps = np.abs(found - levels[name])
-            assert steps.max() <= 1 and steps.mean() <= 1e-3, name
+        if node.role is Role.GEMM_WEIGHT:
+            continue
+        quantizer = quantizers[f"{name}.QuantizeLinear"]
+        found = results[quantizer.output[0]].astype(np.float32)
+        positions = results[quantizer.input[0]] / tensors[quantizer.input[1]]
+        assert np.array_equal(found, positions.round().clip(-128, 127)), name
+        steps = np.abs(np.sort(found.flatten()) - levels[name])
+        assert steps.max() <= 1 and steps.mean() <= 0.02, name
 
 
 @pytest.mark.parametrize(("opset", "kind"), [(17, "swin"), (17, "swinv2"), (18, "swinv2"), (19, "swin")])
