@@ -2,7 +2,7 @@
 
 import sys
 
-from swin_quant.cli.session import FRONT_DOOR, run_command
+from swin_quant.cli import main
 
 if __name__ == "__main__":
-    sys.exit(run_command(FRONT_DOOR, sys.argv[1:]))
+    sys.exit(main(["fastertransformer", *sys.argv[1:]]))

@@ -58,6 +58,19 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
+def require_file(path: str | os.PathLike, what: str) -> None:
+    """SwinQuantError unless `path` is a regular file; `what` names its kind, e.g. "checkpoint"."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, ValueError) as error:  # ValueError: no file can have this name
+        raise SwinQuantError(f"{path or repr(path)}: no such {what}") from error
+    except OSError as error:
+        raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise SwinQuantError(f"{path}: is {kind}: give the {what} file")
+
+
 def ensure_writable_dir(path: str | os.PathLike) -> Path:
     """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it."""
     path = Path(path)

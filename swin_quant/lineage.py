@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.errors import SwinQuantError
-from swin_quant.files import sha256_of
+from swin_quant.files import require_file, sha256_of
 from swin_quant.runcard import RunCard, card_path, verify_checkpoint
 
 _MOST_STARTS = 32  # of QAT after QAT; a card can name itself
@@ -25,7 +25,8 @@ class Start:
 
 
 def card_of(checkpoint: str | Path) -> RunCard | None:
-    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is that of another checkpoint."""
+    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is another's, or there is neither."""
+    require_file(checkpoint, "checkpoint")
     path = card_path(checkpoint)
     if not path.exists():
         return None

@@ -5,6 +5,7 @@ is. Messages go through `logging`, so that a library user can
 redirect or silence them; `set_up` is for the command line.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +29,8 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else ""
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        console.print(Text(prefix + self.format(record), style=style), soft_wrap=True)
+        with contextlib.suppress(OSError):  # a message that cannot be written is no reason to end the work
+            console.print(Text(prefix + self.format(record), style=style), soft_wrap=True)
 
 
 def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:

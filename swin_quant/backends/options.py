@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from swin_quant.errors import UsageError
+
+MOST_THREADS = 1024  # libraries start as many as they are told to, until the process dies of it
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -9,10 +13,14 @@ class EngineOptions:
 
     `threads` None: the library's own choice. `float_type` (float32, bfloat16, float16) is the type of what is not int8,
     for engines that choose it themselves; None: float32, so that no engine is faster by a type that nobody asked for.
-    `device`: cpu or cuda. `optimize`: whether the library may rewrite the graph.
+    `device`: cpu or cuda. `optimize`: whether the library may rewrite the graph. UsageError for an impossible number.
     """
 
     threads: int | None = None
     float_type: str | None = None
     device: str = "cpu"
     optimize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"--threads {self.threads}: must be at least 1, at most {MOST_THREADS}")

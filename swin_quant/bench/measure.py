@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_quant.backends.options import EngineOptions
 from swin_quant.bench.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.bench.interleave import Timing, interleave
 from swin_quant.bench.lineup import line_up
@@ -63,11 +64,11 @@ class Plan:
     def __post_init__(self) -> None:
         for flag, value in (
             ("--rounds", self.rounds),
-            ("--threads", self.threads),
             *(("--batch", b) for b in self.batches),
         ):
             if value < 1:
                 raise UsageError(f"{flag} {value}: must be at least 1")
+        EngineOptions(threads=self.threads)
         if not 0 < self.seconds < 3600:
             raise UsageError(f"--seconds {self.seconds:g}: must be above 0 and below 3600")
 

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import swin_quant
+
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps say nothing that our one line does not
 
 COMMANDS = {
@@ -30,17 +32,25 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 bad usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        from swin_quant.cli.guard import guarded
+
+        return guarded(lambda: _main(arguments), "--verbose" in arguments)
+    except KeyboardInterrupt:  # before, or after, anybody listened
+        print("error: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from swin_quant import __version__
-
-        print(__version__)
+        print(swin_quant.__version__)
         return 0
-    from swin_quant.cli.session import run_command
+    from swin_quant.cli.session import run
 
-    return run_command(arguments[0], arguments[1:])
+    return run(arguments[0], arguments[1:])
 
 
 def _usage() -> str:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from swin_quant.bench.cpu import usable_cores
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 
@@ -35,17 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of what is not int8, on OpenVINO (default: float32, and bfloat16 if there)")  # fmt: skip
     parser.add_argument("--resume", metavar="FILE", help="the checkpoint (default: looked for beside it and one up)")
     group = parser.add_argument_group("measuring")
-    group.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="default 1 8 32")
+    group.add_argument("--batch", type=whole, nargs="+", default=[1, 8, 32], metavar="N", help="default 1 8 32")
     group.add_argument(
-        "--threads", type=int, metavar="N", help=f"of every engine (default: all cores, {usable_cores()})"
+        "--threads", type=whole, metavar="N", help=f"of every engine (default: all cores, {usable_cores()})"
     )
-    group.add_argument("--rounds", type=int, default=5, metavar="N", help="default 5")
+    group.add_argument("--rounds", type=whole, default=5, metavar="N", help="default 5")
     group.add_argument("--seconds", type=float, default=1.0, metavar="S", help="of a block of calls (default 1)")
     group = parser.add_argument_group("pictures: what logits are compared on (default: seeded noise)")
     group.add_argument("--data-path", metavar="DIR", help="folder with val/, or its zip; or: digits")
     group.add_argument("--zip", action="store_true", help="DIR holds <split>.zip and <split>_map.txt")
     group.add_argument("--split", default="val", help="default val")
-    group.add_argument("--pictures", type=int, default=256, metavar="N", help="evenly spread over those there are")
+    group.add_argument("--pictures", type=whole, default=256, metavar="N", help="evenly spread over those there are")
     parser.add_argument("--output", metavar="DIR", help="also write bench.md, bench.csv and bench.json there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import listed
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ The trtexec line of the same build is printed first, also where TensorRT is not 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx", help="exported file; its run card lies beside it")
     parser.add_argument("--output", metavar="FILE", help="default: beside the model, MODEL_sm<architecture>.engine")
-    parser.add_argument("--min-batch", type=int, default=1, metavar="N", help="smallest batch (default 1)")
-    parser.add_argument("--opt-batch", type=int, default=8, metavar="N", help="batch it is tuned for (default 8)")
-    parser.add_argument("--max-batch", type=int, default=32, metavar="N", help="largest batch (default 32)")
-    parser.add_argument("--workspace", type=int, metavar="MIB", help="limit of scratch memory (default: none)")
+    parser.add_argument("--min-batch", type=whole, default=1, metavar="N", help="smallest batch (default 1)")
+    parser.add_argument("--opt-batch", type=whole, default=8, metavar="N", help="batch it is tuned for (default 8)")
+    parser.add_argument("--max-batch", type=whole, default=32, metavar="N", help="largest batch (default 32)")
+    parser.add_argument("--workspace", type=whole, metavar="MIB", help="limit of scratch memory (default: none)")
     parser.add_argument("--timing-cache", metavar="FILE", help="kernel timings to start from, and to keep")
     parser.add_argument("--allow-float32", action="store_true", help="take an int8 graph whose float part is float32")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from swin_quant.cli import options
 from swin_quant.errors import UsageError
-from swin_quant.files import ensure_writable_dir, sha256_of
+from swin_quant.files import ensure_writable_dir, require_file, sha256_of
 
 if TYPE_CHECKING:
     from swin_quant.distributed import World
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     target = Path(args.to)
     if target.suffix not in FORMATS:
         raise UsageError(f"--to {target}: must end in {' or '.join(FORMATS)}")
+    require_file(args.resume, "checkpoint")
     if target.exists() and target.samefile(args.resume):
         raise UsageError(f"--to {target}: is the checkpoint that is read; give another name")
     cfg = options.config_of(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import print_table
 from swin_quant.errors import UsageError
 
@@ -21,7 +22,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="out/demo", metavar="DIR", help="default out/demo")
     parser.add_argument("--model", default="swin_digits", choices=("swin_digits", "swinv2_digits"))
-    parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N", help=f"default {EPOCHS}")
+    parser.add_argument("--epochs", type=whole, default=EPOCHS, metavar="N", help=f"default {EPOCHS}")
 
 
 def run(args: argparse.Namespace, world: World) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends import ENGINES
 from swin_quant.backends.options import EngineOptions
+from swin_quant.cli.numbers import whole
 from swin_quant.cli.options import CONFIG_KEYS
 from swin_quant.errors import UsageError
 
@@ -22,7 +23,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engines")
     group.add_argument("--engine", nargs="+", metavar="NAME", dest="engines",
                        help=f"{', '.join(ENGINES)} (default: what it is exported for, else all)")  # fmt: skip
-    group.add_argument("--threads", type=int, metavar="N", help="of an engine (default: its own choice)")
+    group.add_argument("--threads", type=whole, metavar="N", help="of an engine (default: its own choice)")
     group.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
 
@@ -39,14 +40,12 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loading(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--batch-size", type=int, default=DEFAULT_BATCH, metavar="N", help=f"default {DEFAULT_BATCH}")
-    group.add_argument("--workers", type=int, default=8, metavar="N", help="processes that load pictures, at most")
+    group.add_argument("--batch-size", type=whole, default=DEFAULT_BATCH, metavar="N", help=f"default {DEFAULT_BATCH}")
+    group.add_argument("--workers", type=whole, default=8, metavar="N", help="processes that load pictures, at most")
 
 
 def engine_options(args: argparse.Namespace, world: World) -> EngineOptions:
     """How the options say that engines are run."""
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads {args.threads}: must be at least 1")
     return EngineOptions(threads=args.threads, float_type=args.float_type, device=world.device.type)
 
 

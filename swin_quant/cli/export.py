@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import UsageError
 from swin_quant.targets import PRECISIONS, TARGETS
 
@@ -46,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of --cfg, as KEY VALUE pairs")
     parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: see below)")
     parser.add_argument("--precision", default="int8", choices=PRECISIONS, help="float: the baseline (default int8)")
-    parser.add_argument("--opset", type=int, metavar="N", help="ONNX: 17 to 20 (default 20)")
+    parser.add_argument("--opset", type=whole, metavar="N", help="ONNX: 17 to 20 (default 20)")
     parser.add_argument("--float-type", choices=("float32", "float16"),
                         help="of what is not int8 (default: float32; for GPUs float16)")  # fmt: skip
-    parser.add_argument("--batch", type=int, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
-    parser.add_argument("--sm", type=int, metavar="NN", help="fastertransformer: compute capability (default 80)")
+    parser.add_argument("--batch", type=whole, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
+    parser.add_argument("--sm", type=whole, metavar="NN", help="fastertransformer: compute capability (default 80)")
     parser.add_argument("--fix-gelu-bias", action="store_true",
                         help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip
     parser.add_argument("--saturation-safe", action="store_true",

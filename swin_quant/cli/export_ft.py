@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.cli import options
+from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
 from swin_quant.errors import UsageError
 
@@ -26,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_policy(parser)
     group = parser.add_argument_group("export")
-    group.add_argument("--sm", type=int, default=80, metavar="CC", help="compute capability of the GPU (default 80)")
+    group.add_argument("--sm", type=whole, default=80, metavar="CC", help="compute capability of the GPU (default 80)")
     group.add_argument("--kind", default="int8", choices=KINDS, help="of the op (default int8)")
-    group.add_argument("--batch", type=int, default=128, metavar="N", help="of the op (default 128)")
+    group.add_argument("--batch", type=whole, default=128, metavar="N", help="of the op (default 128)")
     group.add_argument("--fix-gelu-bias", action="store_true",
                        help="undo the kernel's misreading of more than 4096 biases (Swin-L)")  # fmt: skip
     group.add_argument("--check", action="store_true", help="read the export back and compare it with the checkpoint")

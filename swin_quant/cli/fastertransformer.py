@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.cli import calibrate, evaluate, finetune, options, training
+from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.files import atomic_write_bytes, ensure_writable_dir
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable_amp", action="store_true", help="no half-precision baseline (= --half none)")
     for flag, (kind, _) in REFUSED.items():
         parser.add_argument(flag, default=None, help=argparse.SUPPRESS, **kind)
-    parser.add_argument("--version", type=int, choices=tuple(VERSIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--version", type=whole, choices=tuple(VERSIONS), help=argparse.SUPPRESS)
     parser.add_argument("--quant-mode", choices=("ft1", "ft2", "ft3", "trt"), help=argparse.SUPPRESS)
     parser.set_defaults(split="val", random_weights=False)
 

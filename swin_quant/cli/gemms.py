@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from swin_quant.cli import options
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
     parser.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
-    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="pictures (default 1)")
+    parser.add_argument("--batch-size", type=whole, default=1, metavar="N", help="pictures (default 1)")
     parser.add_argument("--tuned", nargs="+", default=[], metavar="FILE", help="igemm_config.in files to look them up")
     parser.add_argument("--write", metavar="FILE", help="write the fastest entry of each shape in the --tuned files")
 

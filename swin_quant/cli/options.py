@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import UsageError
 from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
 
@@ -49,7 +50,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, help="of the sample of pictures and of new weights (default: SEED, 0)")
     group.add_argument("--output", metavar="DIR", help="results go to DIR/<NAME>/<TAG> (default: output)")
     group.add_argument("--tag", help="default: default")
-    group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    group.add_argument("--local_rank", "--local-rank", type=whole, help=argparse.SUPPRESS)
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +58,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; or: digits")
     group.add_argument("--zip", action="store_true", default=None, help="DIR holds train.zip and train_map.txt, ...")
     group.add_argument("--cache-mode", choices=("no", "full", "part"), help="zip: keep no, all, or this rank's bytes")
-    group.add_argument("--batch-size", type=int, metavar="N", help="of evaluation, a rank (default: DATA.BATCH_SIZE)")
-    group.add_argument("--workers", type=int, metavar="N", help="processes that load pictures, at most")
+    group.add_argument("--batch-size", type=whole, metavar="N", help="of evaluation, a rank (default: DATA.BATCH_SIZE)")
+    group.add_argument("--workers", type=whole, metavar="N", help="processes that load pictures, at most")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
                        help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip
     group.add_argument("--half", default="auto", choices=("auto", "none", "float16", "bfloat16"),
@@ -72,8 +73,8 @@ def add_original(parser: argparse.ArgumentParser) -> None:
 
 def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
     group = parser.add_argument_group("calibration")
-    group.add_argument("--num-calib-batch", type=int, metavar="N", help=f"batches (default {batches})")
-    group.add_argument("--calib-batchsz", type=int, metavar="N", help="pictures a batch (default 8)")
+    group.add_argument("--num-calib-batch", type=whole, metavar="N", help=f"batches (default {batches})")
+    group.add_argument("--calib-batchsz", type=whole, metavar="N", help="pictures a batch (default 8)")
     group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
     group.add_argument("--calib-split", metavar="SPLIT", help="pictures to sample (default train)")
     group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
@@ -87,11 +88,11 @@ def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("policy: which nodes are quantized, and how")
-    group.add_argument("--int8-mode", type=int, choices=tuple(INT8_MODES), help="FasterTransformer's modes")
+    group.add_argument("--int8-mode", type=whole, choices=tuple(INT8_MODES), help="FasterTransformer's modes")
     group.add_argument("--policy", nargs="+", metavar="NAME|FILE", help="built-in policies or YAML files")
-    group.add_argument("--wprec", type=int, metavar="BITS", help="bits of weights, 2 to 8 (default: the policy's, 8)")
+    group.add_argument("--wprec", type=whole, metavar="BITS", help="bits of weights, 2 to 8 (default: the policy's, 8)")
     group.add_argument(
-        "--aprec", type=int, metavar="BITS", help="bits of activations, 2 to 8 (default: the policy's, 8)"
+        "--aprec", type=whole, metavar="BITS", help="bits of activations, 2 to 8 (default: the policy's, 8)"
     )
     group.add_argument("--quant-per-tensor", action="store_true", help="one range a weight, whatever the policy says")
     group.add_argument("--narrow-range", action="store_true", help="weights to -127..127 instead of -128..127")

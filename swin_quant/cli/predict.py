@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.cli import deployed, options
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.files import write_json
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--labels", metavar="FILE", help="class names, one a line (default: the model's own, ImageNet's)"
     )
-    group.add_argument("--top", type=int, default=5, metavar="N", help="classes a picture (default 5)")
+    group.add_argument("--top", type=whole, default=5, metavar="N", help="classes a picture (default 5)")
     group.add_argument("--json", metavar="FILE", help="write the answers there; -: to standard output, no table")
     deployed.add_loading(group)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU if any")
@@ -111,7 +112,7 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
 
     if args.engines:
         raise UsageError("--engine is for artifacts: export the checkpoint, then give --artifact FILE")
-    card = card_of(args.resume) if Path(args.resume).is_file() else None
+    card = card_of(args.resume)
     if args.cfg is None and card is None:
         raise UsageError(f"{args.resume}: has no run card {card_path(args.resume).name} beside it: give --cfg FILE")
     cfg = options.config_of(args) if args.cfg or card is None else from_dict(card.config, str(card_path(args.resume)))

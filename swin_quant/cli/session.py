@@ -1,26 +1,32 @@
-"""One run of one command: parse, join the other ranks, and turn whatever goes wrong into one line and an exit code."""
+"""One run of one command: parse, join the other ranks, run."""
 
 import argparse
 import importlib
-import os
-import signal
+import re
 import sys
-import traceback
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
-from typing import NoReturn
-
-from termcolor import colored
+from typing import NoReturn, TextIO
 
 from swin_quant.cli import COMMANDS
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.cli.guard import guarded
+from swin_quant.errors import UsageError
 
 FRONT_DOOR = "fastertransformer"  # main.py: not listed among the commands
-INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and which takes no abbreviated flags."""
+
+    def parse_args(self, arguments: Sequence[str]) -> argparse.Namespace:
+        for word in arguments:
+            if re.fullmatch(r"--[\w-]+=--", word):  # argparse makes an empty list of it
+                self.error(f"argument {word[:-3]}: expected one argument")
+        return super().parse_args(arguments)
+
+    def _print_message(self, message: str, file: TextIO | None = None) -> None:
+        (file or sys.stdout).write(message)  # argparse would hide that it cannot be written
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
@@ -28,33 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run command `name`; errors are printed, never raised. `--verbose` adds their traceback."""
-    verbose = "--verbose" in arguments
-    try:
-        signal.signal(signal.SIGTERM, _as_interrupt)
-        _run(name, arguments)
-        sys.stdout.flush()
-        return 0
-    except SystemExit as stop:  # --help
-        return int(stop.code or 0)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt as stop:
-        _complain(f"interrupted; {stop.args[0] if stop.args else 'nothing half-written is left'}", verbose)
-        return INTERRUPTED
-    except SwinQuantError as error:
-        _complain(str(error), verbose)
-        return error.exit_code
-    except MemoryError:
-        _complain("out of memory: lower --batch-size or --calib-batchsz", verbose)
-        return 1
-    except Exception as error:  # noqa: BLE001
-        if type(error).__name__ == "OutOfMemoryError":
-            _complain("out of GPU memory: lower --batch-size or --calib-batchsz", verbose)
-        else:
-            hint = "" if verbose else "; this is a bug of swin-quant: --verbose shows where"
-            _complain(f"{type(error).__name__}: {error}{hint}", verbose)
-        return 1
+    return guarded(partial(run, name, arguments), "--verbose" in arguments)
 
 
 def command_of(name: str) -> ModuleType:
@@ -79,7 +59,8 @@ def parser_of(name: str, command: ModuleType) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(name: str, arguments: Sequence[str]) -> None:
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run command `name` and return 0; errors are raised."""
     command = command_of(name)
     args = parser_of(name, command).parse_args(arguments)
 
@@ -90,16 +71,4 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
         command.run(args, world)
         sys.stdout.flush()  # what is printed is out before this rank waits for the others
-
-
-def _as_interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _complain(message: str, verbose: bool) -> None:
-    if verbose and sys.exc_info()[0] is not None:
-        traceback.print_exc()
-    rank = os.environ.get("RANK")
-    where = f" (rank {rank})" if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    line = " ".join(message.split())
-    print(colored(f"error{where}:", "red", attrs=["bold"], force_color=None), line, file=sys.stderr, flush=True)
+    return 0

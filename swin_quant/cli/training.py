@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import UsageError
 from swin_quant.train.plot import FORMATS
 
@@ -51,12 +52,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--recipe", metavar="NAME|FILE", help="how to train: a shipped recipe or a YAML file")
     group.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the recipe")
-    group.add_argument("--num-epochs", "--epochs", type=int, metavar="N", help="epochs")
+    group.add_argument("--num-epochs", "--epochs", type=whole, metavar="N", help="epochs")
     group.add_argument("--lr", type=float, metavar="LR", help="optimizer.lr")
     group.add_argument("--schedule", choices=("cosine", CONSTANT),
                        help="of the learning rate; constant: without warm-up, as FasterTransformer's")  # fmt: skip
     group.add_argument("--drop-path", metavar="RATE|config", help="augment.drop_path; config: MODEL.DROP_PATH_RATE")
-    group.add_argument("--accumulation-steps", type=int, metavar="N", help="batches a step of the optimizer")
+    group.add_argument("--accumulation-steps", type=whole, metavar="N", help="batches a step of the optimizer")
     group.add_argument("--use-checkpoint", action="store_true", default=None, help="activation checkpointing")
     group.add_argument("--compile", action="store_true", default=None, help="torch.compile: faster after a slow start")
     group.add_argument("--amp-opt-level", choices=("O0", "O1", "O2", "O3"), help="precision of training")

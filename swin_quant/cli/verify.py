@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swin_quant.cli import deployed
+from swin_quant.cli.numbers import whole
 from swin_quant.errors import SwinQuantError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ that against the float model is. Exit code 1 says that an engine failed."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", metavar="ARTIFACT", help="exported file; its run card lies beside it")
     parser.add_argument("--resume", metavar="FILE", help="its checkpoint (default: looked for beside it and one up)")
-    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, metavar="N",
+    parser.add_argument("--count", type=whole, default=DEFAULT_COUNT, metavar="N",
                         help=f"pictures, evenly spread over those there are (default {DEFAULT_COUNT})")  # fmt: skip
     deployed.add_engines(parser)
     deployed.add_pictures(parser)

@@ -14,8 +14,17 @@ _CHOICES = {
     "DATA.CACHE_MODE": ("no", "full", "part"),
 }
 _RATES = ("MODEL.DROP_RATE", "MODEL.DROP_PATH_RATE", "MODEL.LABEL_SMOOTHING")
-_POSITIVE = ("DATA.IMG_SIZE", "DATA.BATCH_SIZE", "MODEL.NUM_CLASSES")
-_POSITIVE_IN_MODEL = ("PATCH_SIZE", "IN_CHANS", "EMBED_DIM", "DEPTHS", "NUM_HEADS", "WINDOW_SIZE", "MLP_RATIO")
+# Positive numbers, and the most that can be meant: what is far beyond any Swin is a slip, and would take all memory.
+_MOST = {"DATA.IMG_SIZE": 8192, "DATA.BATCH_SIZE": 2**20, "MODEL.NUM_CLASSES": 2**20}
+_MOST_IN_MODEL = {
+    "PATCH_SIZE": 1024,
+    "IN_CHANS": 1024,
+    "EMBED_DIM": 8192,
+    "DEPTHS": 256,
+    "NUM_HEADS": 4096,
+    "WINDOW_SIZE": 1024,
+    "MLP_RATIO": 64,
+}
 _PER_STAGE = ("DEPTHS", "NUM_HEADS", "PRETRAINED_WINDOW_SIZES")
 
 
@@ -50,13 +59,16 @@ def _check_values(cfg: CfgNode, source: str) -> None:
         _need(values[key] in choices, source, f"{key} is {values[key]!r}, but must be one of {', '.join(choices)}")
     for key in _RATES:
         _need(0 <= values[key] < 1, source, f"{key} is {values[key]}, but must be at least 0 and below 1")
-    name = cfg.MODEL.NAME
-    usable = re.fullmatch(r"[^/\\\x00-\x1f]{1,200}", name) and name not in (".", "..")
+    name, tag = cfg.MODEL.NAME, cfg.TAG
+    usable = re.fullmatch(r"[^/\\\x00-\x1f\ud800-\udfff]{1,200}", name) and name not in (".", "..")
     _need(bool(usable), source, f"MODEL.NAME {show.repr(name)} cannot name a file: no slashes, 1 to 200 characters")
+    usable = re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]{0,200}", tag)
+    _need(bool(usable), source, f"TAG (--tag) {show.repr(tag)} cannot name a folder: up to 200 characters of UTF-8")
     node, swin = f"MODEL.{cfg.MODEL.TYPE.upper()}", architecture(cfg)
-    for key in (*_POSITIVE, *(f"{node}.{key}" for key in _POSITIVE_IN_MODEL)):
-        least = min(values[key], default=0) if isinstance(values[key], list) else values[key]
-        _need(least > 0, source, f"{key} is {values[key]}, but must be positive")
+    for key, most in {**_MOST, **{f"{node}.{key}": most for key, most in _MOST_IN_MODEL.items()}}.items():
+        numbers = values[key] if isinstance(values[key], list) else [values[key]]
+        _need(min(numbers, default=0) > 0, source, f"{key} is {show.repr(values[key])}, but must be positive")
+        _need(max(numbers) <= most, source, f"{key} is {show.repr(values[key])}, but must be at most {most}")
     lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
     shown = ", ".join(f"{key} {entries}" for key, entries in lists.items())
     _need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {shown}")

@@ -1,0 +1,111 @@
+"""Whatever goes wrong, or nobody can read: one line on standard error and an exit code, never a traceback unasked."""
+
+import contextlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TextIO
+
+from termcolor import colored
+
+from swin_quant.cli.interrupts import interrupts
+from swin_quant.errors import SwinQuantError
+
+INTERRUPTED = 130
+_NO_OUTPUT = "standard output cannot be written"
+
+
+def guarded(work: Callable[[], int], verbose: bool = False) -> int:
+    """The exit code of `work()`: its own, or that of what it raises. `verbose` adds tracebacks."""
+    _open_what_is_closed()
+    code = _outcome(work, verbose)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has seen enough
+        _drop(sys.stdout)
+    except OSError as error:
+        _drop(sys.stdout)
+        if code == 0:
+            _complain(f"{_NO_OUTPUT}: {_reason(error)}", False)
+        code = code or 1
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _drop(sys.stderr)
+    return code
+
+
+def _outcome(work: Callable[[], int], verbose: bool) -> int:
+    try:
+        with interrupts():
+            return work()
+    except (SystemExit, BrokenPipeError):  # --help is done; rich raises SystemExit when its reader has seen enough
+        return 0
+    except KeyboardInterrupt as stop:
+        _complain(f"interrupted; {stop.args[0] if stop.args else 'nothing half-written is left'}", verbose)
+        return INTERRUPTED
+    except SwinQuantError as error:
+        _complain(str(error), verbose)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001
+        _complain(_in_words(error, verbose), verbose)
+        return 1
+
+
+def _in_words(error: Exception, verbose: bool) -> str:
+    name = type(error).__name__
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+        return "out of memory: lower --batch-size or --calib-batchsz"
+    if name == "OutOfMemoryError":
+        return "out of GPU memory: lower --batch-size or --calib-batchsz"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {_reason(error)}"
+    if isinstance(error, OSError) and _is_full(sys.stdout):
+        return f"{_NO_OUTPUT}: {_reason(error)}"
+    return f"{name}: {error}" + ("" if verbose else "; this is a bug of swin-quant: --verbose shows where")
+
+
+def _reason(error: OSError) -> str:
+    from swin_quant.files import reason
+
+    return reason(error)
+
+
+def _complain(message: str, verbose: bool) -> None:
+    rank = os.environ.get("RANK")
+    where = f" (rank {rank})" if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    line = " ".join(message.split())
+    try:
+        if verbose and sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        print(colored(f"error{where}:", "red", attrs=["bold"], force_color=None), line, file=sys.stderr, flush=True)
+    except OSError:  # nobody can be told; the exit code still says it
+        _drop(sys.stderr)
+
+
+def _open_what_is_closed() -> None:
+    """A closed standard stream becomes one into nothing, lest the next file that is opened takes its place."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _is_full(stream: TextIO) -> bool:
+    """Whether not even a line feed can be written to the file behind a stream."""
+    try:
+        os.write(stream.fileno(), b"\n")
+    except io.UnsupportedOperation:  # there is none
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what is left in a stream go nowhere: the interpreter would complain of it at the end."""
+    with contextlib.suppress(OSError, ValueError):  # no file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

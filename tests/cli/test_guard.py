@@ -1,0 +1,136 @@
+"""What nobody can read, or nobody waits for, ends in one line and an exit code, too."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swin_quant import __version__
+
+LOUD = "print(chr(10).join(map(str, range(20_000))))"
+FAILING = "(_ for _ in ()).throw(UsageError('no'))"
+FULL = "error: standard output cannot be written: the disk is full\n"
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+def shell(line, before="unset PYTHONUNBUFFERED;"):
+    """How a shell ends that runs `line`, in which PY starts python."""
+    line = f"{before} {line.replace('PY', sys.executable)}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+
+
+def guarded(work):
+    return f"""PY -c "
+import sys
+from swin_quant.cli.guard import guarded
+from swin_quant.errors import UsageError
+sys.exit(guarded(lambda: {work} or 0))
+" """
+
+
+@pytest.mark.parametrize("buffered", ["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"])
+@pytest.mark.parametrize("line", ["PY -m swin_quant --help", guarded(LOUD), "PY -m swin_quant nodes --help"])
+def test_a_reader_that_has_seen_enough_is_no_error(line, buffered):
+    done = shell(f"{line} | true; exit ${{PIPESTATUS[0]}}", buffered)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_full
+@pytest.mark.parametrize("buffered", ["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"])
+@pytest.mark.parametrize(
+    "line", ["PY -m swin_quant --version", "PY -m swin_quant --help", "PY -m swin_quant demo --help", guarded(LOUD)]
+)
+def test_a_full_disk_is_said_of_standard_output(line, buffered):
+    done = shell(f"{line} > /dev/full", buffered)
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+@needs_full
+def test_a_full_disk_does_not_hide_the_error_before_it():
+    done = shell(f"{guarded('print(1) or ' + FAILING)} > /dev/full")
+    assert (done.returncode, done.stderr) == (2, "error: no\n")
+
+
+def test_closed_standard_streams_are_nobody_s_place():
+    """Not even the next file's that is opened."""
+    assert shell("PY -m swin_quant --version >&-").returncode == 0
+    done = shell(f"{guarded('print(1) or print(open(sys.executable).fileno(), file=sys.stderr)')} >&-")
+    assert done.returncode == 0 and int(done.stderr) > 2
+    assert shell("PY -m swin_quant --version >&- 2>&- <&-").returncode == 0
+
+
+@needs_full
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", ">&- 2>&-"])
+def test_the_exit_code_is_right_where_nobody_can_be_told(where):
+    done = shell(f"PY -m swin_quant no-such-command {where}")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_messages_that_cannot_be_written_do_not_end_the_work():
+    work = "(progress.set_up(), progress.log.info('message'), print('result'))[3:]"
+    done = shell(guarded(work).replace("import sys", "import sys; from swin_quant import progress") + " 2>/dev/full")
+    assert (done.returncode, done.stdout) == (0, "result\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_during_an_import_waits_for_its_end(tmp_path, number):
+    """Thrown into the importing machinery it may be lost, or come out as an error of another kind."""
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\n"
+        f"os.kill(os.getpid(), {int(number)})\n"
+        "for _ in range(3):\n    try:\n        sum(range(10**5))\n    except BaseException:\n        pass\n"
+        "print('imported', flush=True)\n"
+    )
+    done = shell(guarded("(__import__('slow'), __import__('time').sleep(30))"), f"PYTHONPATH={tmp_path}:$PYTHONPATH")
+    assert (done.returncode, done.stdout) == (130, "imported\n")
+    assert done.stderr == "error: interrupted; nothing half-written is left\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["nodes", "--cfg=--"], "argument --cfg: expected one argument"),
+        (["nodes", "--cfg", "--"], "--cfg"),
+        (["demo", "--epochs", 10**20], "argument --epochs: 100000000000000000000 is beyond 2147483647"),
+        (["demo", "--epochs", "9" * 5000], "is no whole number"),
+        (["demo", "--epochs", "ten"], "argument --epochs: 'ten' is no whole number"),
+        (["calibrate", "--cfg", "swin_digits", "--num-calib-batch", -(10**20)], "--num-calib-batch"),
+        (["calibrate", "--cfg", "swin_digits", "--random-weights", "--tag", "\udcff"], "--tag"),
+        (["gemms", "--cfg", "swin_digits", "--batch-size", 2**31 - 1], "DATA.BATCH_SIZE is 2147483647"),
+    ],
+)
+def test_arguments_that_no_library_takes(run, flags, says):
+    assert says in run(*flags).error(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nodes", "--cfg", "swin_digits", "--resume", "{long}"], "name too long"),
+        (["report", "{long}"], "name too long"),
+        (["inspect", "{long}"], "name too long"),
+        (["nodes", "--cfg", "swin_digits", "--resume", "{loop}"], "symbolic links"),
+        (["convert", "--cfg", "swin_digits", "--resume", "{loop}", "--to", "{there}"], "symbolic links"),
+        (
+            ["convert", "--cfg", "swin_digits", "--resume", "none.pth", "--to", "{there}"],
+            "none.pth: no such checkpoint",
+        ),
+        (["export", "--resume", "", "--backend", "onnx", "--output", "{out}"], "'': no such checkpoint"),
+        (["export", "--resume", "none.pth", "--backend", "onnx", "--output", "{out}"], "none.pth: no such checkpoint"),
+        (["predict", "x.jpg", "--resume", "none.pth"], "no such"),
+    ],
+)
+def test_names_that_lead_nowhere(run, micro, tmp_path, words, says):
+    (tmp_path / "loop.pth").symlink_to("loop.pth")
+    (tmp_path / "there.pth").write_bytes(b"precious")
+    places = {"long": "x" * 300, "out": tmp_path / "out"}
+    places |= {name: tmp_path / f"{name}.pth" for name in ("loop", "there")}
+    line = run(*(word.format(**places) for word in words)).error(1)
+    assert says in line.lower() if says.islower() else says in line
+    assert (tmp_path / "there.pth").read_bytes() == b"precious" and not (tmp_path / "out").exists()
+
+
+def test_version(run):
+    assert run("--version").out == f"{__version__}\n"
