@@ -122,7 +122,7 @@ def test_arguments_that_no_library_takes(run, flags, says):
         (["predict", "x.jpg", "--resume", "none.pth"], "no such"),
     ],
 )
-def test_names_that_lead_nowhere(run, micro, tmp_path, words, says):
+def test_names_that_lead_nowhere(run, tmp_path, words, says):
     (tmp_path / "loop.pth").symlink_to("loop.pth")
     (tmp_path / "there.pth").write_bytes(b"precious")
     places = {"long": "x" * 300, "out": tmp_path / "out"}
