@@ -83,6 +83,7 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
         raise UsageError("nothing to score: give --cfg FILE and --resume FILE, or an ARTIFACT")
     cfg = options.config_of(args)
     subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
+    options.tell_bits(subject.policies)
     path = subject.card_file or output_dir(cfg) / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
     card, baseline = compared(subject, cfg, world, args.original)

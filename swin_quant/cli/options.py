@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import UsageError
+from swin_quant.errors import UsageError, listed
 from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
 
 if TYPE_CHECKING:
@@ -159,6 +159,18 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
     changes = " ".join(_changes(args))
     nothing = load_policy("float")
     return [policy if policy.sha256 == nothing.sha256 else _changed(policy, rules, changes) for policy in policies]
+
+
+def tell_bits(policies: Sequence[Policy]) -> None:
+    """Say of policies of few bits what becomes of them, before time is spent on them. 7 bits are for export."""
+    from swin_quant.progress import log
+
+    if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
+        log.info(
+            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8, no smaller and no faster, and "
+            "no such activations; FasterTransformer takes neither",
+            listed(few),
+        )
 
 
 def _changed(policy: Policy, rules: list[Rule], changes: str) -> Policy:
