@@ -56,7 +56,6 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     policies = options.policies_of(args) or [load_policy("ft-mode1")]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
-    options.tell_bits(policies)
     plan = options.plan_of(args, cfg.SEED)
     directory = args.calib_output_path or output_dir(cfg)
     scored = not args.no_eval and has_split(cfg, "val")
@@ -66,6 +65,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         done = recalibrate(cfg, statistics, args.resume, policies[0], plan.method, directory, world)
     else:
         done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
+    options.tell_bits(policies)
     if not scored:
         if not args.no_eval and (cfg.DATA.DATA_PATH or not statistics):  # which need no pictures
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)

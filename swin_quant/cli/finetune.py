@@ -46,12 +46,12 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     policies = options.policies_of(args)
     if len(policies) > 1:
         raise UsageError("--policy: fine-tuning is for one policy at a time")
-    options.tell_bits(policies)
     with only_writer(output_dir(cfg), world):  # until the last result is in the run card
         trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), policies, world)
+        policy = training.policy_of_card(trained.card)
+        options.tell_bits([policy])
         if args.no_eval or trained.position.best_epoch is None:
             return None
-        policy = training.policy_of_card(trained.card)
         folders = [trained.checkpoint.resolve().parent]
         baseline = find_baseline(trained.card, folders, cfg, [policy], world, args.original)
         scored = (trained.card, [policy], world, "val", args.half, args.max_unreadable, baseline)

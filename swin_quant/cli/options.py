@@ -162,7 +162,7 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
 
 
 def tell_bits(policies: Sequence[Policy]) -> None:
-    """Say of policies of few bits what becomes of them, before time is spent on them. 7 bits are for export."""
+    """Say of policies of few bits what becomes of them. 7 bits are for export."""
     from swin_quant.progress import log
 
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
