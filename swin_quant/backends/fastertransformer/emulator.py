@@ -81,8 +81,7 @@ class Emulator:
         levels = s.levels("mlp.fc1._input_quantizer")
         if self.version == 1:
             after = x + (y * step).half() + b.proj.bias
-            computed = _computed(x)
-            x, y = torch.where(computed, after, x), torch.where(computed, to_int8(second(after) * levels), y)
+            x, y = _where_computed(after, x), _where_computed(to_int8(second(after) * levels), y)
         else:
             given = first(y.half() * as_half(step) + b.proj.bias) + x.float()
             x, y = given.half(), to_int8(given * levels)
@@ -118,11 +117,13 @@ class Emulator:
         return torch.roll(x, (b.shift, b.shift), dims=(1, 2)) if b.shift else x
 
 
-def _computed(x: Tensor) -> Tensor:
-    """bool [B, R, R, 1]: the rows of a batch that V1's norm after attention computes."""
-    batch, height, width, channels = x.shape
-    rows = torch.arange(batch * height * width, device=x.device)
-    return (rows < computed_rows(len(rows), channels)).view(batch, height, width, 1)
+def _where_computed(new: Tensor, old: Tensor) -> Tensor:
+    """[B, R, R, C]: `new` in the rows of the batch that V1's norm after attention computes, `old` in the last ones."""
+    rows, channels = new[..., 0].numel(), new.shape[-1]
+    computed = computed_rows(rows, channels)
+    if computed == rows:
+        return new
+    return torch.where((torch.arange(rows, device=new.device) < computed).view_as(new[..., :1]), new, old)
 
 
 def _normed(norm: Norm, epsilon: float) -> Callable[[Tensor], Tensor]:
