@@ -12,6 +12,7 @@ memory of the whole process, the import of torch included.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -87,7 +88,11 @@ def bits(shared: Path, work: Path) -> None:
     for title, (config, weights) in models(shared).items():
         for policy in ("ft-mode1", "qdq"):
             lines += [f"## {title}, {policy}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-            for row in rows_of_bits(config, weights, shared / "data" / "cifar10", policy):
+            kept = work / "bits" / f"{title} {policy}.json"  # of a run that was cut off
+            if not kept.exists():
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(rows_of_bits(config, weights, shared / "data" / "cifar10", policy)))
+            for row in json.loads(kept.read_text()):
                 lines.append(f"| {' | '.join(row)} |")
                 print(lines[-1], flush=True)
             lines.append("")
