@@ -15,29 +15,36 @@ import torch
 from swin_quant.config import configs_dir, find_config, load_config
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
+from swin_quant.quant.quantizer import Quantizer, State
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """A list that gets (pictures, gradients recorded) of every forward of a model."""
+    """A list that gets (pictures, gradients recorded, twice, what the first node does) of every forward of a model."""
     seen, original = [], Swin.forward
 
     def forward(model, images, *rest):
         result = original(model, images, *rest)
-        seen.append((len(images), torch.is_grad_enabled(), result.requires_grad))
+        state = next(module.state for module in model.modules() if isinstance(module, Quantizer))
+        seen.append((len(images), torch.is_grad_enabled(), result.requires_grad, state))
         return result
 
     monkeypatch.setattr(Swin, "forward", forward)
     return seen
 
 
+def observed(forwards):
+    """The sizes of the batches that were observed; single pictures are tried beside them (`alone`)."""
+    return [pictures for pictures, *_, state in forwards if state is State.CALIBRATE and pictures > 1]
+
+
 @pytest.mark.parametrize("batches", [1, 3])
 def test_bug_2_n_calibration_batches_are_n_and_not_one_more(run, float_flags, card_of, forwards, tmp_path, batches):
     flags = [*float_flags, "--num-calib-batch", batches, "--no-eval", "--calib-output-path", tmp_path]
     assert run("calibrate", *flags).code == 0
-    assert [pictures for pictures, *_ in forwards] == [4] * batches
+    assert observed(forwards) == [4] * batches
     card = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]
     assert card["batches"] == batches and card["pictures"] == len(card["files"]) == 4 * batches
 
@@ -147,7 +154,8 @@ def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
 ):
     monkeypatch.setattr("swin_quant.ptq.augmented", lambda *_: pytest.fail("augmented crops without --calib-augment"))
     assert run("calibrate", *float_flags, "--no-eval", "--calib-output-path", tmp_path).code == 0
-    assert forwards == [(4, False, False)] * 2
+    assert observed(forwards) == [4] * 2
+    assert {(recording, recorded) for _, recording, recorded, _ in forwards} == {(False, False)}
     assert card_of(tmp_path / "swin_micro_calib.pth")["calibration"]["augment"] is False
 
 
