@@ -114,12 +114,12 @@ def test_without_the_original_there_are_results_and_no_delta(evaluate, runs, tmp
 
 
 def test_another_file_than_the_original_is_refused(evaluate, runs, micro, run, pictures):
-    line = evaluate("--float", micro / "swinv2.pth").error(1)
+    line = evaluate("--quiet", "--float", micro / "swinv2.pth").error(1)
     assert "swinv2.pth: is not the float checkpoint that the run began with, swin.pth: its SHA-256 is" in line
     line = run("evaluate", *flags_of(runs, pictures), "--resume", runs / "in" / "swin.pth", "--float", "x").error(2)
     assert "--float x: what is scored is a float checkpoint itself" in line
     start = ["--pretrained", runs / "ptq" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
-    flags = [*flags_of(runs, pictures), *start, "--output", runs / "new", "--float", micro / "swinv2.pth"]
+    flags = [*flags_of(runs, pictures), *start, "--output", runs / "new", "--quiet", "--float", micro / "swinv2.pth"]
     assert "is not the float checkpoint" in run("finetune", *flags).error(1)
     assert not list(runs.glob("new/**/*.csv")), "refused before the first step"
 
