@@ -96,6 +96,9 @@ def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures
         (["--policy", "qdq"], "--policy is not for artifacts"),
         (["--cfg", "x.yaml"], "--cfg is not for artifacts"),
         (["--threads", "0"], "--threads 0: must be at least 1"),
+        (["--threads", "1025"], "--threads 1025: must be at least 1, at most 1024"),
+        (["--threads", "9" * 20], f"argument --threads: {'9' * 20} is beyond 2147483647"),
+        (["--batch-size", "9" * 20], f"argument --batch-size: {'9' * 20} is beyond 2147483647"),
     ],
 )
 def test_flags_that_do_not_fit(evaluate, exports, flags, message):
