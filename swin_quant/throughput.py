@@ -10,7 +10,7 @@ from torch import Tensor
 def throughput(
     engine: Callable[[Tensor], Tensor], images: Tensor, warm_up: int = 50, runs: int = 30, seconds: float = 60.0
 ) -> float:
-    """Images/s of `engine` on `images` [B, 3, H, W]: FasterTransformer's 50 + 30 forwards (spec, section 2.5).
+    """Images/s of `engine` on `images` [B, 3, H, W]: FasterTransformer's 50 + 30 runs (docs/reference, section 2.5).
 
     Half of `seconds` bounds the warm-up and half the timed runs; at least one of each is done.
     """

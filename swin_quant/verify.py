@@ -24,7 +24,7 @@ class Tolerances:
     half: float
 
 
-# FasterTransformer's are its own parity targets (FasterTransformer spec, section 8), TensorRT's those of its plugin.
+# FasterTransformer's are its own parity targets (docs/reference, section 8), TensorRT's those of its plugin.
 # The ONNX engines compute fake-quant's own formulas: what is left is sums in another order, which move a value by one
 # step where it lies between two, and what a half-precision body rounds. Measured on micro models of logits up to 6:
 # quantized 0.002, where quantization itself costs 0.015; bfloat16 0.005.

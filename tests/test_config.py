@@ -23,7 +23,7 @@ SIZES = {
     "base": (128, [2, 2, 18, 2], [4, 8, 16, 32]),
     "large": (192, [2, 2, 18, 2], [6, 12, 24, 48]),
 }
-# FasterTransformer spec, section 1.2: (picture, WINDOW_SIZE) -> stage resolutions and windows in use.
+# docs/reference, section 1.2: (picture, WINDOW_SIZE) -> stage resolutions and windows in use.
 STAGES = {
     (224, 7): ([56, 28, 14, 7], [7, 7, 7, 7]),
     (384, 12): ([96, 48, 24, 12], [12, 12, 12, 12]),

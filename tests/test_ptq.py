@@ -43,7 +43,7 @@ def test_the_model_returned_is_the_one_written(cfg, weights, tmp_path):
 
 
 def test_the_policy_changes_no_byte_of_the_checkpoint(cfg, weights, tmp_path):
-    """FasterTransformer spec, section 1.5: the saved file is the same for modes 1 and 2."""
+    """docs/reference, section 1.5: the saved file is the same for modes 1 and 2."""
     files = [
         calibrate_checkpoint(cfg, weights, load_policy(name), PLAN, tmp_path / name).checkpoint.read_bytes()
         for name in ("ft-mode1", "ft-mode2", "qdq", "float")

@@ -1,6 +1,6 @@
 """What a Swin state_dict says about its architecture, in the words of the configuration.
 
-Everything is read from names and shapes (FasterTransformer spec, sections 1.2 and 8), so that a checkpoint which does
+Everything is read from names and shapes (docs/reference, sections 1.2 and 8), so that a checkpoint which does
 not fit a model can be told from it: a V1 file, another width, another window. What the tensors do not tell is absent.
 """
 

@@ -1,4 +1,4 @@
-"""One convention of names inside the house, Microsoft's (FasterTransformer spec, section 1.2); others are renamed.
+"""One convention of names inside the house, Microsoft's (docs/reference, section 1.2); others are renamed.
 
 timm's patch merging concatenates the four neighbours in Microsoft's order, (0,0), (1,0), (0,1), (1,1), and its V2
 keeps `q_bias` and `v_bias` apart as Microsoft does: no tensor is changed, only names.

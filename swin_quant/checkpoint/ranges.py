@@ -1,4 +1,4 @@
-"""The ranges (`<node>._amax`) of a calibrated checkpoint: FasterTransformer spec, section 1.3.
+"""The ranges (`<node>._amax`) of a calibrated checkpoint: docs/reference, section 1.3.
 
 Its files hold one 0-dim float32 per node; a [1] is the same, and a weight may have one per output channel, [out, 1].
 """

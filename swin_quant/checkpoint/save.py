@@ -17,7 +17,7 @@ from swin_quant.quant.quantizer import named_nodes
 
 
 def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict[str, Tensor]":
-    """A bare state_dict in FasterTransformer's layout (spec, sections 1.1 to 1.3), on the CPU.
+    """A bare state_dict in FasterTransformer's layout (docs/reference, sections 1.1 to 1.3), on the CPU.
 
     Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
     read them all, whichever a policy enables. A per-channel range becomes its maximum, which is the per-tensor

@@ -1,4 +1,4 @@
-"""main.py: the flags of FasterTransformer's Swin toolkit, with their meaning (spec, section 2.1).
+"""main.py: the flags of FasterTransformer's Swin toolkit, with their meaning (docs/reference, section 2.1).
 
 Flags that were decorative there either work here or are refused with a sentence; none is ignored.
 """

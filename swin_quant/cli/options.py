@@ -1,4 +1,4 @@
-"""Options that several commands share, with FasterTransformer's names where it has one (spec, section 2.1)."""
+"""Options that several commands share, called as FasterTransformer's where it has one (docs/reference, section 2.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: keys, defaults and merge order are FasterTransformer's (spec, section 7).
+"""The configuration: keys, defaults and merge order are FasterTransformer's (docs/reference, section 7).
 
 Defaults, then the files named by BASE, then the file itself, then `--opts`, then single command-line flags.
 """

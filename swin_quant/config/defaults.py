@@ -1,4 +1,4 @@
-"""The tree of keys and defaults of FasterTransformer (spec, section 7.2)."""
+"""The tree of keys and defaults of FasterTransformer (docs/reference, section 7.2)."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def default_config() -> CfgNode:
-    """The tree of FasterTransformer spec, section 7.2, as a fresh, unfrozen node.
+    """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
     SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
     """

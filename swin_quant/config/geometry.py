@@ -31,7 +31,7 @@ _PER_STAGE = ("DEPTHS", "NUM_HEADS", "PRETRAINED_WINDOW_SIZES")
 def check_geometry(cfg: CfgNode, source: str) -> None:
     """Refuse values that no Swin can be built from; `source` is the file that the UsageError names.
 
-    Stage i works at R_i = IMG_SIZE / PATCH_SIZE / 2^i and in windows of min(WINDOW_SIZE, R_i) (FasterTransformer spec,
+    Stage i works at R_i = IMG_SIZE / PATCH_SIZE / 2^i and in windows of min(WINDOW_SIZE, R_i) (docs/reference,
     section 1.2): R_i must be a multiple of its window, and even where patches are merged.
     """
     _check_values(cfg, source)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from swin_quant.errors import SwinQuantError
 
-# FasterTransformer spec, section 2.6, and the three that users bring besides
+# docs/reference, section 2.6, and the three that users bring besides
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 
 # Only these decoders ever see the bytes: PIL would otherwise also try EPS (runs Ghostscript), PDF, FITS, ...

@@ -34,7 +34,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The evaluation transform (FasterTransformer spec, section 2.5); it travels with the checkpoint in the run card.
+    """The evaluation transform (docs/reference, section 2.5); it travels with the checkpoint in the run card.
 
     Attributes:
         size: side of the square input, in pixels.

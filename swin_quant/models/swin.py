@@ -1,7 +1,7 @@
 """Swin Transformer V1: pre-norm blocks, scaled dot-product attention, a table of relative position biases.
 
 Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", 2021. Node names and places:
-FasterTransformer spec, sections 1.3 and 1.4.
+docs/reference, sections 1.3 and 1.4.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Swin Transformer V2: norms after the branches, cosine attention, position biases from an MLP.
 
-Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", 2022. Node names and places: FasterTransformer
-spec, sections 1.3 and 1.4.
+Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", 2022. Node names and places:
+docs/reference, sections 1.3 and 1.4.
 """
 
 import math

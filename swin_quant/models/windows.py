@@ -1,6 +1,6 @@
 """Geometry of shifted windows: partition, its inverse, and the tables that depend on geometry alone.
 
-All functions are pure; definitions are those of the FasterTransformer spec, section 1.2. H, W: map height and width
+All functions are pure; definitions are those of docs/reference, section 1.2. H, W: map height and width
 in tokens; w: window side; L = w * w tokens a window; nW = (H / w) * (W / w) windows a picture.
 """
 

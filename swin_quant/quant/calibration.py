@@ -103,7 +103,7 @@ def observe(
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
     """Search the range of every node: float32, 0-dim. Dead nodes are noted in `calibration`.
 
-    Weights always take their maximum (spec, section 1.6). May be called again with another method on the same
+    Weights always take their maximum (docs/reference, section 1.6). May be called again with another method on the same
     statistics, since searching needs no forward.
     """
     device = next(model.parameters()).device

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TINY_AMAX = 2.0**-24
-"""A range at or below this quantizes everything to zero (pytorch-quantization's rule; quantizer_base, section 8)."""
+"""A range at or below this quantizes everything to zero (pytorch-quantization's rule; docs/reference, section 9.1)."""
 
 
 def grid(bits: int, narrow_range: bool = False) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 The range is always [0, 2**exponent) for the smallest exponent that holds the data, cut into BINS equal bins. When
 larger data arrives the exponent grows and bins are merged in pairs. Since the bins of one exponent nest exactly in
 those of the next, the result is the same for any order, batch size or split over ranks, in fixed memory. Counts
-are int64: float32 counts, as `torch.histc` keeps them, stop at 2**24 (quantizer_base, section 4).
+are int64: float32 counts, as `torch.histc` keeps them, stop at 2**24 (docs/reference, section 9.3).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A linear layer with nodes on its input, its weight and its product before the bias (spec, section 1.4)."""
+"""A linear layer with nodes on its input, its weight and its product before the bias (docs/reference, section 1.4)."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -4,7 +4,7 @@ A policy is an ordered list of rules. A rule names nodes by selectors to `enable
 `granularity` and `narrow_range` for those it enables and for its `nodes`; later rules override earlier ones. A
 selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`;
 `role:activation` is every other). This generalises FasterTransformer's int8-mode, a fixed list of patterns to switch
-off (spec, section 1.5).
+off (docs/reference, section 1.5).
 """
 
 import reprlib

@@ -3,7 +3,7 @@
 A quantizer is in exactly one state: OFF passes its input through, CALIBRATE also shows it to an observer,
 QUANTIZE rounds it to the integer grid of its range `amax`. There is no dynamic range: quantizing a node that was
 never calibrated raises with its name. The buffer `_amax` carries pytorch-quantization's name and meaning, so
-that a calibrated checkpoint is FasterTransformer's (spec, sections 1.3 and 1.6).
+that a calibrated checkpoint is FasterTransformer's (docs/reference, sections 1.3 and 1.6).
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The accuracy-delta table: from run cards to rows, and the columns as data.
 
-The columns are those of FasterTransformer's guide (FasterTransformer spec, section 5.3) and what an honest reading of
+The columns are those of FasterTransformer's guide (docs/reference, section 5.3) and what an honest reading of
 them needs. Three deltas printed in that guide contradict their own columns; here a delta is always computed.
 """
 

@@ -1,7 +1,7 @@
 """Ranges during QAT: frozen, learned or re-estimated; and afterwards, fit to what was trained.
 
-Frozen ranges are FasterTransformer's, where weights that drift beyond amax saturate silently at export (spec, section
-2.7, point 16). Here, whatever the mode, `settle` leaves no weight outside its range.
+Frozen ranges are FasterTransformer's, where weights that drift beyond amax saturate silently at export (docs/reference,
+section 2.7, point 16). Here, whatever the mode, `settle` leaves no weight outside its range.
 """
 
 from collections.abc import Callable, Iterable, Iterator

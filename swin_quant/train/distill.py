@@ -23,7 +23,7 @@ def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tenso
 
 
 def kl_divergence_ft(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """FasterTransformer's: the mean over pictures **and** classes, and no T^2 (spec, section 2.4)."""
+    """FasterTransformer's: the mean over pictures **and** classes, and no T^2 (docs/reference, section 2.4)."""
     classes = student.shape[1]
     return kl_divergence(student, teacher, temperature) / (classes * temperature**2)
 

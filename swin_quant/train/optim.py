@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from swin_quant.models.layers import Swin
 from swin_quant.train.recipe import Optimizer, Schedule
 
-# Microsoft's lists (FasterTransformer spec, section 2.2), V1 and V2 together, and the ranges of nodes.
+# Microsoft's lists (docs/reference, section 2.2), V1 and V2 together, and the ranges of nodes.
 _NO_DECAY = ("absolute_pos_embed", "relative_position_bias_table", "cpb_mlp", "logit_scale", "_amax")
 _BLOCK = re.compile(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.")
 

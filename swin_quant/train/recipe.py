@@ -65,7 +65,7 @@ class Augmentation(Section):
 
 @dataclass(frozen=True)
 class Distillation(Section):
-    """Weights of the teacher's parts of the loss, 0 for none; `ft` computes FasterTransformer's (spec, section 2.4)."""
+    """Weights of the teacher's parts of the loss, 0: none; `ft`: FasterTransformer's (docs/reference, section 2.4)."""
 
     weight: float = number(0.0, least=0)
     temperature: float = number(3.0, above=0, most=1000)

@@ -1,4 +1,4 @@
-"""main.py: FasterTransformer's flags work or are refused with a sentence (spec, section 2.1); none is ignored."""
+"""main.py: its flags work or are refused in a sentence, none is ignored (docs/reference, section 2.1)."""
 
 import json
 import re
@@ -178,7 +178,7 @@ def test_pretrained_is_loaded_and_not_only_stored(main_py, flags, micro, tmp_pat
 
 
 def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags, calibrated, monkeypatch, tmp_path):
-    """FasterTransformer timed every node; here the policy holds (spec, section 2.5)."""
+    """FasterTransformer timed every node; here the policy holds (docs/reference, section 2.5)."""
     calls = []
 
     def timed(engine, images):

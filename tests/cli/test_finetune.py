@@ -142,7 +142,7 @@ def test_fastertransformers_command_calibrates_trains_and_scores(
 def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     run, scoring_flags, calibrated, tmp_path, monkeypatch, card_of, pictures
 ):
-    """No teacher; a constant LR for 512 pictures a step; the config's drop path, here none (spec, section 2.4).
+    """No teacher; a constant LR for 512 pictures a step; the config's drop path, none (docs/reference, section 2.4).
 
     Each step takes all pictures as they are, so that the loss of the first is that of the calibrated model.
     """

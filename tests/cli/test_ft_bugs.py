@@ -1,4 +1,4 @@
-"""Bugs of FasterTransformer's Swin toolkit that must not happen here: its spec, section 2.7, by number.
+"""Bugs of FasterTransformer's Swin toolkit that must not happen here: docs/reference, section 2.7, by number.
 
 1, 3, 15 and 16 are of training, tested there; 9 also with real launchers in test_launchers.py.
 """

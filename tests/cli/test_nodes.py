@@ -8,7 +8,7 @@ import pytest
 import torch
 
 FIELDS = ["node", "role", "state", "bits", "granularity", "amax", "shape"]
-# Nodes of 4 blocks and 1 patch merging, counted from FasterTransformer spec, sections 1.3 and 1.5.
+# Nodes of 4 blocks and 1 patch merging, counted from docs/reference, sections 1.3 and 1.5.
 TOTAL = {"swin": 4 * 23 + 3, "swinv2": 4 * 25 + 3}
 ENABLED = {
     ("swin", "ft-mode1"): 4 * 16 + 3,

@@ -1,4 +1,4 @@
-"""Where the nodes sit: one block of each version against a straight-line version of the spec's section 1.4.
+"""Where the nodes sit: one block of each version against a straight-line version of docs/reference, section 1.4.
 
 The reference is written from the spec with plain torch operations, window by window. Nodes have four bits and ranges
 that clip, so that a node in a wrong place changes much of the result; the last test shows that this is so.

@@ -9,7 +9,7 @@ from swin_quant.quant.quantizer import State, named_nodes
 
 CONFIGS = sorted(path for folder in ("swin", "swinv2") for path in (configs_dir() / folder).glob("[!_]*.yaml"))
 
-# FasterTransformer spec, section 1.3: name: the versions that have it.
+# docs/reference, section 1.3: name: the versions that have it.
 LINEAR = ("_input_quantizer", "_weight_quantizer", "_aftergemm_quantizer")
 BLOCK = {
     **{f"{linear}.{node}": "12" for linear in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2") for node in LINEAR},
@@ -28,7 +28,7 @@ BLOCK = {
     "add2_residual_input_quantizer": "12",
 }
 
-# Spec, section 1.2: config: stage resolutions, window in use, nW, stages whose odd blocks have a mask.
+# docs/reference, section 1.2: config: stage resolutions, window in use, nW, stages whose odd blocks have a mask.
 GEOMETRY = {
     "swin_tiny_patch4_window7_224": ([56, 28, 14, 7], [7, 7, 7, 7], [64, 16, 4, 1], [0, 1, 2]),
     "swin_base_patch4_window12_384_finetune": ([96, 48, 24, 12], [12, 12, 12, 12], [64, 16, 4, 1], [0, 1, 2]),
@@ -100,7 +100,7 @@ def test_buffers_are_where_the_spec_has_them(name):
 
 
 def expected_keys(version, width, depths, heads, window, classes):
-    """Key: shape, of the float checkpoint; spec, section 1.2. One window for all stages, none clipped."""
+    """Key: shape, of the float checkpoint; docs/reference, section 1.2. One window for all stages, none clipped."""
     last = width * 2 ** (len(depths) - 1)
     keys = {
         "patch_embed.proj.weight": (width, 3, 2, 2),

@@ -1,4 +1,4 @@
-"""Geometry of windows against its definitions, token by token (FasterTransformer spec, section 1.2)."""
+"""Geometry of windows against its definitions, token by token (docs/reference, section 1.2)."""
 
 import math
 

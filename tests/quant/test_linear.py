@@ -1,4 +1,4 @@
-"""A linear layer's three nodes are where the spec's section 1.4 puts them."""
+"""A linear layer's three nodes are where docs/reference, section 1.4 puts them."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ from swin_quant.quant.policy import (
 )
 from swin_quant.quant.quantizer import Role, State, named_nodes
 
-# FasterTransformer's disable lists, searched in dotted names; spec, section 1.5.
+# FasterTransformer's disable lists, searched in dotted names; docs/reference, section 1.5.
 ALWAYS_OFF = ("final_input", "layernorm_input", "softmax_input", "local_input", "residual_input")
 OFF = {1: ALWAYS_OFF, 2: (*ALWAYS_OFF, "[2n]._aftergemm")}
 
@@ -42,7 +42,7 @@ FAMILIES = {  # config: (mode 1, mode 2, qdq): 3 gemms' worth of 12 blocks, or 2
     "swinv2_large_patch4_window12_192_22k": (441, 414, 24 * 12 + 6),
 }
 
-# Inputs of the four linears, their weights, and the operands of q x k and a x v; spec, section 1.4.
+# Inputs of the four linears, their weights, and the operands of q x k and a x v; docs/reference, section 1.4.
 LINEARS = r"(attn\.(qkv|proj)|mlp\.fc[12]|downsample\.reduction)\._(input|weight)_quantizer$"
 QDQ = {
     "swin": rf"{LINEARS}|attn\.matmul_[qkva]_input_quantizer$",

@@ -1,6 +1,6 @@
 """The arithmetic of the INT8 kernels in plain torch: integers are whole numbers in float32 tensors, for fast GEMMs.
 
-FasterTransformer spec, section 3.8. Rounding is half to even everywhere (`cvt.rni.sat.s8.f32`).
+docs/reference, section 3.8. Rounding is half to even everywhere (`cvt.rni.sat.s8.f32`).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Window attention as the INT8 kernels compute it, fused and unfused (FasterTransformer spec, section 3.8)."""
+"""Window attention as the INT8 kernels compute it, fused and unfused (docs/reference, section 3.8)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What FasterTransformer's INT8 Swin computes, from an export alone (FasterTransformer spec, section 3.8).
+"""What FasterTransformer's INT8 Swin computes, from an export alone (docs/reference, section 3.8).
 
 Integers are exact, and every rounding that the kernels' source shows is made where it makes it: int8 between GEMMs,
 float16 in the residual stream, biases and norms. Pooled features end in float16; the head, outside the op, in float32.

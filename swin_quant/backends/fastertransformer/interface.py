@@ -1,6 +1,6 @@
 """The scalar arguments of FasterTransformer's torch classes and of its TensorRT plugins.
 
-FasterTransformer spec, sections 3.1 and 4.2. Order matters for the classes, names for the plugins.
+docs/reference, sections 3.1 and 4.2. Order matters for the classes, names for the plugins.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Where the bytes of an int8 matrix lie for cuBLASLt: COL32 for activations, two layouts of tiles for weights.
 
-FasterTransformer spec, section 3.3. A weight layout belongs to a generation of GPUs: nothing re-orders it when it is
+docs/reference, section 3.3. A weight layout belongs to a generation of GPUs: nothing re-orders it when it is
 loaded, and a mismatch computes garbage without an error.
 """
 

@@ -1,4 +1,4 @@
-"""What FasterTransformer's kernels cannot do, refused before anything is written (FasterTransformer spec, section 3.9).
+"""What FasterTransformer's kernels cannot do, refused before anything is written (docs/reference, section 3.9).
 
 Most of these would not fail on the GPU: the op checks only the number of tensors, and computes garbage.
 """

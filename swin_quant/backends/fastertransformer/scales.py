@@ -1,4 +1,4 @@
-"""The 96 floats of a block from which its kernels take every scale (FasterTransformer spec, section 3.4).
+"""The 96 floats of a block from which its kernels take every scale (docs/reference, section 3.4).
 
 Quads [A, A/127, A/127^2, 127/A] of each range A, the weights' ranges, then the factors of GEMMs that map int32 sums to
 int8. Computed in double, stored as float32; the fused factors are products of entries already stored.

@@ -1,6 +1,6 @@
 """What an op's list of weights holds, in its order: names, shapes, types and layouts from the geometry alone.
 
-FasterTransformer spec, sections 3.2 (INT8), 3.7 (float) and 4.2 (the TensorRT plugin's fields). The op checks only how
+docs/reference, sections 3.2 (INT8), 3.7 (float) and 4.2 (the TensorRT plugin's fields). The op checks only how
 many tensors it is given, so everything else is settled here, for those who write a list and those who read one.
 """
 

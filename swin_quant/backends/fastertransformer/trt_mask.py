@@ -1,4 +1,4 @@
-"""Packing of masks and relative position biases for the fused attention kernels (FasterTransformer spec, section 3.6).
+"""Packing of masks and relative position biases for the fused attention kernels (docs/reference, section 3.6).
 
 A kernel's threads read the logits' fragments of tensor cores: row r of the packed form holds, for each of 32 lanes, two
 neighbouring columns of the S x S matrix. What pads L x L to S x S is -30000, which a softmax turns into zero.

@@ -1,6 +1,6 @@
 """FasterTransformer's GEMM tuner: the shapes that an INT8 Swin multiplies, and the file of tuned algorithms.
 
-`swin_gemm` writes igemm_config.in, the op reads it from the current directory (FasterTransformer spec, section 6).
+`swin_gemm` writes igemm_config.in, the op reads it from the current directory (docs/reference, section 6).
 A missing or misread file costs speed silently, so reading is strict here.
 """
 

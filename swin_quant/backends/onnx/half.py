@@ -2,9 +2,9 @@
 
 Float16: weights, products, GELU, attention and the residual stream. Float32: LayerNorm, always (its squares overflow;
 TensorRT's own advice), V2's normalisation of q and k, and whatever calibration saw beyond the largest float16. The
-residual stream is float16 as in FasterTransformer's kernels and TensorRT's baselines (anchors B4, B5): float32 would
-double the traffic of every addition and norm, for a sum whose terms were float16. If one node of it was seen beyond
-float16, all of it is float32: the value that overflows is carried on to the end.
+residual stream is float16 as in FasterTransformer's kernels and TensorRT's baselines (docs/reference, section 3.8):
+float32 would double the traffic of every addition and norm, for a sum whose terms were float16. If one node of it was
+seen beyond float16, all of it is float32: the value that overflows is carried on to the end.
 """
 
 from collections.abc import Iterable

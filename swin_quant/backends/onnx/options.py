@@ -25,7 +25,7 @@ class Options:
 
     `precision` float leaves every node out. `float_type` is of what is not int8, None: the target's own; `io_type` of
     pictures and logits. `batch` None is any batch. `labels`: names of the classes, for the file's metadata. `rewrites`
-    None: those of the target. `opset` ends at 20: ONNX Runtime 1.31 does not load Q/DQ of later ones (quantizer_base,
+    None: those of the target. `opset` ends at 20: ONNX Runtime 1.31 does not load Q/DQ of later ones (docs/reference,
     section 3).
     """
 

@@ -30,7 +30,7 @@ def moves(present: Tensor, wanted: Tensor) -> Tensor | None:
 def neighbours(side: int, merged: Tensor) -> Tensor:
     """Before patch merging: each token of the next map (in the order `merged`) as its four, in the model's sequence.
 
-    `side` is of the map before. The sequence is (0, 0), (1, 0), (0, 1), (1, 1): FasterTransformer spec, section 1.2.
+    `side` is of the map before. The sequence is (0, 0), (1, 0), (0, 1), (1, 1): docs/reference, section 1.2.
     """
     groups = rows(side).view(side // 2, 2, side // 2, 2).permute(0, 2, 3, 1).reshape(-1, 4)
     return groups[merged].flatten()

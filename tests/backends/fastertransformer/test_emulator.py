@@ -60,7 +60,7 @@ def gemm(row, linear):
 
 
 def position_bias(attn, version, window):
-    """[heads, L, L], FasterTransformer spec, sections 1.2 and 3.5."""
+    """[heads, L, L], docs/reference, sections 1.2 and 3.5."""
     length, heads = window * window, attn.heads
     bias = np.zeros((heads, length, length), f32)
     for a in range(length):
@@ -136,7 +136,7 @@ def misread(bias):
 
 
 def by_hand(block, x, version, mode, fused, fc1_bias=misread, lost=0):
-    """float16 [R, R, C] -> float16 [R, R, C]: FasterTransformer spec, section 3.8, one value after the other.
+    """float16 [R, R, C] -> float16 [R, R, C]: docs/reference, section 3.8, one value after the other.
 
     `lost` rows at the end are left out by V1's norm after attention (section 3.9).
     """
@@ -317,7 +317,7 @@ def trained(request, shared, tmp_path_factory):
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 @pytest.mark.parametrize("mode", [1, 2])
 def test_a_trained_model_on_real_pictures(trained, tmp_path, attention, mode):
-    """FasterTransformer spec, section 8: mean |logit difference| of INT8 op and fake-quant model below 0.1."""
+    """docs/reference, section 8: mean |logit difference| of INT8 op and fake-quant model below 0.1."""
     kind, done, pictures = trained
     if kind == "swinv2" and mode == 2:
         pytest.skip("the kernels have no mode 2 for V2")

@@ -62,7 +62,7 @@ def test_a_float_export(exported, calibrated, float_kind):
     packed = load_file(artifact.file)["0000.layers.0.blocks.0.attn.qkv.weight"]
     heads, dim, c = 1, 32, 32
     expected = qkv.detach().view(3, heads, dim, c).permute(3, 1, 0, 2).reshape(c, 3 * c).to(packed.dtype)
-    assert torch.equal(packed, expected)  # FasterTransformer spec, section 3.7
+    assert torch.equal(packed, expected)  # docs/reference, section 3.7
     with pytest.raises(UsageError, match=f"is a {float_kind} export"):
         load(artifact)
 

@@ -19,7 +19,7 @@ from swin_quant.backends.fastertransformer.layouts import (
 )
 from swin_quant.errors import UsageError
 
-# FasterTransformer spec, section 3.3, n = 96: (r, c) -> COL32_2R_4R4, COL4_4R2_8C
+# docs/reference, section 3.3, n = 96: (r, c) -> COL32_2R_4R4, COL4_4R2_8C
 VECTORS = {
     (0, 1): (1, 1), (0, 4): (4, 16), (0, 8): (8, 32), (0, 31): (31, 115), (0, 32): (3072, 3072), (1, 0): (32, 128),
     (2, 0): (256, 4), (3, 5): (293, 149), (7, 31): (831, 255), (8, 0): (64, 256), (9, 3): (99, 387),

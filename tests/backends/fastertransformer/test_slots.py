@@ -29,14 +29,14 @@ def geometry(name):
     ],
 )
 def test_the_op_s_counts(name, version, int8, float_):
-    """FasterTransformer spec, section 3.1: the only thing that the op checks."""
+    """docs/reference, section 3.1: the only thing that the op checks."""
     g = geometry(name)
     assert len(slots(g, Form(version, "int8", 80))) == int8
     assert len(slots(g, Form(version, "float16", 80))) == len(slots(g, Form(version, "float32", 80))) == float_
 
 
 def test_the_first_block_of_the_int8_list():
-    """FasterTransformer spec, section 3.2, Swin-T."""
+    """docs/reference, section 3.2, Swin-T."""
     block = slots(geometry(V1.format("tiny")), Form(1, "int8", 80))[:16]
     c = 96
     kernel, half, host = ("int8", "cuda"), ("float16", "cuda"), ("float32", "cpu")
@@ -95,7 +95,7 @@ def test_keys_sort_in_the_order_of_the_list():
     ],
 )
 def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
-    """FasterTransformer spec, sections 1.2 and 4.2: counts that the plugin recomputes from the geometry."""
+    """docs/reference, sections 1.2 and 4.2: counts that the plugin recomputes from the geometry."""
     g = geometry(name)
     form = Form(version, "int8", 80)
     counts = plugin(g, form, 1, 32, slots(g, form))["weights"]
@@ -121,7 +121,7 @@ def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
 
 
 def test_the_plugin_s_fields():
-    """FasterTransformer spec, section 4.2."""
+    """docs/reference, section 4.2."""
     g = geometry(V1.format("tiny"))
     made = plugin(g, Form(1, "int8", 80), 1, 32, [])
     fields = {name: (kind, value) for name, kind, value in made["fields"]}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swin_quant.backends.fastertransformer.trt_mask import PADDING, pack, padded_side, source, unpack
 from swin_quant.errors import SwinQuantError
 
-# FasterTransformer spec, section 3.6: S, (row, lane) -> (row, column) of the matrix
+# docs/reference, section 3.6: S, (row, lane) -> (row, column) of the matrix
 VECTORS = [
     (64, (0, 1), (0, 2)), (64, (0, 4), (1, 0)), (64, (1, 0), (0, 8)), (64, (2, 0), (8, 0)), (64, (4, 0), (16, 0)),
     (64, (8, 0), (0, 16)), (64, (16, 0), (0, 32)), (64, (63, 31), (63, 62)), (256, (4, 0), (0, 16)),

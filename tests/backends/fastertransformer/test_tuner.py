@@ -1,4 +1,4 @@
-"""GEMM shapes and tuner files (FasterTransformer spec, section 6)."""
+"""GEMM shapes and tuner files (docs/reference, section 6)."""
 
 import pytest
 from hypothesis import given, settings

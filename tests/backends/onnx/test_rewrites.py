@@ -56,7 +56,7 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
 
 @KINDS
 def test_fewer_operators(kind, graph, count):
-    """anchors B14. Three blocks, one shifted, and a merging."""
+    """docs/reference, section 10.4. Three blocks, one shifted, and a merging."""
     before, after = count(graph(kind, rewrites=frozenset())), count(graph(kind))
     layout = [sum(counts[name] for name in LAYOUT) for counts in (before, after)]
     assert layout[1] < 0.6 * layout[0]

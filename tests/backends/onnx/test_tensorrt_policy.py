@@ -35,7 +35,7 @@ def trt(graph):
 @KINDS
 def test_all_inputs_of_products_are_quantized_and_no_output(kind, trt):
     found = trt(kind)
-    outside = ("patch_embed.proj", "head")  # never quantized: spec, section 1.4
+    outside = ("patch_embed.proj", "head")  # never quantized: docs/reference, section 1.4
     for product in found.of("MatMul"):
         name = product.name.rpartition(".")[0]
         expected = name not in outside
