@@ -152,10 +152,11 @@ def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
     """The content of a regular file that somebody else may have written, of at most `limit` bytes."""
     try:
         with open_plain(path) as file:
-            data = file.read(limit + 1)
+            small = os.fstat(file.fileno()).st_size <= limit
+            data = file.read(limit + 1) if small else b""
     except OSError as error:
         raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
-    if len(data) > limit:
+    if not small or len(data) > limit:  # it may have grown
         raise SwinQuantError(f"{path}: is larger than the {limit >> 20} MB a {what} may have")
     return data
 

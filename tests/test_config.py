@@ -300,7 +300,7 @@ def test_files_that_are_no_configuration(tmp_path):
     with pytest.raises(UsageError, match=r"\.yaml: no such configuration file"):
         (tmp_path / "folder.yaml").mkdir()
         load_config(tmp_path / "folder.yaml")
-    with pytest.raises(UsageError, match=r"user\.yaml: larger than 1 MB"):
+    with pytest.raises(UsageError, match=r"user\.yaml: is larger than the 1 MB"):
         load_config(write(tmp_path, "#" * (1 << 20) + "\n"))
     with pytest.raises(UsageError, match=r"latin\.yaml: not valid YAML"):
         (tmp_path / "latin.yaml").write_bytes(b"TAG: caf\xe9")

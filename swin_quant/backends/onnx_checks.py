@@ -5,12 +5,14 @@ be as large as its data, and whatever the graph computes is bounded through shap
 """
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from swin_quant.backends.onnx_worker import InferenceError, infer
 from swin_quant.data.pictures import printable
 from swin_quant.errors import SwinQuantError, listed
 from swin_quant.extras import library
@@ -29,6 +31,8 @@ def check_operators(model: Any) -> int:
     opset = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
     if opset not in OPSETS:
         raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with --opset")
+    if model.functions:
+        raise SwinQuantError(f"has functions of its own ({shown(model.functions[0].name)}): export it without them")
     for graph in _graphs(model.graph):
         for node in graph.node:
             if node.domain not in _STANDARD:
@@ -39,7 +43,7 @@ def check_operators(model: Any) -> int:
 
 
 def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph and, of its If and Loop nodes, the graphs inside."""
+    """A graph, or a function of the model's own, and the graphs inside its If and Loop nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -47,14 +51,16 @@ def _graphs(graph: Any) -> Iterator[Any]:
                 yield from _graphs(inner)
 
 
-def tensors(graph: Any) -> Iterator[Any]:
+def tensors(model: Any) -> Iterator[Any]:
     """Every tensor that the file holds: initializers and attributes."""
-    for inner in _graphs(graph):
-        if inner.sparse_initializer:
+    for graph in (inner for outer in (model.graph, *model.functions) for inner in _graphs(outer)):
+        if getattr(graph, "sparse_initializer", None):
             raise SwinQuantError("has sparse tensors, which no engine here reads")
-        yield from inner.initializer
-        for node in inner.node:
+        yield from getattr(graph, "initializer", ())
+        for node in graph.node:
             for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+                    raise SwinQuantError("has sparse tensors, which no engine here reads")
                 yield from attribute.tensors
                 if attribute.HasField("t"):
                     yield attribute.t
@@ -62,7 +68,7 @@ def tensors(graph: Any) -> Iterator[Any]:
 
 def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
     """Check every tensor of `model`; returns the files in `folder` that hold the data of some."""
-    parts = (_check_tensor(tensor, folder) for tensor in tensors(model.graph))
+    parts = (_check_tensor(tensor, folder) for tensor in tensors(model))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
@@ -92,14 +98,18 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
 def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    home = folder.resolve()
-    part = (home / location).resolve() if location.isprintable() else home
+    home = Path(os.path.realpath(folder))
+    part = Path(os.path.realpath(home / location)) if location.isprintable() else home
     if part.parent != home or "\\" in location or Path(location).is_absolute():
         raise SwinQuantError(
             f"tensor {name} is in {shown(location)!r}: external data must be a file of the same folder"
         )
-    if not part.is_file():
+    if not os.path.isfile(part):
         raise SwinQuantError(f"tensor {name} is in {shown(location)!r}, which is missing")
+    if part.stat().st_nlink > 1:
+        raise SwinQuantError(
+            f"tensor {name} is in {shown(location)!r}, which has a second name, perhaps in another folder: copy it"
+        )
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
     except ValueError as error:
@@ -127,7 +137,10 @@ def check_scales(graph: Any, folder: Path) -> None:
         if source not in constants:
             fault = "is computed, not constant" if scale in makers else "is missing"
             raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
-        values = onnx.numpy_helper.to_array(constants[source], base_dir=str(folder)).astype(np.float64)
+        try:
+            values = onnx.numpy_helper.to_array(constants[source], base_dir=str(folder)).astype(np.float64)
+        except (ValueError, TypeError) as error:  # text
+            raise SwinQuantError(f"{where}: its scale {shown(scale)!r} is not a number; export it again") from error
         if values.size == 0 or not (np.isfinite(values) & (values > 0)).all():
             raise SwinQuantError(f"{where}: its scale {shown(scale)!r} must be finite and above zero; calibrate again")
 
@@ -140,16 +153,21 @@ def _constants(graph: Any) -> Iterator[tuple[str, Any]]:
                 yield node.output[0], attribute.t
 
 
-def infer_shapes(model: Any) -> Any:
-    """The graph with the shape of every tensor, none of them absurd. Drops the data of large tensors from `model`."""
-    onnx = library("onnx", "onnx")
-    for tensor in tensors(model.graph):
+def without_data(model: Any) -> Any:
+    """`model` itself, less the data of large tensors, which shape inference does not read."""
+    for tensor in tensors(model):
         if tensor.ByteSize() > _SHAPE_BYTES:
             for field in ("raw_data", *_TYPED_FIELDS):
                 tensor.ClearField(field)
+    return model
+
+
+def infer_shapes(model: Any) -> Any:
+    """The graph with the shape of every tensor, none of them absurd. Drops the data of large tensors from `model`."""
+    onnx = library("onnx", "onnx")
     try:
-        graph = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
-    except Exception as error:  # InferenceError, and others for protobufs that are no graph
+        graph = onnx.ModelProto.FromString(infer(without_data(model).SerializeToString(), strict=True)).graph
+    except InferenceError as error:
         raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type

@@ -20,10 +20,11 @@ from swin_quant.backends.onnx_checks import (
     label,
     shown,
 )
+from swin_quant.backends.onnx_wire import check_wire
 from swin_quant.data.preprocess import MAX_SIZE
 from swin_quant.errors import SwinQuantError, UsageError, listed
 from swin_quant.extras import library
-from swin_quant.files import reason
+from swin_quant.files import read_bounded
 from swin_quant.runcard import card_path
 
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
@@ -71,12 +72,11 @@ def read_model(path: str | Path) -> Any:
     onnx, path = library("onnx", "onnx"), Path(path)
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such file")
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise SwinQuantError(f"{path}: is larger than the {MAX_FILE_BYTES >> 20} MB an ONNX file may have")
+    data = read_bounded(path, "ONNX file", MAX_FILE_BYTES)
+    with _naming(path):
+        check_wire(data, onnx.ModelProto.DESCRIPTOR)
     try:
-        model = onnx.load(str(path), format="protobuf", load_external_data=False)
-    except OSError as error:
-        raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
+        model = onnx.ModelProto.FromString(data)
     except Exception as error:  # protobuf's own error types differ between its implementations
         raise SwinQuantError(f"{path}: is not an ONNX file: {first_line(error)}") from error
     if not model.graph.node:

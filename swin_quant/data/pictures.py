@@ -17,7 +17,8 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 
 MAX_BYTES = 64 << 20  # of a file, or of an unpacked zip member
-MAX_PIXELS = 89_478_485  # PIL's own threshold: 256 MiB of RGB
+MAX_PIXELS = 2**26  # PIL takes 4 bytes a pixel of any colour, and converting copies once: 512 MiB
+_STRIP = 2**20  # pixels that are worked on at a time
 MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
 
 
@@ -96,11 +97,18 @@ def _rgb(image: Image.Image) -> Image.Image:
         raise ValueError("floating-point samples have no defined white")
     if image.mode.startswith("I"):
         image = _eight_bits(image)
-    return image.convert("RGB")
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    samples = np.asarray(image).astype(np.int64)  # mode I holds 16-bit samples in 32 bits for some formats
-    if samples.min() < 0 or samples.max() > 65535:
-        raise ValueError("32-bit samples have no defined white")
-    return Image.fromarray(((samples + 128) // 257).astype(np.uint8))
+    """16-bit greyscale in 8 bits, a strip at a time: the numbers in between take 8 bytes a pixel."""
+    width, height = image.size
+    rows, scaled = max(1, _STRIP // width), Image.new("L", image.size)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height)))
+        samples = np.asarray(strip).astype(np.int64)  # mode I holds 16-bit samples in 32 bits for some formats
+        if samples.min() < 0 or samples.max() > 65535:
+            raise ValueError("32-bit samples have no defined white")
+        scaled.paste(Image.fromarray(((samples + 128) // 257).astype(np.uint8)), (0, top))
+    return scaled

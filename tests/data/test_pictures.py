@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -46,6 +47,17 @@ def test_16_bit_greyscale_is_scaled_and_not_clipped(kind):
     samples = np.array([[0, 128, 129, 300], [257 * 100, 257 * 200, 65535 - 129, 65535]], dtype=np.uint16)
     expected = np.array([[0, 0, 1, 1], [100, 200, 254, 255]])
     assert (pixels(encoded(Image.fromarray(samples), kind)) == expected[..., None]).all()
+
+
+def test_16_bit_greyscale_is_scaled_a_strip_at_a_time():
+    samples = np.random.default_rng(0).integers(0, 65536, (2100, 1000), dtype=np.uint16)
+    data = encoded(Image.fromarray(samples), "PNG", compress_level=1)
+    tracemalloc.start()
+    read = decode(data, "a.png")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (np.asarray(read)[..., 1] == np.round(samples / 257)).all()
+    assert peak < 40 << 20, "numbers of 8 bytes for every pixel at once"
 
 
 def test_big_endian_16_bit_tiff_is_scaled():

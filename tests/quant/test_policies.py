@@ -88,7 +88,7 @@ def test_a_missing_file_and_a_folder(tmp_path):
 def test_a_file_that_is_too_big_is_not_read(tmp_path):
     path = tmp_path / "big.yaml"
     path.write_text(MINE + "#" * (1 << 20))
-    with pytest.raises(UsageError, match="big.yaml: larger than 1 MB"):
+    with pytest.raises(UsageError, match="big.yaml: is larger than the 1 MB"):
         load_policy(str(path))
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.backends.onnx_checks import first_line, without_data
+from swin_quant.backends.onnx_worker import InferenceError, infer
 from swin_quant.errors import SwinQuantError
 
 if TYPE_CHECKING:
@@ -118,18 +120,11 @@ class Graph:
 
 def index(model: "ModelProto") -> Graph:
     """Index the main graph of `model`, local functions inlined. SwinQuantError if it is empty or out of order."""
-    from onnx import inliner, shape_inference
-
-    if model.functions:
-        model = inliner.inline_local_functions(model)
     if not model.graph.node or not model.graph.output:
         raise SwinQuantError("the ONNX graph is empty: it has no node or no output")
-    try:
-        model = shape_inference.infer_shapes(model)
-    except Exception:  # noqa: BLE001, S110  a foreign graph may defeat it: shapes are then unknown, the rest is not
-        pass
+    values = {tensor.name: tensor for tensor in model.graph.initializer}
+    model = _inferred(model)
     graph, nodes = model.graph, list(model.graph.node)
-    values = {tensor.name: tensor for tensor in graph.initializer}
     _check(nodes, {*values, *(info.name for info in graph.input)}, model)
     producer: dict[str, Any] = {}
     consumers: dict[str, list[Any]] = {}
@@ -148,6 +143,18 @@ def index(model: "ModelProto") -> Graph:
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     outputs = frozenset(info.name for info in graph.output)
     return Graph(nodes, producer, consumers, values, frozenset(constant), shapes, types, outputs, opsets)
+
+
+def _inferred(model: "ModelProto") -> "ModelProto":
+    """A copy without the data of large tensors: functions inlined, and shapes inferred as far as they can be."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    try:
+        return type(model).FromString(infer(without_data(copy).SerializeToString(), strict=False, inline=True))
+    except InferenceError as error:
+        if model.functions:
+            raise SwinQuantError(f"its functions cannot be written out: {first_line(error)}") from error
+        return copy  # a foreign graph may defeat it: shapes are then unknown, the rest is not
 
 
 def _check(nodes: Iterable["NodeProto"], known: set[str], model: "ModelProto") -> None:

@@ -1,0 +1,131 @@
+"""ONNX's shape inference in a process of its own: what its C++ does to hostile graphs ends that process and no other.
+
+The parent starts this file as a script, once, when it first needs it; a request and its answer are a length and bytes.
+The worker ends with its parent, or when a request kills it, takes too long or too much memory; the next starts another.
+"""
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import BinaryIO
+
+_SECONDS, _BYTES = 30, 768 << 20  # of a request
+_START = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
+)
+
+
+class InferenceError(Exception):
+    """What the library says of the graph, or that it did not survive it."""
+
+
+def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
+    """A serialized model with the shapes of its tensors; `inline`: its own functions are written out before.
+
+    `strict` raises InferenceError for a graph that contradicts itself; otherwise what cannot be told stays unknown.
+    """
+    request = json.dumps({"strict": strict, "inline": inline}).encode()
+    with _lock:
+        worker = _running()
+        try:
+            _send(worker.stdin, request)
+            _send(worker.stdin, model)
+            good, answer = _receive(worker.stdout), _receive(worker.stdout)
+        except (OSError, EOFError) as error:
+            raise InferenceError(f"the ONNX library does not survive it ({_end()})") from error
+        except BaseException:  # interrupted: its answer must not be taken for that of another request
+            worker.kill()
+            raise
+    if not good:
+        raise InferenceError(answer.decode(errors="replace"))
+    return answer
+
+
+_lock = threading.Lock()
+_worker: subprocess.Popen | None = None
+_owner = 0  # a forked process must not share its parent's worker
+
+
+def _running() -> subprocess.Popen:
+    global _worker, _owner
+    if _worker is None or _owner != os.getpid() or _worker.poll() is not None:
+        path = json.dumps(
+            [entry for entry in sys.path if entry]
+        )  # "" would be the current folder, which may hold anything
+        command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__)]
+        _worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        _owner = os.getpid()
+    return _worker
+
+
+@atexit.register
+def _end() -> str:
+    """End the worker; how it ended, in words."""
+    global _worker
+    worker, _worker = _worker, None
+    if worker is None or _owner != os.getpid():
+        return ""
+    for pipe in (worker.stdin, worker.stdout):
+        try:
+            pipe.close()
+        except OSError:  # it did not wait for what was still to be written
+            pass
+    code = worker.wait()
+    if code == -signal.SIGPROF:
+        return f"no end in {_SECONDS} s"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _send(pipe: BinaryIO, data: bytes) -> None:
+    pipe.write(len(data).to_bytes(8, "little"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _receive(pipe: BinaryIO) -> bytes:
+    size = pipe.read(8)
+    data = pipe.read(int.from_bytes(size, "little"))
+    if len(size) < 8 or len(data) < int.from_bytes(size, "little"):
+        raise EOFError
+    return data
+
+
+def _serve() -> None:
+    import resource
+
+    from onnx import ModelProto, inliner, shape_inference
+
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the library may print
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
+    while True:
+        try:
+            options, model = json.loads(_receive(requests)), _receive(requests)
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # of computing; it ends the process even in C++
+        try:
+            parsed = ModelProto.FromString(model)
+            parsed = inliner.inline_local_functions(parsed) if options["inline"] else parsed
+            strict = options["strict"]
+            try:
+                parsed = shape_inference.infer_shapes(parsed, check_type=strict, strict_mode=strict, data_prop=strict)
+            except Exception:
+                if strict:
+                    raise
+            good, data = b"1", parsed.SerializeToString()
+        except Exception as error:  # noqa: BLE001  the parent says what it was
+            good, data = b"", str(error).encode(errors="replace")
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(answers, good)
+        _send(answers, data)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,193 @@
+"""Graphs that end ONNX's own library end a process that nobody misses; bombs of protobuf are counted unparsed."""
+
+import os
+import resource
+import time
+
+import numpy as np
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from swin_quant.backends import onnx_wire
+from swin_quant.backends.onnx_file import open_onnx, read_model
+from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.onnx_worker import InferenceError, infer
+from swin_quant.errors import SwinQuantError
+
+
+@pytest.fixture
+def net(small_net):
+    return small_net()
+
+
+@pytest.fixture
+def refusal(tmp_path):
+    """The line in which a model, or bytes, are refused by `opened`; it takes neither seconds nor gigabytes."""
+
+    def refuse(content, opened=open_onnx):
+        path = tmp_path / "x.onnx"
+        path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+        before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        with pytest.raises(SwinQuantError) as caught:
+            opened(path)
+        assert time.process_time() - started < 3
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
+        message = str(caught.value)
+        assert message.startswith(f"{path}: ") and message.isprintable() and len(message) < 400
+        return message.removeprefix(f"{path}: ")
+
+    return refuse
+
+
+def split(model: ModelProto, outputs: int) -> ModelProto:
+    """The model with a Split whose `num_outputs` is not the number of its outputs, two."""
+    node = helper.make_node("Split", ["images"], ["one", "two"], name="lies", num_outputs=outputs, axis=1)
+    model.graph.node.insert(0, node)
+    return model
+
+
+def add(model: ModelProto) -> bytes:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Relu", ["h"], ["y"])], "g", [x], [y]
+    )
+    return helper.make_model(graph, opset_imports=model.opset_import).SerializeToString()
+
+
+@pytest.mark.parametrize("outputs", [1, 10**9])
+def test_a_graph_that_ends_the_library_is_refused_in_one_line(net, refusal, outputs):
+    said = refusal(split(net.proto(), outputs))
+    assert said.startswith("its graph makes no sense: ")
+    if outputs == 1:
+        assert "does not survive it (signal SIGABRT)" in said
+
+
+def test_the_next_graph_is_none_the_worse(net):
+    with pytest.raises(InferenceError, match="SIGABRT"):
+        infer(split(net.proto(), 1).SerializeToString(), strict=True)
+    known = ModelProto.FromString(infer(add(net.proto()), strict=True)).graph.value_info
+    assert [value.name for value in known] == ["h"]
+
+
+def test_a_graph_that_ends_the_library_can_be_inspected(net, write_onnx):
+    report = inspect_model(read_model(write_onnx(split(net.proto(), 1))))
+    assert report.opset == 20 and report.gemms
+
+
+def test_a_forked_process_has_a_worker_of_its_own(net):
+    request = add(net.proto())
+    answers = {infer(request, strict=True)}
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        good = infer(request, strict=True) in answers
+        os.write(writing, b"good" if good else b"bad")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 10) == b"good"
+    assert infer(request, strict=True) in answers
+
+
+def circle() -> ModelProto:
+    """Two functions that call each other."""
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("d", 1)]
+    functions = [
+        helper.make_function("d", one, ["x"], ["y"], [helper.make_node(other, ["x"], ["y"], domain="d")], opsets)
+        for one, other in ("FG", "GF")
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("F", ["x"], ["y"], domain="d")], "g", [x], [y])
+    return helper.make_model(graph, functions=functions, opset_imports=opsets)
+
+
+def test_functions_in_a_circle_are_refused(refusal, write_onnx):
+    assert "has functions of its own (F)" in refusal(circle())
+    with pytest.raises(SwinQuantError, match="its functions cannot be written out: Cycle detected"):
+        inspect_model(read_model(write_onnx(circle())))
+
+
+def test_a_tensor_inside_a_function_is_looked_at_too(refusal):
+    model = circle()
+    tensor = numpy_helper.from_array(np.zeros(4, np.float32))
+    tensor.dims[:] = [2**40]
+    model.functions[0].node.append(helper.make_node("Constant", [], ["c"], value=tensor))
+    assert "declares 1099511627776, which is not what it holds" in refusal(model, read_model)
+
+
+def test_sparse_constants_are_refused(net, refusal):
+    model = net.proto()
+    values, places = (
+        numpy_helper.from_array(np.ones(1, np.float32), "v"),
+        numpy_helper.from_array(np.zeros(1, np.int64)),
+    )
+    sparse = helper.make_sparse_tensor(values, places, [2**40])
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], sparse_value=sparse))
+    assert "has sparse tensors" in refusal(model)
+
+
+@pytest.mark.parametrize("where", ["name of a node", "key of metadata", "location of data"])
+def test_text_that_is_not_utf8_is_refused(net, refusal, where):
+    model = net.proto()
+    if where == "name of a node":
+        model.graph.node[0].name = "mark"
+    elif where == "key of metadata":
+        model.metadata_props.add(key="mark", value="x")
+    else:
+        model.graph.initializer[0].external_data.add(key="mark", value="x")
+    content = model.SerializeToString().replace(b"mark", b"ma\xff\xfe")
+    assert refusal(content, read_model) == "is not an ONNX file: a text in it is not UTF-8"
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of protobuf that has a length, as bytes."""
+    size = len(content)
+    length = bytes([size >> shift & 0x7F | 0x80 for shift in (0, 7, 14)]) + bytes([size >> 21])
+    return bytes([number << 3 | 2]) + length + content
+
+
+def test_millions_of_empty_nodes_are_refused_before_they_take_their_memory(refusal, monkeypatch):
+    monkeypatch.setattr(onnx_wire, "MAX_FIELDS", 10_000)
+    assert "holds more than 10,000 fields" in refusal(field(7, b"\x0a\x00" * 10_001))
+
+
+def test_small_numbers_that_grow_are_refused(refusal):
+    numbers = field(7, bytes(2**24 + 1))  # int64_data of a tensor of a graph
+    assert "holds more than" in refusal(field(7, field(5, numbers)))
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x3a\x05", b"\x3a\xff\xff\xff\xff\x07", b"\xff" * 20, b"\x0b\x0c", b"\x3a\x03\x0d\x01\x02"]
+)
+def test_a_file_that_is_cut_short_is_refused(refusal, content):
+    assert refusal(content) == "is not an ONNX file: it is cut short"
+
+
+def test_the_check_of_the_bytes_takes_what_protobuf_writes(net):
+    model = net.proto()
+    node = NodeProto(
+        name="é",
+        op_type="x",
+        attribute=[helper.make_attribute("a", [1.5, 2.5]), helper.make_attribute("b", [-1, 2**40])],
+    )
+    model.graph.node.append(node)
+    onnx_wire.check_wire(model.SerializeToString(), ModelProto.DESCRIPTOR)
+
+
+def test_a_hard_link_is_no_external_data(net, refusal, tmp_path):
+    model = net.proto()
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "fc1.bias")
+    (tmp_path / "x.data").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="x.data")
+    (tmp_path / "elsewhere").mkdir()
+    os.link(tmp_path / "x.data", tmp_path / "elsewhere" / "secret")
+    assert "is in 'x.data', which has a second name" in refusal(model)
+    (tmp_path / "elsewhere" / "secret").unlink()
+    assert open_onnx(tmp_path / "x.onnx").parts == (tmp_path / "x.data",)
+
+
+def test_a_scale_of_text_is_refused(net, refusal):
+    model = net.proto()
+    scale = next(tensor for tensor in model.graph.initializer if tensor.name == "q.scale")
+    scale.CopyFrom(helper.make_tensor("q.scale", TensorProto.STRING, [], [b"x"]))
+    assert "its scale 'q.scale' is not a number" in refusal(model)
