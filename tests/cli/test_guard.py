@@ -1,5 +1,6 @@
 """What nobody can read, or nobody waits for, ends in one line and an exit code, too."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -109,8 +110,8 @@ def test_arguments_that_no_library_takes(run, flags, says):
     ("words", "says"),
     [
         (["nodes", "--cfg", "swin_digits", "--resume", "{long}"], "name too long"),
-        (["report", "{long}"], "name too long"),
-        (["inspect", "{long}"], "name too long"),
+        (["report", "{long}"], "name too long|no such"),  # which of the two depends on Python's version
+        (["inspect", "{long}"], "name too long|no such"),
         (["nodes", "--cfg", "swin_digits", "--resume", "{loop}"], "symbolic links"),
         (["convert", "--cfg", "swin_digits", "--resume", "{loop}", "--to", "{there}"], "symbolic links"),
         (
@@ -128,7 +129,7 @@ def test_names_that_lead_nowhere(run, tmp_path, words, says):
     places = {"long": "x" * 300, "out": tmp_path / "out"}
     places |= {name: tmp_path / f"{name}.pth" for name in ("loop", "there")}
     line = run(*(word.format(**places) for word in words)).error(1)
-    assert says in line.lower() if says.islower() else says in line
+    assert re.search(says, line, re.IGNORECASE), line
     assert (tmp_path / "there.pth").read_bytes() == b"precious" and not (tmp_path / "out").exists()
 
 
