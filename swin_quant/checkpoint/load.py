@@ -47,7 +47,7 @@ def load_calibrated(model: nn.Module, path: str | os.PathLike) -> Source:
         raise SwinQuantError(
             f"{path}: is a float checkpoint: it was never calibrated; run `swin-quant calibrate` to get an INT8 one"
         )
-    weights = _checked_weights(model, state, Path(path), replace_head=False)
+    weights = _checked_weights(model, state, Path(path), replace_head=None)  # its ranges belong to its head
     _assign(model, weights, checked_ranges(model, state, Path(path)))
     return source
 

@@ -181,6 +181,16 @@ def test_a_head_of_another_size_needs_the_flag(tmp_path):
     assert torch.equal(made.layers[0].blocks[0].attn.qkv.weight, source.layers[0].blocks[0].attn.qkv.weight)
 
 
+def test_a_calibrated_file_is_not_told_to_replace_its_head(tmp_path):
+    """Its ranges are those of its own head's model: no command would do that."""
+    source = calibrated()
+    save_calibrated(source, tmp_path / "x_calib.pth")
+    state = torch.load(tmp_path / "x_calib.pth", weights_only=True)
+    state |= {"head.weight": state["head.weight"][:7], "head.bias": state["head.bias"][:7]}
+    path = save(state, tmp_path / "x_calib.pth")
+    assert "--replace-head" not in refused(load_calibrated, calibrated(), path, "head has 7 classes")
+
+
 def test_a_file_without_a_head_needs_the_flag_and_the_flag_forgives_nothing_else(tmp_path):
     state = {key: value for key, value in state_of(model(seed=1)).items() if not key.startswith("head.")}
     path = save(state, tmp_path / "x.pth")
