@@ -152,13 +152,16 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
 def _meeting_place() -> tuple[str, int]:
     """The address where a launcher lets the ranks meet. UsageError where there is none."""
     host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 0)
+    problem = None if host and 0 < port < 2**16 else "an address and a port are needed"
     try:
-        socket.getaddrinfo(host or None, port or None)
-    except OSError as error:
+        socket.getaddrinfo(host or None, port)
+    except (OSError, UnicodeError) as error:
+        problem = getattr(error, "strerror", None) or "no valid name"
+    if problem:
         raise UsageError(
             f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({host}:{port}) do not say where they "
-            f"meet: start with torchrun, which sets them ({error.strerror})"
-        ) from error
+            f"meet: start with torchrun, which sets them ({problem})"
+        )
     return host, port
 
 

@@ -18,6 +18,7 @@ _TICK_SECONDS = 1.0
 _JOIN_TICKS = 45  # for all ranks to start
 _SILENCE_TICKS = 40  # of a rank that said nothing of its end; a library may hold the interpreter for half as long
 _NEWS_TICKS = 5
+_GRACE_TICKS = 3  # for the main thread to notice by itself that another rank failed, and to end in good order
 _FAILURE, _BEAT = "failure", "beat"
 _END_OF_BAR = "\r\x1b[2K\x1b[?25h"  # on a terminal: its line cleared, the cursor shown again
 
@@ -42,6 +43,7 @@ class Watchdog:
         self._heard: dict[int, int] = {}  # rank -> the tick of its last sign of life
         self._joined = self._closing = self._broken = False
         self._reason: str | None = None  # why another rank failed
+        self._reason_tick = 0
         self._own_reason: str | None = None
         self._told, self._stopped = threading.Event(), threading.Event()
         self._last_word = threading.Lock()  # of this process: its main thread's, or this watchdog's
@@ -101,8 +103,8 @@ class Watchdog:
                 if self._own_reason and not self._told.is_set():
                     store.compare_set(_FAILURE, "", self._own_reason)
                     self._told.set()
-                elif store.check([_FAILURE]):
-                    self._reason = store.get(_FAILURE).decode(errors="replace")
+                elif not self._reason and store.check([_FAILURE]):
+                    self._reason_tick, self._reason = self._tick, store.get(_FAILURE).decode(errors="replace")
                 here = [rank for rank, beat in latest.items() if beat or store.check([f"{_BEAT}/{rank}"])]
                 for rank, beat in zip(here, store.multi_get([f"{_BEAT}/{rank}" for rank in here]), strict=True):
                     if beat != latest[rank]:
@@ -126,7 +128,7 @@ class Watchdog:
         """Why this process has to end now, if it has to."""
         now = self._tick
         if self._reason:
-            return self._reason
+            return self._reason if self._broken or now - self._reason_tick >= _GRACE_TICKS else None
         if self._broken and not self._closing:
             return f"{self.host} is gone"
         if not self._joined and now > _JOIN_TICKS:

@@ -284,9 +284,9 @@ def fork(tmp_path_factory):
 
 @pytest.fixture
 def forked(fork):
-    """forked(world, command, ..., before=None, seconds=60) -> how each rank ended; `before(rank)` runs in each."""
+    """forked(world, command, ..., before=None, seconds=180) -> how each rank ended; `before(rank)` runs in each."""
 
-    def go(world, *words, before=None, seconds=60.0) -> list[Done]:
+    def go(world, *words, before=None, seconds=180.0) -> list[Done]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_quant.cli import options
+from swin_quant.cli import deployed, options
 from swin_quant.errors import UsageError
 from swin_quant.files import ensure_writable_dir, require_file, sha256_of
 
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.runcard import RunCard, card_path
     from swin_quant.scoring import card_of
 
+    deployed.refuse_ranks(world, "convert")
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")
     target = Path(args.to)

@@ -96,7 +96,7 @@ def test_the_reason_of_one_rank_ends_all_within_seconds(forked, float_flags, sna
     flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
     start = time.monotonic()
     other, failed = forked(2, "calibrate", *flags, before=dies(1, refuse))
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert "the moon is full" in failed.error(1) and "rank 1" in failed.err
     assert "the moon is full" in other.error(1) and "rank 1 failed" in other.err
     assert snapshot(tmp_path / "out") == {}
@@ -115,7 +115,7 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
     flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
     start = time.monotonic()
     other, killed = forked(2, "calibrate", *flags, before=dies(1, kill))
-    assert time.monotonic() - start < 30 and killed.code == -signal.SIGKILL
+    assert time.monotonic() - start < 60 and killed.code == -signal.SIGKILL
     assert "another rank is gone" in other.error(1)
     assert snapshot(tmp_path / "out") == {}
 
@@ -154,15 +154,15 @@ def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_pat
 
 
 def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_path, monkeypatch):
-    monkeypatch.setattr(watchdog, "_JOIN_TICKS", 2)
+    monkeypatch.setattr(watchdog, "_JOIN_TICKS", 4)
     flags = [*float_flags, "--calib-output-path", tmp_path / "out"]
     alone, gone = forked(2, "calibrate", *flags, before=lambda rank: rank and os._exit(7))
-    assert gone.code == 7 and "within 2 s: rank 1 never came" in alone.error(1)
+    assert gone.code == 7 and "within 4 s: rank 1 never came" in alone.error(1)
 
 
 def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float_flags, tmp_path, monkeypatch):
     """Nobody waits in a collective: only the heartbeat tells. Its patience is shortened here."""
-    monkeypatch.setattr(watchdog, "_SILENCE_TICKS", 3)
+    monkeypatch.setattr(watchdog, "_SILENCE_TICKS", 6)
 
     def before(rank):
         dies(1, kill)(rank)
@@ -171,7 +171,7 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
     start = time.monotonic()
     flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
     computing, killed = forked(2, "calibrate", *flags, before=before)
-    assert 2 < time.monotonic() - start < 30 and killed.code == -signal.SIGKILL
+    assert 2 < time.monotonic() - start < 60 and killed.code == -signal.SIGKILL
     assert "rank 1 stopped answering" in computing.error(1)
 
 
@@ -196,6 +196,10 @@ def test_a_full_disk_on_rank_0_is_told_to_the_others(forked, float_flags, calibr
         ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
         ({"RANK": "one", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, "127.0.0.1:0"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "65536"}, "127.0.0.1:65536"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a..b", "MASTER_PORT": "1"}, "a..b:1"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK is 2 of WORLD_SIZE 2"),
     ],
 )
 def test_an_environment_that_no_launcher_makes(run, float_flags, monkeypatch, environment, says):
@@ -206,7 +210,20 @@ def test_an_environment_that_no_launcher_makes(run, float_flags, monkeypatch, en
     assert says in run("calibrate", *float_flags).error(2)
 
 
-def test_the_demo_runs_in_one_process(forked, tmp_path):
-    ends = forked(2, "demo", "--output", tmp_path / "demo")
+def test_a_port_that_is_taken(run, float_flags, monkeypatch):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
+        for name, value in ({"RANK": "0", "WORLD_SIZE": "2"} | place).items():
+            monkeypatch.setenv(name, value)
+        line = run("calibrate", *float_flags).error(1)
+    assert f"cannot meet the other ranks at 127.0.0.1:{place['MASTER_PORT']}" in line and "in use" in line
+
+
+@pytest.mark.parametrize("command", ["demo", "convert"])
+def test_what_runs_in_one_process_says_so(forked, float_flags, tmp_path, command):
+    words = [*float_flags[:4], "--to", tmp_path / "out" / "my.pth"] if command == "convert" else []
+    ends = forked(2, command, *(words or ["--output", tmp_path / "out"]))
     assert all("without torchrun" in done.error(2) or "without torchrun" in done.error(1) for done in ends)
-    assert not (tmp_path / "demo").exists()
+    assert not (tmp_path / "out").exists()

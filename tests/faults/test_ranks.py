@@ -97,7 +97,7 @@ def _execute(words):
     os.execv(sys.executable, [sys.executable, *words])
 
 
-@dataclass
+@dataclass(repr=False)
 class Case:
     """A run that one rank leaves in `fault`, `delay` seconds after its start."""
 
@@ -111,6 +111,9 @@ class Case:
     struck: float | None = None  # the time
     ended: float | None = None  # that of the others
     began: float = field(default_factory=time.monotonic)
+
+    def __str__(self):
+        return f"{self.command}, rank {self.victim} {self.fault} after {self.delay:.1f} s, {self.launcher}"
 
     def step(self, patience):
         """Strike when it is time; see whether the others have ended. Whether this case is over."""
@@ -175,6 +178,7 @@ def attack(cases, start, commands, undisturbed, tried, patience):
         assert [done.code for done in ends] == [0, 0], (str(case), ends)
         found = commands.results(case.command, case.out)
         lost = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
+        print(f"{case}: ended after {case.ended - case.struck:.1f} s, {lines} line, {len(lost)} lost")
         tried(f"a rank {case.fault}: {case.launcher}", len(lost), case.ended - case.struck, lines)
         assert not lost, (str(case), lost)
 
