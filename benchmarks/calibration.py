@@ -4,8 +4,8 @@
 
 Prints a Markdown table: seconds of 80 float forwards (10 batches of 8), of observing the same batches for the max and
 the histogram calibrators (median over interleaved rounds, and its ratio to the forwards), seconds of each range
-search, and peak memory: that of a process of its own for each case, torch, model and pictures included. Pictures are
-random unless --data-path names a folder.
+search and of the check of the ranges that follows, and peak memory: that of a process of its own for each case, torch,
+model and pictures included. Pictures are random unless --data-path names a folder.
 """
 
 import argparse
@@ -25,6 +25,9 @@ from swin_quant.data.sampling import chunks, sample
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, observe, set_ranges
+from swin_quant.quant.check import PICTURES, Batch, check_ranges
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
 from swin_quant.quant.ranges import RANGE_METHODS
 
 BATCHES, SIZE = 10, 8
@@ -83,6 +86,15 @@ def main() -> None:
         total += (elapsed := time.perf_counter() - start)
         print(f"| {method} | {elapsed:.2f} |")
     print(f"| all four | {total:.2f} |")
+
+    answers: list[Tensor] = []
+    apply_policy(model, load_policy("ft-mode1"))
+    set_ranges(model, observe(model, batches[: PICTURES // SIZE], Method(), answers.append), Method())
+    some = [Batch(number, *pair) for number, pair in enumerate(zip(batches, answers, strict=False))]
+    start = time.perf_counter()
+    check = check_ranges(model, calibration, Method(), some)
+    elapsed = time.perf_counter() - start
+    print(f"\ncheck of good ranges, {check.pictures} pictures: {elapsed:.2f} s, {elapsed / base:.2f} x the 80 forwards")
 
 
 def prepare(args: argparse.Namespace) -> tuple[torch.nn.Module, list[Tensor]]:

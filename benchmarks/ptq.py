@@ -62,7 +62,11 @@ def accuracy(shared: Path, work: Path) -> None:
             output = work / title.replace(" ", "_").strip("()") / calibrator
             data = ["--data-path", str(shared / "data" / "cifar10"), "--zip", "--batch-size", "200"]
             how = ["--calibrator", calibrator, "--policy", *POLICIES, "--calib-output-path", str(output)]
-            said += warnings("calibrate", "--cfg", str(config), "--resume", str(weights), *data, *how)
+            kept = output / "warnings.json"  # of a run that was cut off
+            if not kept.exists():
+                found = warnings("calibrate", "--cfg", str(config), "--resume", str(weights), *data, *how)
+                kept.write_text(json.dumps(found))
+            said += json.loads(kept.read_text())
             cards.append(str(output / f"{weights.stem}_calib.json"))
         for suffix in ("md", "csv"):
             swin_quant("report", *cards, "--output", str(work / f"table.{suffix}"))

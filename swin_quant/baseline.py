@@ -76,8 +76,11 @@ def missing(card: RunCard) -> str:
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
 ) -> Swin | None:
+    if not policies:
+        return None
     start = ptq_of(card, folders)
-    if start is None or not policies:
+    if start is None:
+        log.info("PTQ is not scored beside QAT: the checkpoint that QAT started from is not found")
         return None
     model = _built(cfg)
     apply_policy(model, policies[0])

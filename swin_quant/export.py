@@ -95,9 +95,14 @@ def model_and_card(
         raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
     cfg = cfg or from_dict(card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
+    return subject.model, naming(subject.card, checkpoint)
+
+
+def naming(card: RunCard, checkpoint: str | Path) -> RunCard:
+    """The card for what is made from `checkpoint`: it says which file that is, and where."""
     file = Path(checkpoint)
-    record = subject.card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
-    return subject.model, replace(subject.card, checkpoint={**record, "path": str(file.resolve())})
+    record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+    return replace(card, checkpoint={**record, "path": str(file.resolve())})
 
 
 def exporter_options(target: str, precision: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Who competes: the float models always, each under a name of its own."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 
 from swin_quant.backends import openvino
@@ -87,6 +90,20 @@ def test_a_checkpoint_is_exported_for_the_engines_asked_for(names, first, tmp_pa
     found, _ = names([str(first)], ["onnxruntime"])
     assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 qdq"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["onnxruntime_float", "onnxruntime_int8"]
+
+
+def test_float_contenders_with_the_weights_of_qat_are_called_so(names, first, tmp_path_factory):
+    """They are baselines of latency, not the original that accuracy is compared with."""
+    file = shutil.copy(first, tmp_path_factory.mktemp("qat") / first.name)
+    card = RunCard.read(first.with_suffix(".json"))
+    training = dict.fromkeys(("seed", "world", "step_pictures", "steps", "pictures"), 1)
+    training |= {"recipe": {}, "device": "cpu", "pictures_sha256": "0" * 64, "epochs": []}
+    training |= dict.fromkeys(("start", "teacher", "best_epoch"))
+    replace(card, training=training).write(file.with_suffix(".json"))
+    found, baselines = names([str(file)], ["onnxruntime"])
+    assert found[:2] == [f"{REFERENCE}, QAT weights", "onnxruntime float32, QAT weights"]
+    assert len(found) == 3 and "QAT" not in found[2]
+    assert set(baselines.values()) == {None, "onnxruntime float32, QAT weights"}
 
 
 def test_a_checkpoint_is_not_tried_on_other_engines(names, first):

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.fastertransformer.export import Options, export
+    from swin_quant.export import naming
     from swin_quant.scoring import load_for_scoring
 
     if not args.resume:
@@ -52,4 +53,4 @@ def run(args: argparse.Namespace, world: World) -> None:
     made = Options(args.sm, args.kind, args.batch, args.fix_gelu_bias, args.check)
     folder: Path = output_dir(cfg) / "fastertransformer"
     if world.is_main:
-        print(export(subject.model, card, folder, made).file)
+        print(export(subject.model, naming(card, args.resume), folder, made).file)
