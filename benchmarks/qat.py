@@ -26,7 +26,7 @@ The trained models of [examples/checkpoints](../../examples/checkpoints). Top-1 
 of the default calibrator. QAT starts from the PTQ checkpoint in mode 1, by the recipes micro_w*a*, the float model as
 the teacher; *unquantized*: its weights with the nodes off. *Won back* is (QAT - PTQ) / (float - PTQ) in mode 1, where
 PTQ lost more than two standard errors. Minutes are CPU time of one core of the whole command, loading and scoring
-included. Written by `python benchmarks/qat.py`.
+included, beside other work. Written by `python benchmarks/qat.py`.
 """
 WAYS = ("frozen", "learned")
 MODES = {"PTQ mode 1": "ft-mode1", "PTQ mode 2": "ft-mode2"}
