@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits (results in out/demo)
 	$(BIN)/swin-quant demo --output out/demo
@@ -28,6 +28,9 @@ test: lint  ## lint, then every test
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour
 	OMP_NUM_THREADS=1 FAULT_CASES=$(CASES) FAULT_TABLE=docs/results/faults.md $(BIN)/python -m pytest tests/faults
+
+test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short for a minute of it
+	WORKERS=$(WORKERS) $(BIN)/python tests/cpus.py $(FORM)
 
 lint: $(STAMP)  ## ruff: style and format
 	$(BIN)/ruff check .

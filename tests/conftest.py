@@ -1,4 +1,4 @@
-"""What all tests share: one thread, seeds, tiny configs and models, the way to the shared data folder; and for whole
+"""What all tests share: few threads, seeds, tiny configs and models, the way to the shared data folder; and for whole
 commands a micro model, a few small pictures, and the command line run in this process or in forks of it."""
 
 import functools
@@ -44,9 +44,9 @@ VAL = 7  # uneven over two ranks, and over three classes
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """The cores are shared by the workers of a run; sums in one order make figures repeat."""
-    torch.set_num_threads(1)
+def few_threads():
+    """The cores are shared by the workers of a run: one thread, but for OMP_NUM_THREADS."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)
@@ -233,8 +233,8 @@ class Child:
         out, err = (Path(self.folder, name).read_text() for name in ("out", "err"))
         return Done(self.code, out, err)
 
-    def wait(self, seconds: float) -> Done:
-        """How it ended; the test fails if it has not ended after so long."""
+    def wait(self, seconds: float = 600.0) -> Done:
+        """How it ended; the test fails if it has not ended after so long: it hangs, however slow the machine is."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if done := self.poll():
@@ -284,9 +284,9 @@ def fork(tmp_path_factory):
 
 @pytest.fixture
 def forked(fork):
-    """forked(world, command, ..., before=None, seconds=180) -> how each rank ended; `before(rank)` runs in each."""
+    """forked(world, command, ..., before=None) -> how each rank ended; `before(rank)` runs in each."""
 
-    def go(world, *words, before=None, seconds=180.0) -> list[Done]:
+    def go(world, *words, before=None) -> list[Done]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -294,6 +294,6 @@ def forked(fork):
         ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
         hooks = [before and functools.partial(before, rank) for rank in range(world)]
         children = [fork(words, ranks[rank] if world > 1 else None, hooks[rank]) for rank in range(world)]
-        return [child.wait(seconds) for child in children]
+        return [child.wait() for child in children]
 
     return go

@@ -43,9 +43,9 @@ def ranks():
         processes = [context.Process(target=work, args=(function, rank, port, queue)) for rank in range(2)]
         for process in processes:
             process.start()
-        results = dict(queue.get(timeout=60) for _ in processes)
+        results = dict(queue.get(timeout=600) for _ in processes)
         for process in processes:
-            process.join(timeout=30)
+            process.join(timeout=600)
         assert [process.exitcode for process in processes] == [0, 0]
         return [results[0], results[1]]
 

@@ -19,7 +19,7 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /d
 def shell(line, before="unset PYTHONUNBUFFERED;"):
     """How a shell ends that runs `line`, in which PY starts python."""
     line = f"{before} {line.replace('PY', sys.executable)}"
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=600)
 
 
 def guarded(work):

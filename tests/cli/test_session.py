@@ -38,7 +38,7 @@ codes = [main(["--help"]), *(main([name, "--help"]) for name in COMMANDS), run_c
 slow = ["torch", "torchvision", "timm", "numpy", "onnx", "onnxruntime", "openvino", "matplotlib"]
 sys.exit(str([codes, [name for name in slow if name in sys.modules]]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stderr == f"{[[0] * (len(COMMANDS) + 2), []]}\n"
 
 
@@ -60,7 +60,7 @@ def waiting_in_calibration(started):
     def batches(*arguments):
         yield next(original(*arguments))
         started.touch()
-        time.sleep(60)
+        time.sleep(600)
 
     ptq.calibration_batches = batches
 
@@ -75,7 +75,7 @@ def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flag
     while not started.exists():
         time.sleep(0.02)
     os.kill(child.pid, number)
-    assert "interrupted" in child.wait(20).error(130)
+    assert "interrupted" in child.wait().error(130)
     assert snapshot(out) == {"swin_micro_calib.pth": b"older"}
 
 
@@ -94,7 +94,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
             for item in original(items, *arguments):
                 yield item
                 started.touch()
-                time.sleep(60)
+                time.sleep(600)
 
         ptq.track = track
 
@@ -102,13 +102,13 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     while not started.exists():
         time.sleep(0.02)
     os.killpg(child.pid, signal.SIGINT)
-    assert "interrupted" in child.wait(20).error(130)
+    assert "interrupted" in child.wait().error(130)
 
 
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """What a fork cannot show: start-up and the end of the interpreter. `nodes | head -1` is no error."""
     hook = "import time, sys; from swin_quant import cli, ptq; "
-    hook += "ptq.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(60)); "
+    hook += "ptq.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
     hook += "sys.exit(cli.main(sys.argv[1:]))"
     words = list(map(str, float_flags))
     calibrating = subprocess.Popen(
@@ -124,12 +124,12 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         executable="/bin/bash",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert listing.stdout.splitlines()[1] == "0" and listing.stderr == ""
     assert calibrating.stdout.readline() == "started\n"  # it is in our hands, not in imports
     calibrating.send_signal(signal.SIGINT)
-    _, err = calibrating.communicate(timeout=30)
+    _, err = calibrating.communicate(timeout=600)
     assert calibrating.returncode == 130 and err.count("\n") == 1 and err.startswith("error: interrupted"), err
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -41,11 +41,13 @@ def of_threads(size):
     return torch.full((size, 1), torch.get_num_threads() - 1.0)
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    yield
+@pytest.fixture(autouse=True)
+def threads():
+    """threads(number) sets it; afterwards it is what it was. One at first."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def found(model, images, *sizes):
@@ -54,7 +56,8 @@ def found(model, images, *sizes):
 
 
 @pytest.mark.parametrize("error", [nothing, of_batches, of_the_last, of_threads])
-def test_statistics_are_those_of_pictures_alone_on_one_thread(error, two_threads):
+def test_statistics_are_those_of_pictures_alone_on_one_thread(error, threads):
+    threads(2)
     model, images = Careless(error), torch.rand(7, 4)
     seen = [found(model, images, *sizes) for sizes in ([7], [1] * 7, [3, 3, 1], [2, 5])]
     assert all(one == seen[0] for one in seen)
@@ -81,18 +84,19 @@ def test_one_picture_on_one_thread_is_not_tried():
     assert model.sizes == [1, 1, 1]
 
 
-def test_threads_are_as_before(two_threads):
+def test_threads_are_as_before(threads):
+    threads(2)
     found(Careless(of_threads), torch.rand(3, 4), 3)
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_threads_change_no_count_of_a_model(kind, tiny_model, two_threads):
+def test_threads_change_no_count_of_a_model(kind, tiny_model, threads):
     stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
     model, images = tiny_model(kind, DEPTHS=[2, 1], NUM_HEADS=[1, 2], **stages), torch.randn(3, 3, 32, 32)
-    two = observe(model, [images])
-    torch.set_num_threads(1)
     one = observe(model, images.split(1))
+    threads(2)
+    two = observe(model, [images])
     assert two.largest == one.largest
     for name, statistics in one.statistics.items():
         assert two.statistics[name].counts.tolist() == statistics.counts.tolist(), name

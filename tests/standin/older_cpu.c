@@ -1,10 +1,11 @@
-/* Imitates an older CPU for one process: what CPUID says of later instructions is hidden from every library in it.
+/* Imitates an older CPU, or another maker's, for one process: what CPUID says is changed for every library in it.
  *
  *     cc -O1 -shared -fPIC older_cpu.c -o older_cpu.so
  *     OLDER_CPU=avx2 LD_PRELOAD=./older_cpu.so program      (no AVX-512 and no VNNI; avx512: no VNNI, no AMX)
+ *     CPU_VENDOR=AuthenticAMD LD_PRELOAD=...                (12 letters; MKL has other kernels for it)
  *
  * Linux on x86-64 lets a process trap CPUID (arch_prctl ARCH_SET_CPUID) where CPU and hypervisor can; the handler
- * executes it and clears bits of leaf 7. Where they cannot, the process ends with exit code 77.
+ * executes it and changes leaves 0 and 7. Where they cannot, the process ends with exit code 77.
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -18,6 +19,7 @@
 #define BIT(n) (1u << (n))
 
 static const unsigned char CPUID_INSTRUCTION[] = {0x0f, 0xa2};
+static const char *kind, *vendor;
 static int hide_avx512;
 
 static long trap_cpuid(int on) { return syscall(SYS_arch_prctl, 0x1012 /* ARCH_SET_CPUID */, !on); }
@@ -33,7 +35,9 @@ static void answer(int number, siginfo_t *info, void *context) {
     trap_cpuid(0);
     __cpuid_count(leaf, part, a, b, c, d);
     trap_cpuid(1);
-    if (leaf == 7 && part == 0) {
+    if (leaf == 0 && vendor)
+        memcpy(&b, vendor, 4), memcpy(&d, vendor + 4, 4), memcpy(&c, vendor + 8, 4);
+    if (kind && leaf == 7 && part == 0) {
         c &= ~BIT(11);                                 /* avx512_vnni */
         d &= ~(BIT(22) | BIT(23) | BIT(24) | BIT(25)); /* amx_bf16, avx512_fp16, amx_tile, amx_int8 */
         if (hide_avx512) {
@@ -41,7 +45,7 @@ static void answer(int number, siginfo_t *info, void *context) {
             c &= ~(BIT(1) | BIT(6) | BIT(12) | BIT(14)); /* vbmi, vbmi2, bitalg, vpopcntdq */
             d &= ~BIT(8);                                /* vp2intersect */
         }
-    } else if (leaf == 7 && part == 1) {
+    } else if (kind && leaf == 7 && part == 1) {
         a &= ~(BIT(4) | BIT(5));            /* avx_vnni, avx512_bf16 */
         d &= ~(BIT(4) | BIT(10) | BIT(19)); /* avx_vnni_int8, avx_vnni_int16, avx10 */
     }
@@ -51,10 +55,12 @@ static void answer(int number, siginfo_t *info, void *context) {
 
 __attribute__((constructor)) static void imitate(void) {
     struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    const char *kind = getenv("OLDER_CPU");
-    if (!kind)
+    kind = getenv("OLDER_CPU"), vendor = getenv("CPU_VENDOR");
+    if (vendor && strlen(vendor) != 12)
+        vendor = NULL;
+    if (!kind && !vendor)
         return;
-    hide_avx512 = !strcmp(kind, "avx2");
+    hide_avx512 = kind && !strcmp(kind, "avx2");
     sigaction(SIGSEGV, &action, NULL);
     if (trap_cpuid(1))
         _exit(77);

@@ -35,7 +35,7 @@ def other(tmp_path):
         answers = FORK.Queue()
         processes.append(FORK.Process(target=take, args=(tmp_path / "out", answers, seconds)))
         processes[-1].start()
-        return answers.get(timeout=30), processes[-1]
+        return answers.get(timeout=600), processes[-1]
 
     yield start
     for process in processes:
@@ -56,7 +56,7 @@ def test_a_second_writer_is_refused_with_the_owner_s_name(tmp_path, other):
 
 
 def test_the_lock_of_a_dead_owner_counts_for_nothing(tmp_path, other):
-    answer, owner = other(seconds=60)
+    answer, owner = other(seconds=600)
     assert answer == "mine"
     with pytest.raises(SwinQuantError, match=f"process {owner.pid} on"), only_writer(tmp_path / "out", World()):
         pass
@@ -72,14 +72,14 @@ def test_loaders_that_outlive_their_killed_parent_do_not_keep_the_folder(tmp_pat
         with only_writer(tmp_path / "out", World()):
             child = os.fork()
             if child == 0:
-                time.sleep(60)
+                time.sleep(600)
             pids.put(child)
-            time.sleep(60)
+            time.sleep(600)
 
     pids = FORK.Queue()
     process = FORK.Process(target=owner)
     process.start()
-    child = pids.get(timeout=30)
+    child = pids.get(timeout=600)
     process.kill()
     process.join()
     try:
