@@ -1,8 +1,10 @@
 """Memory of one training step for Swin-T, B and L: writes docs/results/memory.md. No GPU is needed, nothing is run.
 
     python benchmarks/memory.py [--batch 32] [--ranks 4] [--output docs/results/memory.md]
+    python benchmarks/memory.py --device cuda --output out/memory.md
 
-Counted as `swin_quant.train.memory` says, on tensors without values, for AdamW and the frozen ranges of ft-mode1.
+Counted as `swin_quant.train.memory` says, on tensors without values, for AdamW and the frozen ranges of ft-mode1. On a
+GPU a step is also run, and its peak stands beside what was counted.
 """
 
 import argparse
@@ -14,10 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.train.memory import checkpointed_bytes, saved_bytes, state_bytes
+from swin_quant.train.optim import make_optimizer
+from swin_quant.train.recipe import Optimizer
 
 MODELS = (
     "swin_tiny_patch4_window7_224",
@@ -32,6 +37,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--output", type=Path, default=Path("docs/results/memory.md"))
     args = parser.parse_args()
     lines = [
@@ -47,11 +53,21 @@ def main() -> None:
         f"| model | training | precision | state | FSDP2 x {args.ranks} | kept | kept, checkpointing |",
         "|---|---|---|---|---|---|---|",
     ]
+    if args.device == "cuda":
+        lines[2] += (
+            f" *Peak* is the most that was allocated in a step on {torch.cuda.get_device_name()}, beside its batch;"
+            " *over* is how much that is above state and kept."
+        )
+        lines[-2] += " peak | over | peak, checkpointing | over |"
+        lines[-1] += "---|---|---|---|"
     for name in args.models:
         for training in ("float", "QAT"):
             for precision in ("O0", "O1"):
                 state, kept, checkpointed = (value / 2**30 for value in counted(name, training, precision, args.batch))
                 cells = [f"{value:.2f}" for value in (state, state / args.ranks, kept, checkpointed)]
+                for counted_bytes, saving in ((kept, False), (checkpointed, True)) if args.device == "cuda" else ():
+                    most = peak(name, training, precision, args.batch, saving) / 2**30
+                    cells += [f"{most:.2f}", f"{100 * (most / (state + counted_bytes) - 1):+.0f} %"]
                 lines.append("| " + " | ".join([name, training, precision, *cells]) + " |")
                 print(lines[-1], flush=True)
     args.output.write_text("\n".join(lines) + "\n")
@@ -64,12 +80,7 @@ def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, 
         model = build_model(cfg)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
-        if training == "QAT":
-            apply_policy(model, load_policy("ft-mode1"))
-            for node in named_nodes(model).values():
-                node.amax = torch.ones(())
-            quantize(model)
-        model.train()
+        prepare(model, training)
         images = torch.empty(batch, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
         labels = torch.empty(batch, dtype=torch.int64)
 
@@ -78,6 +89,37 @@ def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, 
                 return F.cross_entropy(model(images).float(), labels)
 
         return state_bytes(model), saved_bytes(model, forward), checkpointed_bytes(model, forward)
+
+
+def prepare(model: Swin, training: str) -> None:
+    """Training mode, quantizing if that is wanted."""
+    if training == "QAT":
+        apply_policy(model, load_policy("ft-mode1"))
+        for node in named_nodes(model).values():
+            node.amax = torch.ones((), device=model.head.weight.device)
+        quantize(model)
+    model.train()
+
+
+def peak(name: str, training: str, precision: str, batch: int, checkpointing: bool) -> int:
+    """The most bytes that are allocated on the GPU in the second of two steps, less those of its pictures."""
+    cfg = load_config(find_config(name))
+    torch.cuda.empty_cache()
+    model = build_model(cfg).cuda()
+    prepare(model, training)
+    for stage in model.layers:
+        stage.checkpointing = checkpointing
+    optimizer = make_optimizer(model, Optimizer(), batch)
+    images = torch.randn(batch, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE, device="cuda")
+    labels = torch.zeros(batch, dtype=torch.int64, device="cuda")
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "O1"):
+            loss = F.cross_entropy(model(images).float(), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return torch.cuda.max_memory_allocated() - images.nbytes
 
 
 if __name__ == "__main__":

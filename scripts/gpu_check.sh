@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command of at most nine minutes: tests marked gpu, calibration, scoring in float16,
+# QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step.
+#
+#     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
+#
+# PYTHON is the interpreter (default: .venv's, else python3), OUT the folder of logs, tables and summary.md (default:
+# out/gpu_check). Every step has a time limit and a log of its own; a failure does not stop the others. The summary has
+# what failed first on top. Exit code 1 if anything failed. Nothing is downloaded.
+# --device cpu is a dry run of the script itself, with smaller work: it says so, and measures no GPU.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+
+device=cuda
+whole=530 # what the limits of all steps add up to
+seconds=$whole
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --device) device=${2:?--device cuda or cpu}; shift 2 ;;
+        --seconds) seconds=${2:?--seconds N}; shift 2 ;;
+        *) sed -n '2,11p' "$0"; exit 2 ;;
+    esac
+done
+out=${OUT:-out/gpu_check}
+if [ -z "${PYTHON:-}" ]; then
+    if [ -x .venv/bin/python ]; then PYTHON=.venv/bin/python; else PYTHON=python3; fi
+fi
+mkdir -p "$out" || exit 2
+rm -f "$out"/*.log "$out"/*.md "$out/steps.tsv"
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 SWIN_QUANT_GPU="$device"
+end=$((SECONDS + seconds))
+failed=0
+
+# step NAME LIMIT COMMAND...: run it within LIMIT of $whole seconds, scaled to --seconds; its result goes to steps.tsv.
+step() {
+    local name=$1 limit=$(($2 * seconds / whole)) start=$SECONDS left=$((end - SECONDS)) code result
+    shift 2
+    [ "$left" -lt "$limit" ] && limit=$left
+    printf '%s ... ' "$name"
+    if [ "$limit" -lt 3 ]; then
+        code=124
+        echo "not started: the time of all steps was used up" > "$out/$name.log"
+    else
+        { echo "$*"; timeout -k 5 "$limit" "$@"; } > "$out/$name.log" 2>&1 < /dev/null
+        code=$?
+    fi
+    case $code in
+        0) result=passed ;;
+        124 | 137) result="failed: more than $limit s" ;;
+        *) result="failed: exit code $code" ;;
+    esac
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+    printf '%s\t%s\t%s\n' "$name" "$((SECONDS - start))" "$result" >> "$out/steps.tsv"
+    echo "$result, $((SECONDS - start)) s"
+}
+
+swin_quant() { step "$1" "$2" "$PYTHON" -m swin_quant "${@:3}" --device "$device"; }
+
+if [ "$device" = cuda ]; then
+    models=(swin_tiny_patch4_window7_224 swin_base_patch4_window7_224)
+    batch=64
+else
+    models=(swin_digits)
+    batch=8
+fi
+digits=(--cfg swin_digits --data-path digits)
+trained=$work/train/swin_micro_digits/default/swin_micro_digits.pth
+calibrated=$work/calib/swin_micro_digits_calib.pth
+
+step environment 30 "$PYTHON" scripts/gpu_environment.py "$device"
+step tests 140 "$PYTHON" -m pytest -m gpu tests/gpu -rA -p no:cacheprovider
+swin_quant train 40 train "${digits[@]}" --num-epochs 2 --output "$work/train"
+swin_quant calibrate 40 calibrate "${digits[@]}" --resume "$trained" --int8-mode 1 --calib-output-path "$work/calib"
+swin_quant score 30 evaluate "${digits[@]}" --resume "$calibrated" --policy ft-mode1 ft-mode2 qdq
+swin_quant finetune 40 finetune "${digits[@]}" --pretrained "$calibrated" --num-epochs 1 --amax learned \
+    --amp-opt-level O1 --output "$work/qat"
+step torchrun 40 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
+    "${digits[@]}" --pretrained "$calibrated" --num-epochs 1 --output "$work/rank" --device "$device"
+step memory 50 "$PYTHON" benchmarks/memory.py --device "$device" --models "${models[@]}" --batch "$batch" \
+    --output "$out/memory.md"
+step step_time 50 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
+    --precision O0 O1 --output "$out/step_time.md"
+swin_quant compile 70 finetune "${digits[@]}" --pretrained "$calibrated" --num-epochs 1 --compile --output "$work/compile"
+
+{
+    if [ "$device" = cuda ]; then
+        echo "# GPU check: $failed of $(wc -l < "$out/steps.tsv") steps failed"
+    else
+        echo "# DRY RUN of the GPU check on a CPU: $failed of $(wc -l < "$out/steps.tsv") steps failed; no GPU was used"
+    fi
+    echo
+    echo "$(git rev-parse --short HEAD 2> /dev/null || echo 'no git'), $(date -u +%FT%TZ), $SECONDS s"
+    printf '\n| step | s | result |\n|---|---|---|\n'
+    { grep -P '\tfailed' "$out/steps.tsv"; grep -P '\tpassed' "$out/steps.tsv"; } | sed 's/^/| /; s/\t/ | /g; s/$/ |/'
+    grep -P '\tfailed' "$out/steps.tsv" | cut -f 1 | while read -r name; do
+        printf '\n## %s failed\n\n```\n' "$name"
+        tail -n 25 "$out/$name.log"
+        echo '```'
+    done
+    printf '\n## environment\n\n```\n'
+    cat "$out/environment.log"
+    echo '```'
+} > "$out/summary.md"
+echo "$out/summary.md"
+[ "$failed" -eq 0 ]

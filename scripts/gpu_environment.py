@@ -1,0 +1,62 @@
+"""What scripts/gpu_check.sh runs on: versions, GPU, and which packages are missing. Exit code 1 without the device.
+
+python scripts/gpu_environment.py cuda|cpu
+"""
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+NEEDED = (
+    "torch",
+    "timm",
+    "yacs",
+    "termcolor",
+    "numpy",
+    "rich",
+    "safetensors",
+    "PIL",
+    "yaml",
+    "sklearn",
+    "pytest",
+    "hypothesis",
+)
+SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
+
+
+def main(device: str) -> int:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    print(f"python {platform.python_version()}, {platform.platform()}")
+    print(", ".join(f"{name} {installed(name)}" for name in SHOWN))
+    if missing:
+        print(f"missing: {', '.join(missing)}")
+    if "torch" in missing:
+        return 1
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        major, minor = torch.cuda.get_device_capability()
+        print(
+            f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, CUDA {torch.version.cuda}, "
+            f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+        )
+    else:
+        print("torch finds no GPU")
+    if shutil.which("nvidia-smi"):
+        subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,temperature.gpu", "--format=csv"])
+    return int(bool(missing) or (device == "cuda" and not torch.cuda.is_available()))
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

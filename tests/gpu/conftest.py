@@ -1,0 +1,65 @@
+"""A GPU for every test here, which is marked `gpu`; without one they are skipped.
+
+SWIN_QUANT_GPU=cpu puts the CPU in its place: a dry run of the tests themselves, which says nothing of a GPU.
+"""
+
+import os
+from copy import deepcopy
+
+import pytest
+import torch
+
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, quantize
+
+V2 = {"PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "gpu" in item.path.parts:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> torch.device:
+    """The first GPU, or what stands in for it."""
+    if os.environ.get("SWIN_QUANT_GPU") == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU here")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="session")
+def images():
+    return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="session")
+def calibrated(tiny_model, images):
+    """make(kind, policy="ft-mode1", method="max") -> a model on the CPU with ranges, quantizing, drop path off."""
+    made = {}
+
+    def make(kind, policy="ft-mode1", method="max"):
+        if (kind, policy, method) not in made:
+            model = tiny_model(kind, DROP_PATH_RATE=0.0, **(V2 if kind == "swinv2" else {}))
+            apply_policy(model, load_policy(policy))
+            calibrate(model, images.split(8), Method(method))
+            quantize(model)
+            made[kind, policy, method] = model
+        return deepcopy(made[kind, policy, method])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sqnr():
+    """sqnr(signal, other) -> dB."""
+
+    def decibels(signal, other):
+        signal, other = signal.detach().cpu().double(), other.detach().cpu().double()
+        return (10 * torch.log10(signal.square().sum() / (signal - other).square().sum().clamp(min=1e-30))).item()
+
+    return decibels

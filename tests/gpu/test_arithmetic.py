@@ -1,0 +1,46 @@
+"""Fake quantization on a GPU is that of a CPU: levels to the bit, gradients by the mask instead of positions."""
+
+import pytest
+import torch
+
+from swin_quant.quant.fake_quant import fake_quant, grid
+from swin_quant.quant.straight_through import simulate
+
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(64, 6, 8),
+    "q of qkv": lambda: torch.randn(40, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)[0],
+    "empty": lambda: torch.randn(0, 3),
+}
+
+
+def on(device, op, x, amax):
+    """Values, gradient of x and gradient of the range, on the CPU."""
+    x, amax = x.to(device).requires_grad_(), amax.to(device).requires_grad_()
+    y = op(x, amax, *grid(8))
+    weights = torch.linspace(-1, 2, max(y.numel(), 1))[: y.numel()].view(y.shape)
+    (y * weights.to(y)).sum().backward()
+    return y.detach().cpu(), x.grad.cpu(), amax.grad.cpu()
+
+
+@TYPES
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", [simulate, fake_quant], ids=["eager", "op"])
+def test_levels_and_gradients_are_those_of_a_cpu(gpu, op, layout, dtype):
+    x, amax = LAYOUTS[layout]().to(dtype), torch.tensor(0.8)
+    ours, theirs = on(gpu, op, x, amax), on("cpu", op, x, amax)
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    torch.testing.assert_close(ours[2], theirs[2], rtol=5e-3, atol=1e-3)
+
+
+def test_ties_are_rounded_to_even(gpu):
+    levels = torch.arange(-130.5, 131, device=gpu)
+    found = fake_quant(levels, torch.tensor(127.0, device=gpu), -128, 127)
+    assert torch.equal(found.cpu(), torch.arange(-130.5, 131).round().clamp(-128, 127))
+
+
+def test_a_range_for_each_row(gpu):
+    x, amax = torch.randn(5, 7), torch.rand(5, 1) + 0.1
+    ours, theirs = on(gpu, simulate, x, amax), on("cpu", simulate, x, amax)
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    torch.testing.assert_close(ours[2], theirs[2], rtol=5e-3, atol=1e-3)
