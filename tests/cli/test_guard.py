@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /d
 def shell(line, before="unset PYTHONUNBUFFERED;"):
     """How a shell ends that runs `line`, in which PY starts python."""
     line = f"{before} {line.replace('PY', sys.executable)}"
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=600)
+    # a background job inherits an ignored SIGINT, which its children cannot take back by themselves
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=600, preexec_fn=heard)
 
 
 def guarded(work):

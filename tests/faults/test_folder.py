@@ -124,6 +124,8 @@ def test_two_writers(fork, train, nothing_lost, cases, tmp_path):
 
 def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, cases, tmp_path):
     """By an empty one, in which the run goes on, or by a file, which ends it. What was moved away is whole."""
+    if cases < 20:
+        pytest.skip("what a moved folder takes along depends on the moment: for make faults")
     last = ["--set", "select=last"]  # the best weights may be in the folder that was moved away
     assert fork(train(tmp_path / "whole", *last)).wait(120).code == 0
     expected = commands.results("train", tmp_path / "whole")
