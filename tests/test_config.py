@@ -341,7 +341,7 @@ def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
         ("MODEL.TYPE swin_mlp", "MODEL.TYPE is 'swin_mlp', but must be one of swin, swinv2"),
         ("DATA.INTERPOLATION cubic", "DATA.INTERPOLATION is 'cubic', but must be one of bicubic"),
         ("DATA.CACHE_MODE some", "DATA.CACHE_MODE is 'some', but must be one of no, full, part"),
-        ("MODEL.SWIN.MLP_RATIO 1e30", "MODEL.SWIN.MLP_RATIO is 1e+30, but must be at most 64"),
+        ("MODEL.SWIN.MLP_RATIO 1e30", "MODEL.SWIN.MLP_RATIO is 1e+30, but must be at most 256"),
         ("MODEL.SWIN.NUM_HEADS [3,6,12,99999999999999999999]", "but must be at most 4096"),
         (f"DATA.BATCH_SIZE {10**20}", f"DATA.BATCH_SIZE is {10**20}, but must be at most 1048576"),
         ("TAG \udcff", "TAG (--tag) '\\udcff' cannot name a folder"),
