@@ -21,24 +21,24 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.onnx.export import Options, export
 from swin_quant.backends.options import EngineOptions
+from swin_quant.base.files import atomic_write_bytes, sha256_of
+from swin_quant.base.progress import set_up
 from swin_quant.bench import table
 from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.lineup import REFERENCE, artifact_engine, torch_engine
 from swin_quant.bench.measure import Plan, measure, noise
 from swin_quant.bench.runner import Contender
+from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
 from swin_quant.config import find_config, load_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines import Engine
-from swin_quant.files import atomic_write_bytes, sha256_of
+from swin_quant.engines.engine import Engine
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
-from swin_quant.progress import set_up
-from swin_quant.ptq import portable_config
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.runcard import RunCard
+from swin_quant.tasks.calibrate import portable_config
+from swin_quant.tasks.lineup import REFERENCE, artifact_engine, torch_engine
 
 CALIBRATION = 16  # pictures
 

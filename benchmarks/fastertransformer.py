@@ -25,13 +25,13 @@ from swin_quant.backends.fastertransformer.arithmetic import as_half, layer_norm
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.backends.fastertransformer.weights import Source
+from swin_quant.cards.card import RunCard, card_path
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.engines import torch_engines
-from swin_quant.export import export_checkpoint
+from swin_quant.engines.engine import torch_engines
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
-from swin_quant.runcard import RunCard, card_path
+from swin_quant.tasks.export import export_checkpoint
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 BATCH = 100

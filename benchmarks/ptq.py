@@ -126,7 +126,7 @@ def rows_of_bits(config: Path, weights: Path, data: Path, policy: str) -> list[l
     from swin_quant.quant.check import PICTURES
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Rule, apply_policy, dequantize, quantize
-    from swin_quant.verify import difference
+    from swin_quant.tasks.verify import difference
 
     cfg = load_config(config)
     model = build_model(cfg)

@@ -22,11 +22,11 @@ import torch
 from swin_quant.backends.options import EngineOptions
 from swin_quant.bench import pictures, table
 from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.lineup import REFERENCE, artifact_engine, torch_engine
 from swin_quant.bench.measure import Plan, measure
 from swin_quant.bench.runner import Contender
-from swin_quant.engines import Engine
-from swin_quant.runcard import RunCard, card_path, versions
+from swin_quant.cards.card import RunCard, card_path, versions
+from swin_quant.engines.engine import Engine
+from swin_quant.tasks.lineup import REFERENCE, artifact_engine, torch_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
@@ -134,7 +134,7 @@ def simulated(checkpoint: str, config: dict, way: str) -> Engine:
     from swin_quant.backends.saturation import without_saturation
     from swin_quant.checkpoint import load_calibrated
     from swin_quant.config import from_dict
-    from swin_quant.engines import torch_engines
+    from swin_quant.engines.engine import torch_engines
     from swin_quant.models import build_model
     from swin_quant.quant.policies import load_policy
 

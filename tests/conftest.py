@@ -58,7 +58,7 @@ def seeded():
 @pytest.fixture(autouse=True)
 def no_time_passes(monkeypatch):
     """Lines of progress depend on the clock; output that is compared must not."""
-    monkeypatch.setattr("swin_quant.progress.clock", lambda: 0.0)
+    monkeypatch.setattr("swin_quant.base.progress.clock", lambda: 0.0)
 
 
 @pytest.fixture(scope="session")

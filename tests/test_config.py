@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swin_quant.base.errors import UsageError
 from swin_quant.config import (
     architecture,
     check_geometry,
@@ -14,7 +15,6 @@ from swin_quant.config import (
     load_config,
     to_dict,
 )
-from swin_quant.errors import UsageError
 
 FILES = sorted(file for folder in ("swin", "swinv2") for file in (configs_dir() / folder).glob("[!_]*.yaml"))
 SIZES = {

@@ -8,7 +8,7 @@ import torch
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.scoring import card_of
+from swin_quant.tasks.evaluate import card_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints"
 

@@ -11,7 +11,7 @@ saturate).
 import importlib
 from collections.abc import Callable
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 EXPORTERS = {
     "fastertransformer": "swin_quant.backends.fastertransformer.export",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import sha256_of
-from swin_quant.runcard import ArtifactRecord, RunCard, card_path, versions
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import ArtifactRecord, RunCard, card_path, versions
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.engines import HALF_TYPES
+from swin_quant.engines.engine import HALF_TYPES
 
 
 class Details(Mapping[str, Any]):

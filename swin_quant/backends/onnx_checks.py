@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from swin_quant.backends.onnx_worker import InferenceError, infer
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable
-from swin_quant.errors import SwinQuantError, listed
-from swin_quant.extras import library
 
 OPSETS = range(17, 21)  # LayerNormalization is from 17; ONNX Runtime 1.31 cannot load Q/DQ of 21 and above
 MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25

@@ -21,11 +21,11 @@ from swin_quant.backends.onnx_checks import (
     shown,
 )
 from swin_quant.backends.onnx_wire import check_wire
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.extras import library
+from swin_quant.base.files import read_bounded
+from swin_quant.cards.card import card_path
 from swin_quant.data.preprocess import MAX_SIZE
-from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.extras import library
-from swin_quant.files import read_bounded
-from swin_quant.runcard import card_path
 
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 GEMMS = ("MatMul", "Gemm", "Conv")

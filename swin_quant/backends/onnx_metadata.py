@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import sha256_of_data
-from swin_quant.runcard import RunCard, without_paths
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import sha256_of_data
+from swin_quant.cards.card import RunCard, without_paths
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -7,7 +7,7 @@ Encoding: protobuf.dev, "Encoding". The schema is that of the onnx package.
 from functools import cache
 from typing import Any
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 MAX_FIELDS = 1_000_000  # a Swin-L has a fifth of that
 MAX_SMALL_NUMBERS = 2**24  # integers of variable length, which take 8 bytes where the file has 1

@@ -14,9 +14,9 @@ from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
 from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.saturation import warn
-from swin_quant.engines import HALF_TYPES, Engine
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.extras import library
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.extras import library
+from swin_quant.engines.engine import HALF_TYPES, Engine
 
 NAME = "openvino"
 # Float type -> OpenVINO's word for it as a precision hint, and among the capabilities of a device.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 MOST_THREADS = 1024  # libraries start as many as they are told to, until the process dies of it
 

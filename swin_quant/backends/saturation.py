@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.progress import log
+from swin_quant.base.progress import log
 from swin_quant.quant.policy import Policy, Rule, enabled_nodes
 from swin_quant.quant.quantizer import Role
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log, track
 from swin_quant.bench.runner import Contender, Crash, Identity, Runner
-from swin_quant.errors import UsageError
-from swin_quant.progress import log, track
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.options import EngineOptions
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
 from swin_quant.bench.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.bench.interleave import Timing, interleave
-from swin_quant.bench.lineup import line_up
 from swin_quant.bench.runner import Contender, Runner
-from swin_quant.errors import UsageError
-from swin_quant.progress import log
-from swin_quant.runcard import versions
-from swin_quant.verify import difference
+from swin_quant.cards.card import versions
+from swin_quant.tasks.lineup import line_up
+from swin_quant.tasks.verify import difference
 
 
 @dataclass(frozen=True)

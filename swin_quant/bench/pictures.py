@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.progress import log
 from swin_quant.bench.measure import Pictures
+from swin_quant.cards.card import RunCard, card_path
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.errors import SwinQuantError, listed
-from swin_quant.progress import log
-from swin_quant.runcard import RunCard, card_path
 
 
 def load(file: str, data_path: str, split: str, zip_mode: bool, count: int) -> Pictures:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swin_quant.engines import Engine
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.progress import log
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
+from swin_quant.engines.engine import Engine
 
 _ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
 

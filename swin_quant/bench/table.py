@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from rich.console import Console
 from rich.table import Table
 
+from swin_quant.base.files import finite
 from swin_quant.bench.measure import Report, Row
-from swin_quant.files import finite
 
 SCHEMA = "swin-quant/bench/1"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source, read_state_dict
-from swin_quant.errors import SwinQuantError, listed
 
 # Buffers that the configuration determines: a file may leave them out, and one that contradicts them is of another.
 _DERIVED = ("relative_position_index", "attn_mask", "relative_coords_table")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 
 @dataclass(frozen=True)

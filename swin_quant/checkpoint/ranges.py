@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from swin_quant.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 
 SUFFIX = "._amax"

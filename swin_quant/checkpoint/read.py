@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.files import open_plain, reason, sha256_of
 from swin_quant.checkpoint.pickled import Malformed
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
 from swin_quant.checkpoint.torch_file import TYPES, Foreign, Opaque, Script, read_torch
-from swin_quant.errors import SwinQuantError, listed
-from swin_quant.files import open_plain, reason, sha256_of
 
 _SNIFFED = 512  # bytes
 _LONGEST_KEY = 512  # characters

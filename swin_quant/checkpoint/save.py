@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.files import atomic_write_bytes
 from swin_quant.checkpoint.ranges import finite_positive, is_range
-from swin_quant.errors import SwinQuantError, listed
-from swin_quant.files import atomic_write_bytes
 from swin_quant.quant.quantizer import named_nodes
 
 

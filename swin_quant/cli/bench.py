@@ -7,13 +7,13 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.bench.cpu import usable_cores
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "Latency, images/s, memory and agreement of artifacts, in interleaved rounds with their float baselines."
 EXAMPLES = """examples:
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("bench runs in one process: start it without torchrun")
+    from swin_quant.base.progress import log
     from swin_quant.bench import measure, pictures, table
-    from swin_quant.progress import log
 
     if args.pictures < 1:
         raise UsageError(f"--pictures {args.pictures}: must be at least 1")

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.errors import listed
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import listed
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, and report which layers really run in int8."
 EXAMPLES = """examples:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.tensorrt import host
     from swin_quant.backends.tensorrt.build import build
     from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
 
     if not world.is_main:
         return
@@ -57,7 +57,7 @@ def _print(report: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
 
     screen = Console()
     counts = report.counts()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import options
 from swin_quant.cli.output import output_dir, print_table
-from swin_quant.errors import SwinQuantError, UsageError
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
-    from swin_quant.runcard import RunCard
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -40,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
-    from swin_quant.baseline import find_baseline
-    from swin_quant.progress import log
-    from swin_quant.ptq import calibrate_checkpoint, has_split
+    from swin_quant.base.progress import log
+    from swin_quant.engines.baseline import find_baseline
     from swin_quant.quant.policies import load_policy
-    from swin_quant.recalibrate import recalibrate
-    from swin_quant.scoring import open_labelled, score_model
+    from swin_quant.tasks.calibrate import calibrate_checkpoint, has_split
+    from swin_quant.tasks.evaluate import open_labelled, score_model
+    from swin_quant.tasks.recalibrate import recalibrate
 
     statistics = getattr(args, "statistics", None)  # main.py has no such option
     if not args.resume and not args.random_weights and not statistics:

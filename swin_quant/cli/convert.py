@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
 from swin_quant.cli import deployed, options
-from swin_quant.errors import UsageError
-from swin_quant.files import ensure_writable_dir, require_file, sha256_of
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = (
     "Write the float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."
@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     import torch
 
+    from swin_quant.base.progress import log
+    from swin_quant.cards.card import RunCard, card_path
     from swin_quant.checkpoint import load_float, save_float
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
-    from swin_quant.progress import log
-    from swin_quant.ptq import calibrated_again, portable_config
-    from swin_quant.runcard import RunCard, card_path
-    from swin_quant.scoring import card_of
+    from swin_quant.tasks.calibrate import calibrated_again, portable_config
+    from swin_quant.tasks.evaluate import card_of
 
     deployed.refuse_ranks(world, "convert")
     if not args.resume:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import print_table
-from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 EPOCHS = 8
 HELP = "Train a micro Swin on handwritten digits, calibrate it in both INT8 modes, score it. Offline, under 90 s."
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.demo import run_demo
+    from swin_quant.tasks.demo import run_demo
 
     if args.epochs < 1:
         raise UsageError(f"--epochs {args.epochs}: must be at least 1")

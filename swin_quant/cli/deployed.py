@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends import ENGINES
 from swin_quant.backends.options import EngineOptions
+from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.options import CONFIG_KEYS
-from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
     from swin_quant.data.pictures import Pictures
-    from swin_quant.distributed import World
 
 DEFAULT_BATCH = 32
 

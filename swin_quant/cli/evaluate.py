@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli import deployed, options
 from swin_quant.cli.output import output_dir, print_table
-from swin_quant.errors import UsageError
-from swin_quant.files import ensure_writable_dir
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
-    from swin_quant.runcard import RunCard
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
 
 
 def _run_artifacts(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.artifact_scoring import Scoring, score_artifacts, write_cards
     from swin_quant.backends.artifact import open_artifact
+    from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
 
     scoring = Scoring(
         args.engines,
@@ -76,8 +76,8 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
 
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
-    from swin_quant.progress import log
-    from swin_quant.scoring import compared, load_for_scoring, score_model
+    from swin_quant.base.progress import log
+    from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
 
     if not args.cfg or not args.resume:
         raise UsageError("nothing to score: give --cfg FILE and --resume FILE, or an ARTIFACT")

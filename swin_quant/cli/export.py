@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swin_quant.backends.targets import PRECISIONS, TARGETS
+from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import UsageError
-from swin_quant.targets import PRECISIONS, TARGETS
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.backends.artifact import Artifact
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."
 EXAMPLES = """examples:
@@ -67,10 +67,10 @@ def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("export runs in one process: start it without torchrun")
     from swin_quant.backends.saturation import warn
-    from swin_quant.export import export_checkpoint
-    from swin_quant.files import read_lines
-    from swin_quant.progress import log
+    from swin_quant.base.files import read_lines
+    from swin_quant.base.progress import log
     from swin_quant.quant.policies import load_policy
+    from swin_quant.tasks.export import export_checkpoint
 
     if args.opts and not args.cfg:
         raise UsageError("--opts sets keys of --cfg: give both, or none to take the config of the run card")
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         args.resume, args.backend, args.output, cfg, policy, args.precision, given, args.saturation_safe
     )
     if args.check and onnx:
-        from swin_quant.export_check import check_export
+        from swin_quant.tasks.export_check import check_export
 
         log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
     else:
@@ -100,8 +100,8 @@ def _config(args: argparse.Namespace) -> CfgNode:
 
 
 def _print(artifact: Artifact, args: argparse.Namespace) -> None:
-    from swin_quant.progress import log
-    from swin_quant.runcard import card_path
+    from swin_quant.base.progress import log
+    from swin_quant.cards.card import card_path
 
     record = artifact.record
     policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""

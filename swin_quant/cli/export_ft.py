@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.fastertransformer import KINDS
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
-from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "Export a calibrated checkpoint for FasterTransformer's CUDA ops and TensorRT plugin."
 EXAMPLES = """examples:
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.fastertransformer.export import Options, export
-    from swin_quant.export import naming
-    from swin_quant.scoring import load_for_scoring
+    from swin_quant.tasks.evaluate import load_for_scoring
+    from swin_quant.tasks.export import naming
 
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")

@@ -10,15 +10,15 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import calibrate, evaluate, finetune, options, training
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
-from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
-    from swin_quant.runcard import RunCard
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
 
 HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
 
     _refuse(args)
     if NO_SWIN_NODE in (args.quant_disable_keyword or ()):
@@ -137,8 +137,8 @@ def _open_log(args: argparse.Namespace, world: World) -> logging.Handler:
     """FasterTransformer's output folder: the config as it was used, and the log of each rank, which is returned."""
     import yaml
 
+    from swin_quant.base.progress import log
     from swin_quant.config import to_dict
-    from swin_quant.progress import log
 
     cfg = options.config_of(args)
     directory = ensure_writable_dir(output_dir(cfg))
@@ -155,7 +155,7 @@ def _open_log(args: argparse.Namespace, world: World) -> logging.Handler:
 
 def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, log_file: logging.Handler) -> None:
     """FasterTransformer's lines, for scripts that look for them: of each policy, else of the float model."""
-    from swin_quant.runcard import QAT
+    from swin_quant.cards.card import QAT
 
     if card is None or not world.is_main:
         return
@@ -176,11 +176,11 @@ def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, 
 
 
 def _throughput(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.bench.throughput import throughput
     from swin_quant.data.loader import load_batches
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.engines import half_type, torch_engines
-    from swin_quant.scoring import load_for_scoring, open_labelled
-    from swin_quant.throughput import throughput
+    from swin_quant.engines.engine import half_type, torch_engines
+    from swin_quant.tasks.evaluate import load_for_scoring, open_labelled
 
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import options, training
 from swin_quant.cli.output import output_dir, print_table
-from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
-    from swin_quant.runcard import RunCard
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
-    from swin_quant.baseline import find_baseline
-    from swin_quant.scoring import score_model
+    from swin_quant.engines.baseline import find_baseline
+    from swin_quant.tasks.evaluate import score_model
+    from swin_quant.tasks.train import finetune
     from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe
-    from swin_quant.train.run import finetune
 
     cfg = options.config_of(args)
     recipe = training.qat_recipe_of(args, load_recipe(args.recipe or DEFAULT_RECIPE))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
     from swin_quant.backends.fastertransformer.tuner import Gemm, Tuned
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."
 EXAMPLES = """examples:

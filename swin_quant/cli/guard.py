@@ -10,8 +10,8 @@ from typing import TextIO
 
 from termcolor import colored
 
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.cli.interrupts import interrupts
-from swin_quant.errors import SwinQuantError
 
 INTERRUPTED = 130
 _NO_OUTPUT = "standard output cannot be written"
@@ -68,7 +68,7 @@ def _in_words(error: Exception, verbose: bool) -> str:
 
 
 def _reason(error: OSError) -> str:
-    from swin_quant.files import reason
+    from swin_quant.base.files import reason
 
     return reason(error)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.backends import ONNX_ENGINES
-from swin_quant.errors import SwinQuantError, listed
-from swin_quant.files import write_json
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.files import write_json
 
 if TYPE_CHECKING:
     from swin_quant.backends.onnx_inspect import Report
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."
 EXAMPLES = """examples:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.onnx_file import read_model
     from swin_quant.backends.onnx_inspect import inspect_model
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
 
     if not world.is_main:
         return

@@ -9,11 +9,11 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import options
-from swin_quant.errors import UsageError
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
     from swin_quant.quant.listing import Row
 
 HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.models import build_model
     from swin_quant.quant.listing import list_nodes
     from swin_quant.quant.policy import apply_policy, policy_from_dict
-    from swin_quant.scoring import card_of
+    from swin_quant.tasks.evaluate import card_of
 
     cfg = options.config_of(args)
     policies = options.policies_of(args)

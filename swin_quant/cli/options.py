@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import UsageError, listed
 from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-    from swin_quant.ptq import Plan
     from swin_quant.quant.policy import Policy, Rule
+    from swin_quant.tasks.calibrate import Plan
 
 # Options that only set a key of the config. An option that was not given leaves the key alone.
 CONFIG_KEYS = {
@@ -118,8 +118,8 @@ def config_of(args: argparse.Namespace) -> CfgNode:
 
 def plan_of(args: argparse.Namespace, seed: int) -> Plan:
     """The calibration that the options describe."""
-    from swin_quant.ptq import Plan
     from swin_quant.quant.calibration import Method
+    from swin_quant.tasks.calibrate import Plan
 
     given = args.percentile is not None
     name = args.calibrator or ("percentile" if given else None)
@@ -163,7 +163,7 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
 
 def tell_bits(policies: Sequence[Policy]) -> None:
     """Say of policies of few bits what becomes of them. 7 bits are for export."""
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
 
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
         log.info(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-    from swin_quant.runcard import RunCard
+    from swin_quant.cards.card import RunCard
 
 
 def output_dir(cfg: CfgNode) -> Path:

@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import write_json
 from swin_quant.cli import deployed, options
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import write_json
 
 if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
     from swin_quant.data.named import NamedPictures
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.distributed import World
-    from swin_quant.engines import Engine
-    from swin_quant.predict import Guess
+    from swin_quant.engines.engine import Engine
+    from swin_quant.tasks.predict import Guess
 
 SCHEMA = "swin-quant/predictions/1"
 HELP = "Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine."
@@ -57,10 +57,10 @@ class _Model:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.base.progress import log
     from swin_quant.data.named import NamedPictures
-    from swin_quant.inference import infer
-    from swin_quant.predict import class_names, top_classes
-    from swin_quant.progress import log
+    from swin_quant.engines.infer import infer
+    from swin_quant.tasks.predict import class_names, top_classes
 
     deployed.refuse_ranks(world, "predict")
     if bool(args.resume) == bool(args.artifact):
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 
 def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.deployed import config_of, labels_in, load_engines, names_of_engines, preprocess_of
+    from swin_quant.tasks.deployed import config_of, labels_in, load_engines, names_of_engines, preprocess_of
 
     artifact = open_artifact(args.artifact)
     if args.cfg or args.policy or args.int8_mode:
@@ -104,11 +104,11 @@ def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
 
 def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
     """Quantized as --policy or the card says, else in float. Without --cfg the card must say what the model is."""
+    from swin_quant.cards.card import card_path
     from swin_quant.config import from_dict
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.engines import torch_engines
-    from swin_quant.runcard import card_path
-    from swin_quant.scoring import card_of, load_for_scoring
+    from swin_quant.engines.engine import torch_engines
+    from swin_quant.tasks.evaluate import card_of, load_for_scoring
 
     if args.engines:
         raise UsageError("--engine is for artifacts: export the checkpoint, then give --artifact FILE")
@@ -153,7 +153,7 @@ def _write(
         return
     _print_table(model, answers)
     if target:
-        from swin_quant.progress import log
+        from swin_quant.base.progress import log
 
         write_json(target, content)
         log.info("answers: %s", target)

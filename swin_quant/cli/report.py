@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.files import atomic_write_bytes, read_json
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import atomic_write_bytes, read_json
 from swin_quant.report.formats import SUFFIXES
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
-    from swin_quant.runcard import RunCard
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
 
 HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV or JSON."
 EXAMPLES = """examples:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
     from swin_quant.report.render import print_terminal, print_text, render
 
     if not world.is_main:
@@ -58,8 +58,8 @@ def _format_of(output: str | None) -> str:
 
 def _read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards with results, by file; those without are left out, with a warning that names them."""
-    from swin_quant.progress import log
-    from swin_quant.runcard import RunCard
+    from swin_quant.base.progress import log
+    from swin_quant.cards.card import RunCard
 
     cards: dict[Path, RunCard] = {}
     empty: list[str] = []
@@ -86,7 +86,7 @@ def _cards_in(directory: Path) -> Iterator[Path]:
 
 def _is_card(file: Path) -> bool:
     """Whether a file calls itself a run card, of whatever version."""
-    from swin_quant.runcard import FAMILY
+    from swin_quant.cards.card import FAMILY
 
     try:
         content = read_json(file, "run card")

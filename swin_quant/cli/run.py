@@ -7,13 +7,13 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import deployed
-from swin_quant.errors import UsageError, listed
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
-    from swin_quant.inference import Inferred
+    from swin_quant.base.distributed import World
+    from swin_quant.engines.infer import Inferred
 
 HELP = "Run an artifact on pictures and write its logits for other programs."
 EXAMPLES = """examples:
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.deployed import config_of, load_engines, names_of_engines, preprocess_of
-    from swin_quant.inference import infer
-    from swin_quant.progress import log
+    from swin_quant.base.progress import log
+    from swin_quant.engines.infer import infer
+    from swin_quant.tasks.deployed import config_of, load_engines, names_of_engines, preprocess_of
 
     deployed.refuse_ranks(world, "run")
     output = Path(args.output)

@@ -9,9 +9,9 @@ from functools import partial
 from types import ModuleType
 from typing import NoReturn, TextIO
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import COMMANDS
 from swin_quant.cli.guard import guarded
-from swin_quant.errors import UsageError
 
 FRONT_DOOR = "fastertransformer"  # main.py: not listed among the commands
 
@@ -64,8 +64,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     command = command_of(name)
     args = parser_of(name, command).parse_args(arguments)
 
-    from swin_quant import progress
-    from swin_quant.distributed import process_group, rank_of_launcher
+    from swin_quant.base import progress
+    from swin_quant.base.distributed import process_group, rank_of_launcher
 
     progress.set_up(args.verbose, args.quiet, rank_of_launcher())
     with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:

@@ -9,7 +9,7 @@ from swin_quant.cli import options, training
 from swin_quant.cli.output import output_dir, print_table
 
 if TYPE_CHECKING:
-    from swin_quant.distributed import World
+    from swin_quant.base.distributed import World
 
 HELP = "Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."
 EXAMPLES = """examples:
@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.scoring import score_model
+    from swin_quant.tasks.evaluate import score_model
+    from swin_quant.tasks.train import train_float
     from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe, recipe_of_config
-    from swin_quant.train.run import train_float
 
     cfg = options.config_of(args)
     recipe = training.recipe_of(args, load_recipe(args.recipe) if args.recipe else recipe_of_config(cfg))

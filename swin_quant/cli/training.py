@@ -6,17 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import UsageError
 from swin_quant.train.plot import FORMATS
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
+    from swin_quant.cards.card import RunCard
     from swin_quant.quant.policy import Policy
-    from swin_quant.runcard import RunCard
+    from swin_quant.tasks.train import Request
     from swin_quant.train.recipe import Recipe
-    from swin_quant.train.run import Request
 
 AUTO, CONSTANT, OF_CONFIG = "auto", "constant", "config"
 # Options that only set a key of the recipe. An option that was not given leaves the key alone.
@@ -88,7 +88,7 @@ def recipe_of(args: argparse.Namespace, recipe: Recipe, **more: Any) -> Recipe:
 def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
     """What the options ask for besides config and recipe."""
     from swin_quant.config import find_config, load_config
-    from swin_quant.train.run import Request
+    from swin_quant.tasks.train import Request
 
     resume = args.resume == AUTO
     if args.pretrained and args.resume and not resume:

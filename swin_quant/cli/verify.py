@@ -6,14 +6,14 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import deployed
 from swin_quant.cli.numbers import whole
-from swin_quant.errors import SwinQuantError, UsageError
 
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
-    from swin_quant.distributed import World
-    from swin_quant.runcard import VerificationRecord
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import VerificationRecord
 
 DEFAULT_COUNT = 64
 HELP = "Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.progress import log
-    from swin_quant.runcard import card_path
-    from swin_quant.verify import failures
+    from swin_quant.base.progress import log
+    from swin_quant.cards.card import card_path
+    from swin_quant.tasks.verify import failures
 
     deployed.refuse_ranks(world, "verify")
     if args.count < 1:
@@ -57,8 +57,9 @@ def run(args: argparse.Namespace, world: World) -> None:
 
 
 def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[VerificationRecord]:
-    from swin_quant.baseline import Baseline, engines_beside
-    from swin_quant.deployed import (
+    from swin_quant.engines.baseline import Baseline, engines_beside
+    from swin_quant.engines.infer import infer
+    from swin_quant.tasks.deployed import (
         config_of,
         find_checkpoint,
         load_engines,
@@ -67,8 +68,7 @@ def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[
         no_checkpoint,
         preprocess_of,
     )
-    from swin_quant.inference import infer
-    from swin_quant.verify import compare, is_quantized
+    from swin_quant.tasks.verify import compare, is_quantized
 
     names = names_of_engines(artifact, args.engines)
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
@@ -100,7 +100,7 @@ def _print(records: list[VerificationRecord]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from swin_quant.verify import INT8_LEVELS
+    from swin_quant.tasks.verify import INT8_LEVELS
 
     table = Table(box=None, pad_edge=False)
     for title in ("engine", "type", "against", "mean", "max", "max/step", "agree %", "SQNR dB", "limit", ""):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.values import show
-from swin_quant.errors import UsageError, listed
-from swin_quant.yaml_file import read_yaml
 
 _SHIPPED = ("swin", "swinv2", "demo")
 _MAX_FILES = 32

@@ -4,9 +4,9 @@ import re
 
 from yacs.config import CfgNode
 
+from swin_quant.base.errors import UsageError
 from swin_quant.config.defaults import architecture
 from swin_quant.config.values import leaves, show
-from swin_quant.errors import UsageError
 
 _CHOICES = {
     "MODEL.TYPE": ("swin", "swinv2"),

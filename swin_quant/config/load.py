@@ -6,11 +6,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from swin_quant.base.errors import UsageError
 from swin_quant.config.defaults import default_config
 from swin_quant.config.files import layers
 from swin_quant.config.geometry import check_geometry
 from swin_quant.config.values import merge
-from swin_quant.errors import UsageError
 
 
 def load_config(path: str | Path, opts: Sequence[str] = (), overrides: Mapping[str, Any] | None = None) -> CfgNode:

@@ -12,8 +12,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from swin_quant.base.errors import UsageError
 from swin_quant.config.defaults import DEFAULTS
-from swin_quant.errors import UsageError
 
 # A value of the type where the default does not show it.
 _EXAMPLES: dict[str, Any] = {

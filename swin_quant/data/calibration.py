@@ -5,11 +5,11 @@ from itertools import count
 
 import torch
 
+from swin_quant.base.distributed import all_sum
 from swin_quant.data.loader import Batch, UnreadableLimit, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Transform
 from swin_quant.data.sampling import sample
-from swin_quant.distributed import all_sum
 
 Numbered = tuple[int, Batch]
 

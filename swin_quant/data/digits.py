@@ -5,9 +5,9 @@ from itertools import count
 import numpy as np
 from PIL import Image
 
+from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import library
 from swin_quant.data.pictures import Pictures
-from swin_quant.errors import UsageError
-from swin_quant.extras import library
 
 SPLITS = ("train", "val")
 _VAL_EVERY = 5  # every fifth picture of each class is for validation

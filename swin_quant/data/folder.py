@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import open_plain
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import open_plain
 
 
 class FolderPictures(Pictures):

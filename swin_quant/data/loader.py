@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from swin_quant.compat import import_timm
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Transform
-from swin_quant.errors import SwinQuantError, UsageError, listed
 
 _FEW = 256  # pictures that are decoded before workers would have started
 

@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from swin_quant.base.errors import UsageError
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import is_picture, printable
-from swin_quant.errors import UsageError
 
 
 class NamedPictures(FolderPictures):

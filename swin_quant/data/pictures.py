@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 # docs/reference, section 2.6, and the three that users bring besides
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_quant.compat import import_timm, import_torchvision
-from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

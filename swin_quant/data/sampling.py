@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 T = TypeVar("T")
 

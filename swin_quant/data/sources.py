@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures, is_picture
 from swin_quant.data.zip import ZipPictures
-from swin_quant.errors import SwinQuantError, UsageError, listed
 
 DIGITS = "digits"
 

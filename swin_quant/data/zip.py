@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import open_plain, read_bounded, read_lines
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.sampling import shard
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import open_plain, read_bounded, read_lines
 
 CACHE_MODES = ("no", "part", "full")
 CLASSES_FILE = "classes.txt"

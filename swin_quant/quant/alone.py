@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from swin_quant.progress import log
+from swin_quant.base.progress import log
 from swin_quant.quant.quantizer import Quantizer
 
 

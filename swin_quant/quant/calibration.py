@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.progress import track
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.linear import QuantLinear

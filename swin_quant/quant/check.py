@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from swin_quant.distributed import gather
+from swin_quant.base.distributed import gather
 from swin_quant.quant.calibration import UNUSED_AMAX, Calibration, Method, observe, search_ranges
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize

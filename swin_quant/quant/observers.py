@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.histogram import Histogram
 from swin_quant.quant.ranges import Statistics
 

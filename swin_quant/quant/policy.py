@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.files import sha256_of_data
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import sha256_of_data
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 _repr = reprlib.Repr()

@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.fake_quant import TINY_AMAX, grid
 from swin_quant.quant.straight_through import simulate
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import read_bounded
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import read_bounded
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.ranges import Statistics
 

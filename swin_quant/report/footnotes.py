@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swin_quant.engines import FAKE_QUANT
-from swin_quant.errors import listed
+from swin_quant.base.errors import listed
+from swin_quant.cards.card import Result
+from swin_quant.engines.engine import FAKE_QUANT
 from swin_quant.report.table import BLANK, COLUMN, Row, dataset_key, is_float, one_line
-from swin_quant.runcard import Result
 
 Rule: TypeAlias = Callable[[Row, Sequence[Row]], str | None]
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures

@@ -9,11 +9,11 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from swin_quant.files import finite
+from swin_quant.base.files import finite
+from swin_quant.cards.card import RunCard
 from swin_quant.report.footnotes import Footnote, footnotes
 from swin_quant.report.table import COLUMNS, Column, Row, legend, rows_of, shown
 from swin_quant.report.terminal import terminal
-from swin_quant.runcard import RunCard
 
 SCHEMA = "swin-quant/accuracy-table/1"
 _DEFAULT_WIDTH = 100

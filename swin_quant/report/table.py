@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from swin_quant.engines import EAGER, HALF_TYPES
+from swin_quant.cards.card import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result, RunCard
+from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.quant.policies import told_apart
-from swin_quant.runcard import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result, RunCard
 
 BLANK = "-"
 LEGEND = (

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from swin_quant.distributed import all_sum
+from swin_quant.base.distributed import all_sum
+from swin_quant.cards.card import RangesRecord
 from swin_quant.quant.calibration import UNUSED_AMAX, Method, observe, set_ranges
 from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
-from swin_quant.runcard import RangesRecord
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]

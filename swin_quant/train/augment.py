@@ -8,9 +8,9 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from swin_quant.compat import import_timm, import_torchvision
+from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.errors import UsageError
 from swin_quant.train.recipe import Augmentation
 from swin_quant.train.seeds import seeded
 

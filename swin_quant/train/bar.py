@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from swin_quant import progress as terminal
+from swin_quant.base import progress as terminal
 from swin_quant.train.state import Position
 
 Show = Callable[[Position, float, float, float], None]

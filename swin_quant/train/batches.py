@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, sample, shard
-from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.train.augment import TrainingTransform, check_augmentation, make_mixup, needs_pictures
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.seeds import key_of, seeded

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.train.recipe import Recipe
 
 

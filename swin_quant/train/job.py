@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swin_quant.distributed import World
+from swin_quant.base.distributed import World
 from swin_quant.models.layers import Swin
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.recipe import Recipe

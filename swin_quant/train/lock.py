@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import ensure_writable_dir, reason
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import ensure_writable_dir, reason
 
 NAME = ".lock"
 _TAKEN = (errno.EACCES, errno.EAGAIN)

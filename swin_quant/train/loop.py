@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_quant.base.distributed import World, all_sum, from_main
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.progress import log
 from swin_quant.data.loader import Batch
-from swin_quant.distributed import World, all_sum, from_main
-from swin_quant.errors import SwinQuantError
-from swin_quant.evaluate import evaluate
-from swin_quant.progress import log
+from swin_quant.engines.scores import evaluate
 from swin_quant.train.bar import bar
 from swin_quant.train.batches import MicroBatch
 from swin_quant.train.compiled import compiled

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swin_quant.errors import UsageError, listed
-from swin_quant.files import ensure_writable_dir
-from swin_quant.progress import log
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import EPOCHS, STEPS
 from swin_quant.train.snapshot import Check, Snapshots

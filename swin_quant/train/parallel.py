@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from swin_quant.distributed import World
-from swin_quant.errors import UsageError
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
 from swin_quant.models.layers import Swin
 from swin_quant.train.recipe import Recipe
 

@@ -3,8 +3,8 @@
 import io
 from pathlib import Path
 
-from swin_quant.extras import library
-from swin_quant.files import atomic_write_bytes
+from swin_quant.base.extras import library
+from swin_quant.base.files import atomic_write_bytes
 from swin_quant.train.record import EPOCHS, STEPS, read_table
 
 FORMATS = ("png", "svg")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from swin_quant.progress import log
+from swin_quant.base.progress import log
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.train.section import Section, leaves, number, plain, section_of, unknown_key
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swin_quant.errors import SwinQuantError
-from swin_quant.extras import library
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir, read_bounded, reason
-from swin_quant.progress import log
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.extras import library
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_bounded, reason
+from swin_quant.base.progress import log
 
 STEPS, EPOCHS = "steps.csv", "epochs.csv"
 _MAX_BYTES = 1 << 30

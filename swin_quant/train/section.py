@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from math import inf, isfinite
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 S = TypeVar("S", bound="Section")
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
-from swin_quant.progress import track
 from swin_quant.train.recipe import Augmentation
 from swin_quant.train.seeds import key_of
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.checkpoint.read import read_pickled
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.progress import log
 
 FORMAT = "swin-quant/snapshot/1"
 BEST = "best.pt"

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from swin_quant.compat import import_timm
-from swin_quant.errors import SwinQuantError
-from swin_quant.files import check_json
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import check_json
 from swin_quant.train.parallel import full_states, load_full_states
 from swin_quant.train.snapshot import check_weights, random_states, set_random_states
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact
-from swin_quant.runcard import RunCard
+from swin_quant.cards.card import RunCard
 
 SIDE, PATCH, DIM, HIDDEN, CLASSES = 8, 2, 8, 16, 5
 SCALES = {"fc1": 4 / 127, "fc2": 3 / 127, "q": 5 / 127, "k": 10 / 127}

@@ -3,8 +3,8 @@
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact, open_artifact
-from swin_quant.errors import SwinQuantError
-from swin_quant.runcard import RunCard
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import RunCard
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx_file import as_input, as_logits, open_onnx, read_model, verified
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 
 
 @pytest.fixture

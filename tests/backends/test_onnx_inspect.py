@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx_inspect import inspect_model
-from swin_quant.compat import import_timm
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError
 
 CHANNELS, HEADS, TOKENS = 64, 2, 16
 
@@ -311,9 +311,9 @@ def test_hostile_graphs_end_in_one_error_or_a_report():
 def exports(tmp_path_factory, tiny_model, use_policy):
     """Our own export of a random tiny model of either version, for TensorRT."""
     from swin_quant.backends.onnx.export import Options, export
+    from swin_quant.cards.card import RunCard
     from swin_quant.quant.calibration import Method, calibrate
     from swin_quant.quant.policies import load_policy
-    from swin_quant.runcard import RunCard
 
     made = {}
     for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0]})):

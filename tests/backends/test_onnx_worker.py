@@ -12,7 +12,7 @@ from swin_quant.backends import onnx_wire
 from swin_quant.backends.onnx_file import open_onnx, read_model
 from swin_quant.backends.onnx_inspect import inspect_model
 from swin_quant.backends.onnx_worker import InferenceError, infer
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from swin_quant.backends import engine_loader, openvino
 from swin_quant.backends.options import EngineOptions
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 
 
 @pytest.fixture(scope="module")

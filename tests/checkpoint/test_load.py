@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
-from swin_quant.compat import import_timm
 from swin_quant.config import from_dict
-from swin_quant.errors import SwinQuantError
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
 

@@ -5,9 +5,9 @@ import importlib
 import pytest
 import torch
 
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.compat import import_timm
-from swin_quant.errors import SwinQuantError
 
 SIZES = {
     "swin_tiny_patch4_window7_224": {"img_size": 56, "window_size": 7},

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from yacs.config import CfgNode
 
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import read_state_dict
-from swin_quant.errors import SwinQuantError
 
 STATE = OrderedDict(
     [("a.weight", torch.arange(6000.0).reshape(60, 100)), ("a.bias", torch.ones(60)), ("index", torch.arange(4))]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import calibrated_state, is_calibrated, load_calibrated, save_calibrated, save_float
 from swin_quant.config import from_dict
-from swin_quant.errors import SwinQuantError
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
 

@@ -13,9 +13,9 @@ from collections import OrderedDict
 import pytest
 import torch
 
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.checkpoint.read import read_pickled
-from swin_quant.errors import SwinQuantError
 
 
 def same(a, b):

@@ -313,11 +313,11 @@ def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
         raise AssertionError("scored before the output folder was checked")
 
     def read_only(path):
-        from swin_quant.errors import SwinQuantError
+        from swin_quant.base.errors import SwinQuantError
 
         raise SwinQuantError(f"{path}: cannot be the output directory: permission denied")
 
-    monkeypatch.setattr("swin_quant.scoring.score_model", no_pictures)
+    monkeypatch.setattr("swin_quant.tasks.evaluate.score_model", no_pictures)
     monkeypatch.setattr("swin_quant.cli.evaluate.ensure_writable_dir", read_only)
     has(run("evaluate", *scoring_flags, "--resume", tmp_path / calibrated.name).error(1), tmp_path, "permission denied")
 

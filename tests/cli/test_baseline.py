@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
-from swin_quant.runcard import RunCard
 
 ENGINES = ["--engine", "onnxruntime"]
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
-from swin_quant.runcard import RunCard, verify_checkpoint
 
 
 @pytest.fixture

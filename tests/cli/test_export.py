@@ -12,10 +12,10 @@ from safetensors import safe_open
 from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_file import open_onnx
-from swin_quant.deployed import labels_in
-from swin_quant.export import TARGETS, policy_for
+from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
-from swin_quant.runcard import RunCard
+from swin_quant.tasks.deployed import labels_in
+from swin_quant.tasks.export import TARGETS, policy_for
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import quantize
-from swin_quant.scoring import load_for_scoring
+from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.train.record import read_table
 
 NAME = "swin_micro"

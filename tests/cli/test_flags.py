@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import COMMANDS
 from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of
-from swin_quant.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {name: parser_of(name, command_of(name)) for name in (*COMMANDS, FRONT_DOOR)}
@@ -78,7 +78,7 @@ SAID_BY = {
     "backends/tensorrt/plan.py": ("build-engine",),
     "bench/": ("bench",),
     "train/": ("finetune",),
-    "ptq.py": ("calibrate",),
+    "tasks/calibrate.py": ("calibrate",),
 }
 
 

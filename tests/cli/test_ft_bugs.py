@@ -152,7 +152,9 @@ def test_bug_12_ranks_with_different_numbers_of_batches_do_not_wait_for_ever(
 def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
     run, float_flags, card_of, forwards, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("swin_quant.ptq.augmented", lambda *_: pytest.fail("augmented crops without --calib-augment"))
+    monkeypatch.setattr(
+        "swin_quant.tasks.calibrate.augmented", lambda *_: pytest.fail("augmented crops without --calib-augment")
+    )
     assert run("calibrate", *float_flags, "--no-eval", "--calib-output-path", tmp_path).code == 0
     assert observed(forwards) == [4] * 2
     assert {(recording, recorded) for _, recording, recorded, _ in forwards} == {(False, False)}

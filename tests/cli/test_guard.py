@@ -29,7 +29,7 @@ def guarded(work):
     return f"""PY -c "
 import sys
 from swin_quant.cli.guard import guarded
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 sys.exit(guarded(lambda: {work} or 0))
 " """
 
@@ -74,7 +74,9 @@ def test_the_exit_code_is_right_where_nobody_can_be_told(where):
 
 def test_messages_that_cannot_be_written_do_not_end_the_work():
     work = "(progress.set_up(), progress.log.info('message'), print('result'))[3:]"
-    done = shell(guarded(work).replace("import sys", "import sys; from swin_quant import progress") + " 2>/dev/full")
+    done = shell(
+        guarded(work).replace("import sys", "import sys; from swin_quant.base import progress") + " 2>/dev/full"
+    )
     assert (done.returncode, done.stdout) == (0, "result\n")
 
 

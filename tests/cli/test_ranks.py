@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from swin_quant import watchdog
-from swin_quant.errors import SwinQuantError
+from swin_quant.base import watchdog
+from swin_quant.base.errors import SwinQuantError
 
 
 def same_results(one, two):
@@ -71,15 +71,15 @@ def dies(victim, how):
     def before(rank):
         if rank != victim:
             return
-        from swin_quant import ptq
+        from swin_quant.tasks import calibrate
 
-        original = ptq.calibration_batches
+        original = calibrate.calibration_batches
 
         def batches(*arguments):
             yield next(original(*arguments))
             how()
 
-        ptq.calibration_batches = batches
+        calibrate.calibration_batches = batches
 
     return before
 
@@ -118,13 +118,14 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
 
 KILLED_IN_CALIBRATION = """
 import os, signal, sys
-from swin_quant import cli, ptq
-original = ptq.calibration_batches
+from swin_quant import cli
+from swin_quant.tasks import calibrate
+original = calibrate.calibration_batches
 def batches(*arguments):
     yield next(original(*arguments))
     os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["RANK"] == "0":
-    ptq.calibration_batches = batches
+    calibrate.calibration_batches = batches
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import Result, RunCard
 from swin_quant.cli import report
-from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.runcard import Result, RunCard
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")

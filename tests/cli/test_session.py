@@ -53,16 +53,16 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
 
 def waiting_in_calibration(started):
     """A hook: the first batch is served, then a sleep that only a signal ends."""
-    from swin_quant import ptq
+    from swin_quant.tasks import calibrate
 
-    original = ptq.calibration_batches
+    original = calibrate.calibration_batches
 
     def batches(*arguments):
         yield next(original(*arguments))
         started.touch()
         time.sleep(600)
 
-    ptq.calibration_batches = batches
+    calibrate.calibration_batches = batches
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -85,10 +85,10 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 
     def before():
         os.setpgrp()
-        from swin_quant import ptq
+        from swin_quant.tasks import calibrate
 
-        ptq.default_workers = lambda *_: 2
-        original = ptq.track
+        calibrate.default_workers = lambda *_: 2
+        original = calibrate.track
 
         def track(items, *arguments):
             for item in original(items, *arguments):
@@ -96,7 +96,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
                 started.touch()
                 time.sleep(600)
 
-        ptq.track = track
+        calibrate.track = track
 
     child = fork(["calibrate", *float_flags, "--calib-output-path", tmp_path / "out"], before=before)
     while not started.exists():
@@ -107,8 +107,8 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """What a fork cannot show: start-up and the end of the interpreter. `nodes | head -1` is no error."""
-    hook = "import time, sys; from swin_quant import cli, ptq; "
-    hook += "ptq.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
+    hook = "import time, sys; from swin_quant import cli; from swin_quant.tasks import calibrate; "
+    hook += "calibrate.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
     hook += "sys.exit(cli.main(sys.argv[1:]))"
     words = list(map(str, float_flags))
     calibrating = subprocess.Popen(
@@ -138,5 +138,5 @@ def test_out_of_memory_says_what_to_lower(run, float_flags, monkeypatch):
     def much(*_):
         raise MemoryError
 
-    monkeypatch.setattr("swin_quant.ptq.calibrate_checkpoint", much)
+    monkeypatch.setattr("swin_quant.tasks.calibrate.calibrate_checkpoint", much)
     assert "--calib-batchsz" in run("calibrate", *float_flags).error(1)

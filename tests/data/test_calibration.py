@@ -4,12 +4,12 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.data.sampling import sample
-from swin_quant.errors import SwinQuantError, UsageError
 
 PREPROCESS = Preprocess(2, False, "nearest", IMAGENET_MEAN, IMAGENET_STD)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.digits import DigitsPictures
-from swin_quant.errors import SwinQuantError, UsageError
 
 
 @pytest.fixture(scope="module")

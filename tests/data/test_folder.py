@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from swin_quant.compat import import_torchvision
+from swin_quant.base.compat import import_torchvision
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import MAX_BYTES, UnreadablePicture
-from swin_quant.errors import SwinQuantError
 
 
 def put(path: Path, grey: int = 0) -> Path:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Augment, Preprocess
 from swin_quant.data.zip import ZipPictures
-from swin_quant.errors import SwinQuantError, UsageError
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
 AUGMENT = Augment(PREPROCESS, "rand-m9-mstd0.5-inc1", 0.4, 0.25, "pixel", 1, seed=3)

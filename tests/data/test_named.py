@@ -5,9 +5,9 @@ import os
 import pytest
 from PIL import Image
 
+from swin_quant.base.errors import UsageError
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import UnreadablePicture
-from swin_quant.errors import UsageError
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_quant.compat import import_timm
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, augmented
-from swin_quant.errors import SwinQuantError, UsageError
 
 
 def photo(width: int, height: int) -> Image.Image:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swin_quant.base.errors import UsageError
 from swin_quant.data.sampling import chunks, digest, sample, shard
-from swin_quant.errors import UsageError
 
 
 @given(st.integers(1, 300), st.data())

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.errors import SwinQuantError, UsageError
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 

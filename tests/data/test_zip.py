@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.pictures import UnreadablePicture
 from swin_quant.data.zip import ZipPictures
-from swin_quant.errors import SwinQuantError, UsageError
 
 
 def png(grey: int) -> bytes:

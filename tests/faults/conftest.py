@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from swin_quant.base.compat import import_timm
 from swin_quant.cli import main
-from swin_quant.compat import import_timm
-from swin_quant.scoring import score_model  # noqa: F401
+from swin_quant.tasks.evaluate import score_model  # noqa: F401
+from swin_quant.tasks.train import finetune  # noqa: F401
 from swin_quant.train.record import read_table
-from swin_quant.train.run import finetune  # noqa: F401
 
 NAME = "swin_micro"
 CHANGING = ("images_per_second", "seconds", "ms_per_picture", "created", "versions")

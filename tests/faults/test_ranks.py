@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from swin_quant import watchdog
+from swin_quant.base import watchdog
 
 FROZEN, KILLED, ENDED, ABSENT = "frozen (kill -STOP)", "kill -9", "SIGTERM", "never there"
 SIGNALS = {FROZEN: signal.SIGSTOP, KILLED: signal.SIGKILL, ENDED: signal.SIGTERM}
@@ -228,10 +228,10 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
     """Half of the patience without the interpreter's lock: libraries hold it, and no rank must end for that."""
 
     def before(rank):
-        from swin_quant import ptq
+        from swin_quant.tasks import calibrate
 
         _impatient()
-        original = ptq.calibration_batches
+        original = calibrate.calibration_batches
 
         def batches(*arguments):
             for number, batch in enumerate(original(*arguments)):
@@ -239,7 +239,7 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
                     ctypes.PyDLL(None).usleep(int(1e6 * watchdog._TICK_SECONDS * watchdog._SILENCE_TICKS / 2))
                 yield batch
 
-        ptq.calibration_batches = batches
+        calibrate.calibration_batches = batches
 
     ends = forked(2, *commands.words("calibrate", tmp_path / "out"), before=before)
     assert [done.code for done in ends] == [0, 0], ends

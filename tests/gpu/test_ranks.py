@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from swin_quant.distributed import World, all_sum
+from swin_quant.base.distributed import World, all_sum
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.train import parallel
 from swin_quant.train.parallel import full_states, is_sharded, load_full_states

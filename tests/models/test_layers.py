@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from swin_quant.compat import import_timm
+from swin_quant.base.compat import import_timm
 from swin_quant.models.layers import DropPath, LayerNorm
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import quantize

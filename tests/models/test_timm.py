@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from swin_quant.base.compat import import_timm
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.compat import import_timm
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 

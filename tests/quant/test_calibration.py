@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import (
     UNUSED_AMAX,

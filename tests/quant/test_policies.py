@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy, told_apart
 from swin_quant.quant.policy import Policy, Rule, enabled_nodes, policy_from_dict

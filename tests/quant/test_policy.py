@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
-from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.linear import QuantLinear

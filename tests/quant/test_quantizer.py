@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.train.compiled import tell_cpus_apart
 

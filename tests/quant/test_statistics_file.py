@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range
 from swin_quant.quant.statistics_file import MAX_BYTES, read_statistics, statistics_bytes

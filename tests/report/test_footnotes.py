@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from swin_quant.cards.card import Result, RunCard
 from swin_quant.report.footnotes import footnotes
 from swin_quant.report.table import rows_of
-from swin_quant.runcard import Result, RunCard
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu")

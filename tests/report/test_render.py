@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
+from swin_quant.cards.card import Result, RunCard
 from swin_quant.report.footnotes import footnotes
 from swin_quant.report.render import FORMATS, SCHEMA, print_terminal, print_text, render
 from swin_quant.report.table import COLUMNS, rows_of
 from swin_quant.report.terminal import terminal
-from swin_quant.runcard import Result, RunCard
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)

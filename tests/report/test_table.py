@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from swin_quant.cards.card import Result, RunCard
 from swin_quant.report.table import COLUMNS, rows_of
-from swin_quant.runcard import Result, RunCard
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
 CIFAR = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}

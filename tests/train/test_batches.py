@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.train import batches as module
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.recipe import Augmentation, Recipe

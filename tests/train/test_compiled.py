@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.train.lock import NAME, only_writer
 
 FORK = multiprocessing.get_context("fork")

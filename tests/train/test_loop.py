@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.distributed import World
-from swin_quant.errors import SwinQuantError
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import quantize
 from swin_quant.train.amax import RangeKeeper

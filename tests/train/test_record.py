@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.train.plot import draw
 from swin_quant.train.record import Record, read_table
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.train.snapshot import Snapshots, random_states, set_random_states
 
 

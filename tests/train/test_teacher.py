@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import save_float
-from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.train.recipe import Distillation
 from swin_quant.train.teacher import check_teacher, load_teacher

@@ -15,7 +15,7 @@ from swin_quant.backends.fastertransformer.gelu_bias import is_misread
 from swin_quant.backends.fastertransformer.slots import Slot
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.backends.fastertransformer.weights import Source
-from swin_quant.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.models.layers import Swin
 
 # The largest difference that storing may make: half a unit of rounding, and for kernels a rounding to float16 before.

@@ -17,7 +17,7 @@ from swin_quant.backends.fastertransformer.network import Block, Merging, Norm, 
 from swin_quant.backends.fastertransformer.rows import computed_rows
 from swin_quant.backends.fastertransformer.scales import REDUCTION
 from swin_quant.backends.fastertransformer.stored import Stored
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.models.windows import window_partition, window_reverse
 
 # V1's norms inside blocks have an epsilon of their own; all others, V2's included, have 1e-6.

@@ -27,13 +27,13 @@ from swin_quant.backends.fastertransformer.limits import (
 from swin_quant.backends.fastertransformer.manifest import make_manifest, manifest_name
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, slots
 from swin_quant.backends.fastertransformer.weights import Source, stored_form, version_of
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, reason, sha256_of, write_json
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard, card_path
 from swin_quant.checkpoint import save_calibrated, save_float
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import atomic_write_bytes, ensure_writable_dir, reason, sha256_of, write_json
 from swin_quant.models.layers import Swin
-from swin_quant.progress import log
 from swin_quant.quant.policy import policy_from_dict
-from swin_quant.runcard import RunCard, card_path
 
 BACKEND = "fastertransformer"
 

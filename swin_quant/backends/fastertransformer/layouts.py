@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 TILE = 32
 Offsets = Callable[[int, int], Tensor]

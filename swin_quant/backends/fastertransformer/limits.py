@@ -13,7 +13,7 @@ from swin_quant.backends.fastertransformer.interface import DEFAULT_SCALE, is_de
 from swin_quant.backends.fastertransformer.rows import ROWS, stages_with_lost_rows
 from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
 from swin_quant.backends.fastertransformer.trt_mask import LARGEST
-from swin_quant.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
 from swin_quant.quant.names import INT8_MODES

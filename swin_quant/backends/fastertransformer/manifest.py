@@ -11,8 +11,8 @@ from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.backends.fastertransformer.interface import OPS, geometry_of, op_arguments, plugin
 from swin_quant.backends.fastertransformer.limits import Case, check_limits
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import check_json, read_json
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import check_json, read_json
 from swin_quant.models.geometry import Geometry
 
 SCHEMA = "swin-quant/fastertransformer/2"

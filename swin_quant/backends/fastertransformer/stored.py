@@ -9,8 +9,8 @@ from swin_quant.backends.fastertransformer.limits import Case
 from swin_quant.backends.fastertransformer.manifest import Manifest, manifest_name, read_manifest
 from swin_quant.backends.fastertransformer.slots import HEAD, Slot, slots
 from swin_quant.backends.fastertransformer.weights import DTYPES, from_stored
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.checkpoint import read_state_dict
-from swin_quant.errors import SwinQuantError, listed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 PADDING = -30000.0
 LARGEST = 256

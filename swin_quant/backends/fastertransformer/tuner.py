@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import atomic_write_bytes, read_bounded
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import atomic_write_bytes, read_bounded
 from swin_quant.models.geometry import Geometry
 
 INT8_TYPE = 3

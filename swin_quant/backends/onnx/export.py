@@ -18,14 +18,14 @@ from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import Options
 from swin_quant.backends.onnx.store import store
 from swin_quant.backends.saturation import SAFE_ON, safe_on
-from swin_quant.errors import SwinQuantError, UsageError, listed
-from swin_quant.extras import library
-from swin_quant.files import ensure_writable_dir
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.extras import library
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.cards.card import RunCard
 from swin_quant.models.layers import Swin
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
-from swin_quant.runcard import RunCard
 
 if TYPE_CHECKING:
     from onnx import ModelProto

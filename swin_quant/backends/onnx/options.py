@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from swin_quant.backends.onnx.rewrites import REWRITES
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 PRECISIONS = ("int8", "float")
 FLOAT_TYPES = ("float32", "float16")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_quant.files import atomic_write_bytes
+from swin_quant.base.files import atomic_write_bytes
 
 if TYPE_CHECKING:
     from onnx import ModelProto

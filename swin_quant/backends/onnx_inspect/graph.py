@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.onnx_checks import first_line, without_data
 from swin_quant.backends.onnx_worker import InferenceError, infer
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

@@ -12,9 +12,9 @@ from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS, LayerReport, read_layers
 from swin_quant.backends.tensorrt.plan import Plan, check_output
-from swin_quant.errors import SwinQuantError, listed
-from swin_quant.files import atomic_write_bytes, reason, write_json
-from swin_quant.progress import log
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.files import atomic_write_bytes, reason, write_json
+from swin_quant.base.progress import log
 
 
 def build(plan: Plan, output: Path) -> tuple[Artifact, LayerReport]:

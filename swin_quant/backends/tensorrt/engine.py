@@ -14,9 +14,9 @@ from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS
-from swin_quant.engines import Engine
-from swin_quant.errors import SwinQuantError, UsageError
-from swin_quant.files import read_json
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import read_json
+from swin_quant.engines.engine import Engine
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from swin_quant.errors import UsageError
-from swin_quant.progress import log
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swin_quant.backends.onnx_inspect.gemms import Gemm
-from swin_quant.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError
 
 # Kernel names say operand types; the first that matches counts: i8i8_i8i32, imma, f16f16_f16f32, h1688, tf32, f32f32.
 _KERNELS: tuple[tuple[str, str], ...] = (

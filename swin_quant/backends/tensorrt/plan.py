@@ -8,10 +8,10 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
 from swin_quant.backends.onnx_inspect import Report, inspect_model
 from swin_quant.backends.tensorrt.host import Gpu
-from swin_quant.errors import UsageError, listed
-from swin_quant.files import ensure_writable_dir
-from swin_quant.progress import log
-from swin_quant.runcard import RunCard, card_path
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard, card_path
 
 SUFFIX = ".engine"
 

@@ -12,13 +12,13 @@ from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import Options, export
 from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.engines import torch_engines
-from swin_quant.ptq import Plan, calibrate_checkpoint
+from swin_quant.engines.engine import torch_engines
 from swin_quant.quant.policies import load_policy
-from swin_quant.runcard import RunCard
+from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint
 
 f32, f16 = np.float32, np.float16
 

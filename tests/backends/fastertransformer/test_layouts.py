@@ -17,7 +17,7 @@ from swin_quant.backends.fastertransformer.layouts import (
     separate_heads,
     weight_layout,
 )
-from swin_quant.errors import UsageError
+from swin_quant.base.errors import UsageError
 
 # docs/reference, section 3.3, n = 96: (r, c) -> COL32_2R_4R4, COL4_4R2_8C
 VECTORS = {

@@ -8,12 +8,12 @@ import torch
 from swin_quant.backends.fastertransformer.export import Options, export
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
 from swin_quant.config import configs_dir, find_config, load_config
-from swin_quant.errors import SwinQuantError, UsageError
 from swin_quant.models.build import geometry_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import policy_from_dict
-from swin_quant.runcard import RunCard
 
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
 NARROW = {"embed_dim": 32, "heads": (1, 2, 4, 8)}  # 7 x 7 tokens of 256 channels in the last stage

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import Options, export
+from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, quantize
-from swin_quant.runcard import RunCard
 
 SHALLOW = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 

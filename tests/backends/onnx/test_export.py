@@ -14,7 +14,7 @@ from swin_quant.backends import exporter, onnx_metadata
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx import store
 from swin_quant.backends.onnx.export import Options, export
-from swin_quant.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, quantize

@@ -28,7 +28,7 @@ STANDIN = Path(__file__).parents[2] / "standin" / "older_cpu.c"
 CHILD = """
 import sys
 import numpy, torch
-from swin_quant import progress
+from swin_quant.base import progress
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.options import EngineOptions

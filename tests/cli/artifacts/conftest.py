@@ -14,11 +14,11 @@ import yaml
 from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact
+from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
-from swin_quant.runcard import RunCard
 
 # Heads of 32 channels, as FasterTransformer's kernels need them.
 GEOMETRY = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from swin_quant.runcard import RunCard
+from swin_quant.cards.card import RunCard
 
 
 @pytest.fixture

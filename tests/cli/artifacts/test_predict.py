@@ -63,7 +63,7 @@ def test_names_that_the_onnx_file_carries(run, predict, exports, pictures, tmp_p
     import onnx
 
     from swin_quant.backends.artifact import finish_artifact
-    from swin_quant.runcard import RunCard
+    from swin_quant.cards.card import RunCard
 
     model = onnx.load(exports.onnx)
     model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["cat", "dog", "fox"]))

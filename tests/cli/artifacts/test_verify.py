@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact
-from swin_quant.runcard import RunCard
+from swin_quant.cards.card import RunCard
 
 
 @pytest.fixture

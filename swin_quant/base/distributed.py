@@ -1,0 +1,174 @@
+"""One process or many: start-up, sums and lists over all ranks, and an end for all when one rank fails."""
+
+import io
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.watchdog import Watchdog, broken_connection
+
+T = TypeVar("T")
+_PATIENCE = timedelta(hours=2)  # of torch's own; that nobody waits for a lost rank is the watchdog's business
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all: rank, their number, and the device this one computes on."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and prints."""
+        return self.rank == 0
+
+
+def all_sum(values: Tensor, device: torch.device) -> Tensor:
+    """Sum over ranks; with one rank, the values themselves. Back on the CPU."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values.cpu()
+    values = values.to(device if device.type == "cuda" else "cpu")
+    dist.all_reduce(values)
+    return values.cpu()
+
+
+def gather(items: list[T]) -> list[T]:
+    """The items of every rank, in rank order, on every rank. They travel as JSON: strings, numbers, lists."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return items
+    mine = torch.frombuffer(bytearray(json.dumps(items).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    longest = int(max(sizes))
+    parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+    texts = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+    return [item for text in texts for item in json.loads(text)]
+
+
+def from_main(value: T) -> T:
+    """What rank 0 has, on every rank: tensors (on the CPU) and plain data, read without running anything they hold."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    buffer = io.BytesIO()
+    if dist.get_rank() == 0:
+        torch.save(value, buffer)
+    size = torch.tensor([buffer.tell()])
+    dist.broadcast(size, 0)
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), 0)
+        return value
+    data = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(data, 0)
+    return torch.load(io.BytesIO(data.numpy()), "cpu", weights_only=True)
+
+
+def rank_of_launcher() -> int:
+    """The RANK that a launcher gave this process, else 0."""
+    return _number("RANK", 0)
+
+
+def _number(name: str, default: int) -> int:
+    """An environment variable as launchers set them. UsageError where it is no whole number."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"environment variable {name} is {text!r}: unset it, or start with torchrun, which sets it")
+    return int(text)
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes this rank's GPU where there is one, else the CPU. UsageError for a device that is not there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {name}: must be auto, cpu or cuda")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"--device {name}: rank {local_rank} of this machine has no GPU, {torch.cuda.device_count()} are visible; "
+            "use --device cpu or fewer processes"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def process_group(device: str = "auto", local_rank: int | None = None) -> Iterator[World]:
+    """Join the ranks that torchrun or torch.distributed.launch started; a plain start is a world of one.
+
+    An error of one rank ends the others within seconds with its reason; a rank that freezes, is killed or never comes
+    ends them within a minute (see `watchdog`).
+    """
+    size = _number("WORLD_SIZE", 1) if "RANK" in os.environ else 1
+    if size < 2:
+        yield World(device=choose_device(device))
+        return
+    rank = _number("RANK", 0)
+    if rank >= size:
+        raise UsageError(f"RANK is {rank} of WORLD_SIZE {size}: ranks count from 0; torchrun sets both")
+    host, port = _meeting_place()
+    launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # it keeps the store, rank 0 otherwise
+    watchdog = Watchdog(rank, size, "the launcher" if launcher else "rank 0", f"{host}:{port}")
+    try:
+        store = _open_store(host, port, size, rank == 0 and not launcher)
+        watchdog.attach(store)
+        chosen = choose_device(device, _number("LOCAL_RANK", local_rank or 0))
+        if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        watchdog.joined()
+        yield World(rank, size, chosen)
+        watchdog.closing()
+        dist.barrier()
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        reason = watchdog.reason_of_others() or broken_connection(error)
+        watchdog.report(reason or f"rank {rank} failed: {error}")
+        if reason is None:
+            raise
+        raise SwinQuantError(f"stopped, since {reason}") from error
+    except KeyboardInterrupt:
+        watchdog.report(f"rank {rank} was interrupted")
+        raise
+    except BaseException as error:
+        watchdog.report(f"rank {rank} failed: {str(error) or type(error).__name__}")
+        raise
+    finally:
+        watchdog.stop()
+
+
+def _meeting_place() -> tuple[str, int]:
+    """The address where a launcher lets the ranks meet. UsageError where there is none."""
+    host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 0)
+    problem = None if host and 0 < port < 2**16 else "an address and a port are needed"
+    try:
+        socket.getaddrinfo(host or None, port)
+    except (OSError, UnicodeError) as error:
+        problem = getattr(error, "strerror", None) or "no valid name"
+    if problem:
+        raise UsageError(
+            f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({host}:{port}) do not say where they "
+            f"meet: start with torchrun, which sets them ({problem})"
+        )
+    return host, port
+
+
+def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.Store:
+    """The store where the ranks find each other; the rank that `keeps` it waits for nobody here."""
+    try:
+        return dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[0]
+        raise SwinQuantError(f"cannot meet the other ranks at {host}:{port}: {problem}") from error

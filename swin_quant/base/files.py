@@ -1,0 +1,263 @@
+"""Files that are whole or not there: atomic writes, hashes, and JSON that is bounded, finite and of a known shape."""
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from swin_quant.base.errors import SwinQuantError, listed
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+_MAX_LINES_BYTES = 4 * 1024 * 1024  # ImageNet-22k's descriptions have a third of it
+_MAX_JSON_VALUES = 2**21  # an empty list is 3 bytes in the file and 64 in memory
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it is larger than the limit on the size of a file",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOTDIR: "a part of its path is a file, not a directory",
+    errno.EIO: "the disk reports an error",
+}
+
+
+def reason(error: OSError) -> str:
+    """An operating system's error in words."""
+    return _REASONS.get(error.errno, error.strerror or str(error))
+
+
+def open_plain(path: str | os.PathLike) -> BinaryIO:
+    """Open a regular file to read its bytes.
+
+    OSError for all else under that name: a pipe would wait for a writer for ever, a device may have no end.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)
+    except ValueError as error:  # a NUL, or characters that no file system can hold
+        raise OSError(errno.EINVAL, "no file can have this name") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def require_file(path: str | os.PathLike, what: str) -> None:
+    """SwinQuantError unless `path` is a regular file; `what` names its kind, e.g. "checkpoint"."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, ValueError) as error:  # ValueError: no file can have this name
+        raise SwinQuantError(f"{path or repr(path)}: no such {what}") from error
+    except OSError as error:
+        raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise SwinQuantError(f"{path}: is {kind}: give the {what} file")
+
+
+def ensure_writable_dir(path: str | os.PathLike) -> Path:
+    """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it."""
+    path = Path(path)
+    probe = path / f".{secrets.token_hex(8)}.tmp"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(b"probe")
+        finally:
+            probe.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise SwinQuantError(f"{path}: cannot be the output directory: it is a file") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise SwinQuantError(f"{path}: cannot be the output directory: {why}") from error
+    return path
+
+
+def atomic_write_bytes(path: str | os.PathLike, data: bytes | memoryview) -> None:
+    """Write `data` to `path`, or leave `path` as it was: a temporary file beside it, fsync, then rename.
+
+    Whatever interrupts (a full disk, Ctrl-C), the old file is untouched and the temporary one removed. A link
+    is followed, so that it still points to its file afterwards. Errors name `path` and the reason.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = "a directory" if target.is_dir() else "not a regular file"
+        raise SwinQuantError(f"{path}: cannot be written: it is {kind}")
+    if not target.parent.is_dir():
+        raise SwinQuantError(f"{path}: cannot be written: the directory {target.parent} does not exist")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be written: {reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):  # after the rename there is none
+            temporary.unlink()
+    _sync_directory(target.parent)
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal, read in pieces."""
+    digest = hashlib.sha256()
+    try:
+        with open_plain(path) as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
+    return digest.hexdigest()
+
+
+def sha256_of_data(value: Any) -> str:
+    """The SHA-256 of plain data as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """`value` (JSON's types, tuples) with every infinity and NaN replaced by None, which JSON can say."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Write `value` atomically as indented JSON, keys in their order; what is not finite becomes null."""
+    text = json.dumps(finite(value), indent=2, allow_nan=False)  # ASCII: a file's name may be no valid Unicode
+    atomic_write_bytes(path, (text + "\n").encode())
+
+
+def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
+    """The content of a regular file that somebody else may have written, of at most `limit` bytes."""
+    try:
+        with open_plain(path) as file:
+            small = os.fstat(file.fileno()).st_size <= limit
+            data = file.read(limit + 1) if small else b""
+    except OSError as error:
+        raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
+    if not small or len(data) > limit:  # it may have grown
+        raise SwinQuantError(f"{path}: is larger than the {limit >> 20} MB a {what} may have")
+    return data
+
+
+def read_lines(path: str | os.PathLike, what: str) -> list[str]:
+    """The lines of a UTF-8 text that are not blank, without the space around them; `what` names its kind in errors."""
+    try:
+        lines = read_bounded(path, what, _MAX_LINES_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise SwinQuantError(f"{path}: is no {what}: it is not UTF-8 text ({error.reason})") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def read_json(path: str | os.PathLike, what: str) -> Any:
+    """Read JSON that somebody else may have written; `what` names its kind in errors, e.g. "run card"."""
+    path = Path(path)
+    if not path.is_file():
+        raise SwinQuantError(f"{path}: no such {what}" + (": it is a directory" if path.is_dir() else ""))
+    data = read_bounded(path, what, MAX_JSON_BYTES)
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_JSON_VALUES:
+        raise SwinQuantError(f"{path}: holds more than the {_MAX_JSON_VALUES:,} values a {what} may have")
+    try:
+        return json.loads(data.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise SwinQuantError(f"{path}: is not a {what}: its JSON cannot be read ({error})") from error
+
+
+def check_json(value: Any, kind: Any, where: str, key: str = "", unknown: list[str] | None = None) -> None:
+    """Raise unless `value`, read from JSON, is of type `kind`, naming the file (`where`) and the `key` at fault.
+
+    `kind` is a dataclass or TypedDict (every annotated key present, but for those of `total=False` and those with a
+    constant default), list[T], dict[str, T], T | None, str, bool, int, float (finite; an int will do) or Any.
+    Keys that a record does not have are refused; with a list `unknown` they are added to it instead.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (origin is types.UnionType and value is None):
+        return
+    if origin is types.UnionType:
+        check_json(value, inner[0], where, key, unknown)
+    elif origin is list and isinstance(value, list):
+        for index, item in enumerate(value):
+            check_json(item, inner[0], where, f"{key}[{index}]", unknown)
+    elif origin is dict and isinstance(value, dict):
+        for name, item in value.items():
+            check_json(item, inner[1], where, f"{key}.{_shown(name)}", unknown)
+    elif _is_record(kind) and isinstance(value, dict):
+        (fields, optional), prefix = fields_of(kind), f"{key}." if key else ""
+        lacking, surplus = (
+            sorted(prefix + _shown(name) for name in names)
+            for names in (fields.keys() - optional - value.keys(), value.keys() - fields.keys())
+        )
+        if lacking or (surplus and unknown is None):
+            raise SwinQuantError(f"{where}: {'lacks' if lacking else 'has unknown'} {listed(lacking or surplus)}")
+        if unknown is not None:
+            unknown += surplus
+        for name, field in fields.items():
+            if name in value:
+                check_json(value[name], field, where, prefix + name, unknown)
+    elif not _is_scalar(value, kind):
+        wanted = "object" if _is_record(kind) else getattr(origin or kind, "__name__", str(kind))
+        raise SwinQuantError(f"{where}: {key or 'the content'} must be of type {wanted}, not {value!r:.60}")
+
+
+@functools.cache
+def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """The keys that a dataclass or TypedDict has in JSON, with their types, and those of them that may be absent.
+
+    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
+    A field with the metadata `json: False` is no key.
+    """
+    hints = typing.get_type_hints(kind)
+    if typing.is_typeddict(kind):
+        return hints, set(kind.__optional_keys__)
+    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
+    constant = {f.name for f in fields if f.default is not dataclasses.MISSING or f.default_factory in (list, dict)}
+    return {field.name: hints[field.name] for field in fields}, constant
+
+
+def _is_record(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+
+
+def _is_scalar(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # of an int of any length, too
+    return kind in (str, bool, int) and type(value) is kind
+
+
+def _shown(name: str) -> str:
+    return name[:60] if name[:60].isprintable() else ascii(name[:60])
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _sync_directory(directory: Path) -> None:
+    # The file is complete by now; some file systems refuse to sync a directory, which costs durability only.
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,113 @@
+"""Where a model came from: files that its run card names, found again, and accepted by their SHA-256 alone.
+
+Quantized figures are compared with the float checkpoint that the user had. PTQ leaves its weights as they are, QAT does
+not: then the original is looked for, or another file that is known to hold its weights.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import require_file, sha256_of
+from swin_quant.cards.card import RunCard, card_path, verify_checkpoint
+
+_MOST_STARTS = 32  # of QAT after QAT; a card can name itself
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checkpoint that QAT started from, and its card if it has one."""
+
+    file: Path
+    card: RunCard | None
+
+
+def card_of(checkpoint: str | Path) -> RunCard | None:
+    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is another's, or there is neither."""
+    require_file(checkpoint, "checkpoint")
+    path = card_path(checkpoint)
+    if not path.exists():
+        return None
+    card = RunCard.read(path)
+    verify_checkpoint(card, checkpoint)
+    return card
+
+
+def find(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | None:
+    """The file of a card's record, where the card says or of that name in one of `folders`; None if it is not there."""
+    if record is None:
+        return None
+    places = [*([Path(record["path"])] if "path" in record else []), *(folder / record["file"] for folder in folders)]
+    return next((path for path in places if path.is_file() and _is(path, record["sha256"])), None)
+
+
+def _is(path: Path, sha256: str) -> bool:
+    try:
+        return sha256_of(path) == sha256
+    except SwinQuantError:  # not ours to read: it may be found elsewhere
+        return False
+
+
+def starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
+    """What QAT started from, and what that started from, as far as the files are found: to the calibrated one."""
+    for _ in range(_MOST_STARTS):
+        file = find(card.training["start"], folders) if card.is_qat and card.training else None
+        if file is None:
+            return
+        before = card_of(file)
+        yield Start(file, before)
+        if before is None or _source(before) != _source(card):
+            return
+        card, folders = before, [file.parent]
+
+
+def ptq_of(card: RunCard, folders: Sequence[Path]) -> Start | None:
+    """The calibrated checkpoint of the card's original that QAT began with."""
+    found = list(starts(card, folders))
+    return found[-1] if found and _holds_original(found[-1], card) else None
+
+
+def original_of(card: RunCard, folders: Sequence[Path], given: str | Path | None = None) -> Path | None:
+    """A file with the weights of the card's original: `given`, the source itself, or the start of its QAT.
+
+    SwinQuantError if `given` is another one; None if none is found.
+    """
+    if given is not None:
+        return _checked(card, Path(given))
+    chain = list(starts(card, folders))
+    places = [*folders, *(start.file.parent for start in chain)]
+    for each in [card, *(start.card for start in chain if start.card)]:
+        teacher = each.training["teacher"] if each.training else None
+        for record in (each.source, teacher):
+            if record and record["sha256"] == _source(card) and (file := find(record, places)):
+                return file
+    return chain[-1].file if chain and _holds_original(chain[-1], card) else None
+
+
+def _checked(card: RunCard, given: Path) -> Path:
+    if card.source is None:
+        raise SwinQuantError(f"--float {given}: the run card {card.name} names no original to compare it with")
+    sha256 = sha256_of(given)
+    start = card.training["start"] if card.training else None
+    holds = sha256 == _source(card)
+    if not holds and start and sha256 == start["sha256"]:
+        holds = _holds_original(Start(given, card_of(given)), card)
+    if not holds:
+        raise SwinQuantError(
+            f"--float {given}: is not the float checkpoint that the run began with, {card.source['file']}: its SHA-256 "
+            f"is {sha256[:12]}..., the run card has {card.source['sha256'][:12]}..."
+        )
+    return given
+
+
+def _holds_original(start: Start, card: RunCard) -> bool:
+    """Whether a start's weights are those of the card's original: it is that file, or was calibrated only."""
+    if start.card is None:
+        return sha256_of(start.file) == _source(card)
+    return not start.card.is_qat and _source(start.card) == _source(card)
+
+
+def _source(card: RunCard) -> str | None:
+    return card.source["sha256"] if card.source else None

@@ -1,0 +1,1 @@
+"""Anything that maps images to logits, and the loops that carry pictures through it."""

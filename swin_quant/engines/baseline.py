@@ -1,0 +1,126 @@
+"""What the figures of a checkpoint are compared with, as loaded models and as engines.
+
+A checkpoint that was only calibrated is its own baseline, its nodes off. One that was trained with nodes on (QAT) is
+compared with the float model that it came from; the calibrated model (PTQ) and its own weights unquantized are scored
+beside it, and are never the baseline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.progress import log
+from swin_quant.cards.card import ORIGINAL, PTQ, QAT, UNQUANTIZED, RunCard
+from swin_quant.cards.lineage import original_of, ptq_of
+from swin_quant.checkpoint import Source, load_calibrated, load_float
+from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.engines.engine import Engine, torch_engines
+from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policy import Policy, apply_policy
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Of a QAT checkpoint: its original float model and the calibrated one that it started from, where found."""
+
+    original: Swin | None = None
+    ptq: Swin | None = None
+
+
+def find_baseline(
+    card: RunCard,
+    folders: Sequence[Path],
+    cfg: CfgNode,
+    policies: Sequence[Policy] = (),
+    world: World = World(),  # noqa: B008
+    given: str | None = None,
+) -> Baseline | None:
+    """What the checkpoint of `card` is compared with; None if that is itself, since it was not trained with nodes on.
+
+    `given` names the original, else it is looked for in `folders` and where the card says; a warning says if it is not
+    found. SwinQuantError if `given` is another file than the card's, or of another architecture.
+    """
+    file = original_of(card, folders, given) if given or card.is_qat else None
+    if not card.is_qat:
+        return None
+    if file is None:
+        log.warning("%s", missing(card))
+        return Baseline(None, _load_ptq(card, folders, cfg, policies, world))
+    return Baseline(load_original(cfg, file, world)[0], _load_ptq(card, folders, cfg, policies, world))
+
+
+def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Swin, Source]:
+    """The float model in `file`, ranges left out; SwinQuantError if it has another architecture or other classes."""
+    model = _built(cfg)
+    source = load_float(model, file, replace_head=None)
+    return model.to(world.device), source
+
+
+def missing(card: RunCard) -> str:
+    """Why there is no delta, and what to do about it."""
+    if card.source is None:
+        return "no delta: the run card names no float checkpoint that this QAT began with"
+    return (
+        f"no delta: the original float model of this QAT is not found: give {card.source['file']} (SHA-256 "
+        f"{card.source['sha256'][:12]}...) as --float FILE"
+    )
+
+
+def _load_ptq(
+    card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
+) -> Swin | None:
+    if not policies:
+        return None
+    start = ptq_of(card, folders)
+    if start is None:
+        log.info("PTQ is not scored beside QAT: the checkpoint that QAT started from is not found")
+        return None
+    model = _built(cfg)
+    apply_policy(model, policies[0])
+    try:
+        check_bits(model, start.card, policies, str(start.file))
+        load_calibrated(model, start.file)
+    except SwinQuantError as error:
+        log.info("PTQ is not scored beside QAT: %s", error)
+        return None
+    return model.to(world.device)
+
+
+def _built(cfg: CfgNode) -> Swin:
+    with torch.random.fork_rng():  # its weights are about to be replaced
+        return build_model(cfg)
+
+
+def engines_beside(
+    model: nn.Module,
+    device: torch.device,
+    half: str | None,
+    policies: Sequence[Policy],
+    baseline: Baseline | None,
+) -> dict[str, Engine]:
+    """Engines by label: float32 and `half` of the original, PTQ, then `model` under each policy and unquantized.
+
+    Without a baseline they are `torch_engines` of the model. Without an original none is called float32.
+    """
+    if baseline is None:
+        return torch_engines(model, device, half, policies)
+    engines = engines_of_original(baseline, device, half)
+    if baseline.ptq:
+        found = torch_engines(baseline.ptq, device, None, policies).items()
+        engines |= {f"PTQ {key}": replace(engine, weights=PTQ) for key, engine in found if engine.policy}
+    (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
+    found = [*quantized, (UNQUANTIZED, unquantized)]
+    return engines | {key: replace(engine, weights=QAT) for key, engine in found}
+
+
+def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
+    """float32 and `half` of what QAT came from, by label; none where that was not found."""
+    engines = torch_engines(baseline.original, device, half) if baseline.original else {}
+    return {key: replace(engine, weights=ORIGINAL) for key, engine in engines.items()}

@@ -1,0 +1,79 @@
+"""Pictures to logits, for commands that look at the logits themselves: run, verify, predict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.progress import track
+from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import chunks
+from swin_quant.engines.engine import Engine
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """Logits float32 [N, classes] of each engine for N readable pictures: their names, and labels int64 [N]."""
+
+    names: list[str]
+    labels: Tensor
+    logits: dict[str, Tensor]
+    unreadable: list[str]
+
+
+def infer(
+    engines: Mapping[str, Engine],
+    pictures: Pictures,
+    preprocess: Preprocess,
+    classes: int,
+    *,
+    batch_size: int = 32,
+    workers: int = 0,
+    count: int | None = None,
+    max_unreadable: float = 1.0,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Inferred:
+    """Run every engine on the same pictures: all of them, or `count` spread evenly over their order.
+
+    Raises SwinQuantError when a larger share than `max_unreadable`, or every picture, cannot be read, and for logits
+    that are not finite or not [B, classes], naming the engine.
+    """
+    chosen = _spread(len(pictures), count)
+    limit = UnreadableLimit(len(chosen), max_unreadable)
+    batches = chunks(chosen, min([batch_size, *(engine.max_batch for engine in engines.values() if engine.max_batch)]))
+    loaded = load_batches(pictures, preprocess, batches, default_workers(workers, 1, len(chosen)))
+    names: list[str] = []
+    labels: list[Tensor] = []
+    logits: dict[str, list[Tensor]] = {key: [] for key in engines}
+    with torch.inference_mode():
+        for batch in track(loaded, f"running {', '.join(engines)}", len(batches)):
+            limit.count(batch.unreadable)
+            limit.check()
+            if not batch.indices:
+                continue
+            names += [pictures.names[index] for index in batch.indices]
+            labels.append(batch.labels)
+            images = batch.images.to(device)
+            for key, engine in engines.items():
+                logits[key].append(_checked(key, engine(images), len(batch.indices), classes))
+    return Inferred(names, torch.cat(labels), {key: torch.cat(parts) for key, parts in logits.items()}, limit.names)
+
+
+def _spread(total: int, count: int | None) -> list[int]:
+    """`count` indices below `total`, as far apart as they can be: classes that lie one after another all occur."""
+    if count is None or count >= total:
+        return list(range(total))
+    return [index * total // count for index in range(count)]
+
+
+def _checked(key: str, logits: Tensor, pictures: int, classes: int) -> Tensor:
+    logits = logits.float().cpu()
+    if logits.shape != (pictures, classes):
+        raise SwinQuantError(f"{key}: logits are {list(logits.shape)}, not [{pictures}, {classes}]: another model's")
+    if not logits.isfinite().all():
+        raise SwinQuantError(f"{key}: logits hold NaN or infinity for {pictures} pictures")
+    return logits

@@ -1,0 +1,134 @@
+"""Accuracy and agreement of anything that maps pictures to logits, all engines on the same pictures in one pass.
+
+The first engine is the baseline that the others are compared with. Sums are kept per rank and added once at the end,
+so that ranks with unequal shares never wait for each other, and every picture counts exactly once.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_quant.base.distributed import all_sum
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.data.loader import Batch
+
+Engine = Callable[[Tensor], Tensor]
+_WARM_UP_BATCHES = 1
+
+
+@dataclass
+class _Sums:
+    """What one engine adds up over pictures; `gained` and `lost` are top-1 answers against the baseline."""
+
+    pictures: int = 0
+    correct1: int = 0
+    correct5: int = 0
+    loss: float = 0.0
+    agree: int = 0
+    gained: int = 0
+    lost: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    seconds: float = 0.0
+    timed: int = 0
+
+    def add(self, logits: Tensor, labels: Tensor, baseline: Tensor) -> None:
+        """logits, baseline: float32 [B, classes]; labels: int64 [B]."""
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        right, right_before = best[:, 0] == labels, baseline.argmax(1) == labels
+        self.pictures += len(labels)
+        self.correct1 += int(right.sum())
+        self.correct5 += int((best == labels[:, None]).any(1).sum())
+        self.loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
+        self.agree += int((best[:, 0] == baseline.argmax(1)).sum())
+        self.gained += int((right & ~right_before).sum())
+        self.lost += int((right_before & ~right).sum())
+        self.signal += baseline.double().square().sum().item()
+        self.noise += (logits.double() - baseline.double()).square().sum().item()
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy and agreement in percent, loss in nats, SQNR in dB (None if equal), deltas in points to the baseline.
+
+    `delta_acc1_se` is the paired standard error: pictures that both engines get right or wrong add nothing to it.
+    """
+
+    pictures: int
+    acc1: float
+    acc5: float
+    loss: float
+    agreement: float
+    sqnr_db: float | None
+    delta_acc1: float
+    delta_acc1_se: float
+    ms_per_picture: float | None
+
+
+def evaluate(
+    engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, collective: bool = False
+) -> dict[str, Score]:
+    """Score `engines` (images [B, 3, H, W] -> logits [B, classes]) on this rank's batches; the result is of all ranks.
+
+    `collective`: the passes of the ranks wait for each other, so that a batch without a picture is one, too.
+    ms_per_picture is wall time of the forward passes, after a first batch of warm-up where there are more.
+    Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
+    """
+    sums = {name: _Sums() for name in engines}
+    with torch.inference_mode():
+        for number, batch in enumerate(batches):
+            if len(batch.labels):
+                _add_batch(engines, batch, device, sums, timed=number >= _WARM_UP_BATCHES)
+            elif collective:
+                for engine in engines.values():
+                    engine(batch.images.to(device))
+    rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
+    totals = dict(zip(engines, (_Sums(*row) for row in all_sum(rows, device).tolist()), strict=True))
+    return {name: _score(name, total) for name, total in totals.items()}
+
+
+def _add_batch(
+    engines: Mapping[str, Engine], batch: Batch, device: torch.device, sums: dict[str, _Sums], timed: bool
+) -> None:
+    images, labels = batch.images.to(device), batch.labels.to(device)
+    baseline: Tensor | None = None
+    for name, engine in engines.items():
+        start = _now(device)
+        logits = engine(images).float()
+        if timed:
+            sums[name].seconds += _now(device) - start
+            sums[name].timed += len(labels)
+        if not logits.isfinite().all():
+            raise SwinQuantError(f"engine {name}: logits hold NaN or infinity for {len(labels)} pictures")
+        baseline = logits if baseline is None else baseline
+        sums[name].add(logits, labels, baseline)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _score(name: str, total: _Sums) -> Score:
+    n = total.pictures
+    if n == 0:
+        raise SwinQuantError(f"engine {name} was given no picture to score: the data set is empty or unreadable")
+    mean = (total.gained - total.lost) / n
+    variance = (total.gained + total.lost) / n - mean**2
+    return Score(
+        pictures=int(n),
+        acc1=100 * total.correct1 / n,
+        acc5=100 * total.correct5 / n,
+        loss=total.loss / n,
+        agreement=100 * total.agree / n,
+        sqnr_db=10 * math.log10(total.signal / total.noise) if total.noise and total.signal else None,
+        delta_acc1=100 * mean,
+        delta_acc1_se=100 * math.sqrt(max(variance, 0.0) / n),
+        ms_per_picture=1000 * total.seconds / total.timed if total.timed else None,
+    )

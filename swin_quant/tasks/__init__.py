@@ -1,0 +1,1 @@
+"""One file a verb: what the commands and the Python face call."""

@@ -1,0 +1,308 @@
+"""Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and card out."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
+from swin_quant.base.progress import log, track
+from swin_quant.cards.card import (
+    CalibrationRecord,
+    CheckpointRecord,
+    CheckRecord,
+    RangesRecord,
+    RunCard,
+    TrainingRecord,
+)
+from swin_quant.cards.lineage import card_of
+from swin_quant.checkpoint import Source, load_float, save_calibrated
+from swin_quant.checkpoint.range_bits import bits_record
+from swin_quant.config import architecture, to_dict
+from swin_quant.data.calibration import calibration_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.preprocess import Preprocess, Transform, augmented
+from swin_quant.data.sampling import digest
+from swin_quant.data.sources import DIGITS, open_pictures
+from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
+from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.check import PICTURES, RUIN_DB, Check, check_ranges
+from swin_quant.quant.check import Batch as CheckBatch
+from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.ranges import RANGE_METHODS
+from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
+
+    batches: int = 10
+    batch_size: int = 8
+    split: str = "train"
+    seed: int = 0
+    augment: bool = False
+    method: Method = Method()
+    max_unreadable: float = 0.01
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--num-calib-batch", self.batches), ("--calib-batchsz", self.batch_size)):
+            if value < 1:
+                raise UsageError(f"{flag} {value}: must be at least 1")
+        if self.method.name not in (None, *RANGE_METHODS):
+            raise UsageError(f"--calibrator {self.method.name}: must be one of {', '.join(RANGE_METHODS)}")
+        if not 0 < self.method.percentile <= 100:
+            raise UsageError(f"--percentile {self.method.percentile}: must be above 0 and at most 100")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated model with its policy applied, where it was saved, and its card."""
+
+    model: Swin
+    checkpoint: Path
+    card: RunCard
+
+
+def calibrate_checkpoint(
+    cfg: CfgNode,
+    checkpoint: str | None,
+    policy: Policy,
+    plan: Plan,
+    output: str | Path,
+    world: World = World(),  # noqa: B008
+    replace_head: bool = False,
+) -> Calibrated:
+    """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
+
+    What was counted is kept in `<NAME>_calib.stats.npz` (not by `max`, which counts nothing). Everything that can be
+    refused is refused before the first forward. `checkpoint` None calibrates the seeded random weights of the config,
+    for timing. Every rank returns the same ranges; rank 0 writes.
+    """
+    check_channels(cfg)
+    path = Path(output) / f"{cfg.MODEL.NAME}_calib.pth"
+    if world.is_main:
+        ensure_writable_dir(output)
+    torch.manual_seed(cfg.SEED)
+    model = build_model(cfg)
+    source = load_float(model, checkpoint, replace_head=replace_head) if checkpoint else None
+    before = trained_before(checkpoint, source)
+    if checkpoint is None:
+        log.warning("no checkpoint: these are random weights, good for timing only")
+    apply_policy(model, policy)
+    model.to(world.device)
+
+    preprocess = Preprocess.from_config(cfg)
+    calibration, record, some = _calibrate(model, cfg, preprocess, plan, world)
+    report_findings(calibration)
+    if check := check_ranges(model, calibration, plan.method, some):
+        if world.is_main:
+            _report_check(check, record["method"], policy)
+        record["check"] = CheckRecord(policy=policy.name, **finite(asdict(check)))
+    card = RunCard(
+        name=cfg.MODEL.NAME,
+        config=portable_config(cfg),
+        preprocess=preprocess.to_dict(),
+        source=before.source if before else source and source.record(),
+        policy=policy.to_dict(),
+        calibration=record,
+        training=calibrated_again(before),
+    )
+    return finish(model, path, card, calibration, world)
+
+
+def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
+    """Write checkpoint, statistics and card, in this order."""
+    counted = statistics_bytes(calibration.statistics) if calibration.statistics else None
+    kept = path.with_suffix(SUFFIX)
+    record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
+    card = replace(card, calibration=card.calibration | {"statistics": record})
+    if world.is_main:
+        card = save_with_card(model, path, card, others={kept: counted} if counted else {})
+        if counted:
+            log.info("statistics: %s", kept)
+        else:
+            kept.unlink(missing_ok=True)  # of an earlier calibration, whose checkpoint is gone, too
+    return Calibrated(model, path, card)
+
+
+def trained_before(checkpoint: str | None, source: Source | None) -> RunCard | None:
+    """The card of a checkpoint that QAT trained: whatever is made from it came from the same original."""
+    if checkpoint is None or source is None:
+        return None
+    try:
+        card = card_of(checkpoint)
+    except SwinQuantError:
+        if source.calibrated:  # it may be QAT's
+            raise
+        return None  # some other JSON beside a float checkpoint
+    return card if card and card.is_qat else None
+
+
+def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
+    """How the weights were trained, for the card of new ranges; None where they were not (`trained_before`)."""
+    as_calibrated = RangesRecord(weights=None, activations=None)
+    return {**before.training, "ranges": as_calibrated} if before and before.training else None
+
+
+def save_with_card(
+    model: Swin, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
+) -> RunCard:
+    """Write a calibrated checkpoint and the `others`, then the card that holds its hash; returns that card."""
+    save_calibrated(model, path, by_channel)
+    for other, content in (others or {}).items():
+        atomic_write_bytes(other, content)
+    card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
+    card.write(path.with_suffix(".json"))
+    for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):
+        log.info("%s: %s", what, file)
+    return card
+
+
+def _calibrate(
+    model: Swin, cfg: CfgNode, preprocess: Preprocess, plan: Plan, world: World
+) -> tuple[Calibration, CalibrationRecord, list[CheckBatch]]:
+    """What was found, how it is recorded, and this rank's part of the first pictures, for `check_ranges`."""
+    pictures = open_pictures(
+        cfg.DATA.DATA_PATH,
+        plan.split,
+        zip_mode=cfg.DATA.ZIP_MODE,
+        cache_mode="no",  # a sample is read once
+        num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None,  # folders may be flat, maps have labels
+    )
+    transform: Transform = augmented(cfg, plan.seed) if plan.augment else preprocess
+    limit = UnreadableLimit(len(pictures), plan.max_unreadable)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.batches * plan.batch_size)
+    numbered = calibration_batches(
+        pictures,
+        transform,
+        plan.batches,
+        plan.batch_size,
+        plan.seed,
+        limit,
+        world.rank,
+        world.size,
+        workers,
+    )
+    used: list[tuple[int, list[str]]] = []
+    shown: list[tuple[int, Tensor]] = []
+    some: list[CheckBatch] = []
+
+    def images() -> Iterator[Tensor]:
+        mine = len(range(world.rank, plan.batches, world.size))
+        for number, batch in track(numbered, "calibrating", mine):
+            used.append((number, [pictures.names[index] for index in batch.indices]))
+            shown[:] = [(number, batch.images.to(world.device))]
+            yield shown[0][1]
+
+    def keep(logits: Tensor) -> None:
+        ((number, batch),) = shown
+        if (wanted := PICTURES - number * plan.batch_size) > 0:
+            some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
+
+    calibration = calibrate(model, images(), plan.method, keep)
+    limit.count(gather(limit.names))
+    limit.check()
+    names = [name for _, batch in sorted(gather(used)) for name in batch]
+    record = CalibrationRecord(
+        exact=plan.method.exact,
+        batches=plan.batches,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+        split=plan.split,
+        augment=plan.augment,
+        pictures=calibration.pictures,
+        pictures_sha256=digest(names),
+        files=names,
+        unreadable=sorted(limit.names),
+        beyond_half=calibration.beyond_half,
+        **found_by(plan.method, model, calibration),
+    )
+    return calibration, record, some
+
+
+def _methods(model: Swin, method: Method) -> list[str]:
+    """The range methods of the activation nodes that are on, or of all where none is."""
+    nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
+    on = [node for node in nodes if node.enabled] or nodes
+    return sorted({method.for_bits(node.bits) for node in on})
+
+
+def found_by(method: Method, model: Swin, calibration: Calibration) -> dict[str, Any]:
+    """What a calibration record says of the search itself."""
+    methods = _methods(model, method)
+    return {
+        "method": "+".join(methods),
+        "percentile": method.percentile if "percentile" in methods else None,
+        "dead_nodes": calibration.dead,
+        **bits_record(model, method),
+    }
+
+
+def report_findings(calibration: Calibration) -> None:
+    """Warn of nodes that saw only zeros, or more than float16 holds."""
+    if calibration.dead:
+        log.warning(
+            "%d nodes saw only zeros (a branch that does nothing): %s",
+            len(calibration.dead),
+            listed(calibration.dead, 2),
+        )
+    if calibration.beyond_half:
+        worst = max(calibration.beyond_half, key=calibration.largest.__getitem__)
+        log.warning(
+            "%d nodes exceed the largest float16 (65504), %s most, with %.4g: a float16 engine overflows there",
+            len(calibration.beyond_half),
+            worst,
+            calibration.largest[worst],
+        )
+
+
+def _report_check(check: Check, method: str, policy: Policy) -> None:
+    """What the ranges cost; a warning where another method does better, or where all lose the signal."""
+    figures = (
+        f"SQNR of the logits {check.sqnr_db:.1f} dB, top-1 agreement {check.agreement:.0f} % with float on "
+        f"{check.pictures} of the pictures"
+    )
+    if check.better:
+        where = f"at fault: {listed(check.at_fault, 3)}" if check.at_fault else "all nodes have a part in it"
+        log.warning("calibrator %s loses the signal under %s: %s; %s", method, policy.name, figures, where)
+        others = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in check.others.items() if name != check.better)
+        also = f" ({others})" if others else ""
+        best = check.others[check.better]
+        log.warning("--calibrator %s does better there, %.1f dB%s: calibrate with it", check.better, best, also)
+    elif check.sqnr_db < RUIN_DB:
+        remedy = "more bits, fewer nodes, or `swin-quant finetune`"
+        log.warning("%s loses the signal by any calibrator: %s; give it %s", policy.name, figures, remedy)
+    else:
+        log.info("%s: %s", policy.name, figures)
+
+
+def portable_config(cfg: CfgNode) -> dict[str, Any]:
+    """The config as a run card keeps it: without the folders of the machine it ran on."""
+    data = to_dict(cfg)
+    data["DATA"]["DATA_PATH"] = Path(cfg.DATA.DATA_PATH).name
+    data["OUTPUT"] = ""
+    for key in ("RESUME", "PRETRAINED"):
+        data["MODEL"][key] = Path(cfg.MODEL[key]).name
+    return data
+
+
+def has_split(cfg: CfgNode, split: str) -> bool:
+    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
+    root = Path(cfg.DATA.DATA_PATH)
+    return cfg.DATA.DATA_PATH == DIGITS or (root / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists()
+
+
+def check_channels(cfg: CfgNode) -> None:
+    """UsageError for a model that does not take pictures as they are read, in three colours."""
+    if (channels := architecture(cfg).IN_CHANS) != 3:
+        raise UsageError(f"IN_CHANS is {channels}, but pictures are read in red, green and blue: it must be 3")

@@ -1,0 +1,222 @@
+"""Scoring a model: float32 first, then half precision and the quantized model, on the same pictures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.progress import log, track
+from swin_quant.cards.card import CheckpointRecord, DatasetRecord, Result, RunCard, SourceRecord, card_path
+from swin_quant.cards.lineage import card_of
+from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import chunks, digest, shard
+from swin_quant.data.sources import open_pictures
+from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, load_original
+from swin_quant.engines.engine import Engine, half_type
+from swin_quant.engines.scores import Score, evaluate
+from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.tasks.calibrate import check_channels, portable_config
+
+BASELINE = "float32"
+
+
+def score_model(
+    model: Swin,
+    cfg: CfgNode,
+    card: RunCard,
+    policies: Sequence[Policy] = (),
+    world: World = World(),  # noqa: B008
+    split: str = "val",
+    half: str = "auto",
+    max_unreadable: float = 0.01,
+    baseline: Baseline | None = None,
+) -> RunCard:
+    """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
+
+    Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` is what a model that
+    QAT trained is compared with (`find_baseline`). Every rank scores its share; all return the same card.
+    """
+    preprocess = Preprocess.from_dict(card.preprocess)
+    if preprocess != Preprocess.from_config(cfg):
+        log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
+    engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
+    for result in score_engines(engines, cfg, preprocess, world, split, max_unreadable).values():
+        card = card.with_result(result)
+    return card
+
+
+def score_engines(
+    engines: Mapping[str, Engine],
+    cfg: CfgNode,
+    preprocess: Preprocess,
+    world: World = World(),  # noqa: B008
+    split: str = "val",
+    max_unreadable: float = 0.01,
+) -> dict[str, Result]:
+    """A result for each engine, all on the same pictures in one pass, by the engines' keys.
+
+    An engine called `float32` comes first and is what the others are compared with; without one there are no
+    comparisons. Every rank scores its share; all return the same results.
+    """
+    pictures = open_labelled(cfg, split, world)
+    scores, unreadable = _score(engines, pictures, preprocess, cfg, world, max_unreadable)
+    dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
+    results = {}
+    for key, score in scores.items():
+        measured = asdict(score)
+        if key == BASELINE or BASELINE not in engines:
+            measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
+        results[key] = Result(
+            engine=engines[key].name,
+            precision=engines[key].precision,
+            policy=engines[key].policy,
+            policy_sha256=engines[key].policy_sha256,
+            dataset=dataset,
+            batch_size=cfg.DATA.BATCH_SIZE,
+            device=world.device.type,
+            unreadable=len(unreadable),
+            note=f"unreadable: {listed(unreadable)}" if unreadable else None,
+            weights=engines[key].weights,
+            **measured,
+        )
+    return results
+
+
+def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRecord:
+    """The pictures as a run card names them: without the folders of the machine."""
+    return DatasetRecord(name=Path(data_path).name, split=split, pictures=len(pictures), sha256=digest(pictures.names))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be scored: a loaded model, its policies, its card, and the card's file if it has one already."""
+
+    model: Swin
+    policies: list[Policy]
+    card: RunCard
+    card_file: Path | None
+
+
+def load_for_scoring(
+    cfg: CfgNode,
+    checkpoint: str,
+    policies: Sequence[Policy] = (),
+    world: World = World(),  # noqa: B008
+    replace_head: bool = False,
+    any_bits: bool = False,
+) -> Subject:
+    """Load `checkpoint` and settle under which policies it is scored: those given, else its run card's.
+
+    A float checkpoint is scored in float only, and refused if a policy asks for more; a calibrated one without run
+    card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
+    ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
+    """
+    card_file = card_path(checkpoint)
+    card = card_of(checkpoint)
+    policies = list(policies)
+    if not policies and card and card.policy:
+        policies = [policy_from_dict(card.policy, str(card_file))]
+    torch.manual_seed(cfg.SEED)
+    model = build_model(cfg)
+    quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
+    if quantized:
+        if not any_bits:
+            check_bits(model, card, quantized, checkpoint)
+        apply_policy(model, quantized[0])
+        source = load_calibrated(model, checkpoint)
+    else:
+        source = load_float(model, checkpoint, replace_head=replace_head)
+        if not policies and source.calibrated:
+            raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose --int8-mode 1, 2 or a --policy")
+    model.to(world.device)
+    if card is None:
+        card_file = None
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
+        card = replace(card, policy=policies[0].to_dict() if policies else None)
+    return Subject(model, policies, card, card_file)
+
+
+def compared(
+    subject: Subject,
+    cfg: CfgNode,
+    world: World = World(),  # noqa: B008
+    given: str | None = None,
+) -> tuple[RunCard, Baseline | None]:
+    """The subject's card, and what the subject is compared with: `given`, or what is found.
+
+    A calibrated checkpoint without run card is taken at the user's word: `given` is what it came from, and if their
+    weights differ it was trained since.
+    """
+    if given and not subject.policies:
+        raise UsageError(f"--float {given}: what is scored is a float checkpoint itself: leave it out")
+    if subject.card_file:
+        folders = [subject.card_file.resolve().parent]
+        return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, given)
+    if given is None:
+        if subject.policies:
+            log.info("no run card: taken as not trained since it was float; if it was (QAT), give --float FILE")
+        return subject.card, None
+    original, source = load_original(cfg, given, world)
+    card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
+    weights = dict(original.named_parameters())
+    same = all(torch.equal(value, weights[name]) for name, value in subject.model.named_parameters())
+    return card, None if same else Baseline(original)
+
+
+def _file_record(source: SourceRecord) -> CheckpointRecord:
+    return CheckpointRecord(**{key: value for key, value in source.items() if key != "format"})
+
+
+def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None = None) -> Pictures:
+    """The labelled pictures of a split, their number of classes checked against MODEL.NUM_CLASSES.
+
+    `cache_mode` is in place of DATA.CACHE_MODE.
+    """
+    check_channels(cfg)
+    return open_pictures(
+        cfg.DATA.DATA_PATH,
+        split,
+        zip_mode=cfg.DATA.ZIP_MODE,
+        cache_mode=cache_mode or cfg.DATA.CACHE_MODE,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+        rank=world.rank,
+        world=world.size,
+        track=lambda indices: track(indices, f"reading {split}", len(indices)),
+    )
+
+
+def _score(
+    engines: Mapping[str, Engine],
+    pictures: Pictures,
+    preprocess: Preprocess,
+    cfg: CfgNode,
+    world: World,
+    max_unreadable: float,
+) -> tuple[dict[str, Score], list[str]]:
+    batches = chunks(shard(range(len(pictures)), world.rank, world.size), cfg.DATA.BATCH_SIZE)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
+    limit = UnreadableLimit(len(pictures), max_unreadable)
+
+    def readable():
+        loaded = load_batches(pictures, preprocess, batches, workers)
+        for batch in track(loaded, f"scoring {', '.join(engines)}", len(batches)):
+            limit.count(batch.unreadable)
+            limit.check()
+            yield batch
+
+    scores = evaluate(engines, readable(), world.device)
+    limit.count(gather(limit.names))
+    limit.check()
+    if limit.names:
+        log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
+    return scores, sorted(limit.names)

@@ -1,0 +1,167 @@
+"""Scoring artifacts: the float checkpoint first, then every artifact on every engine, in one pass per checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.options import EngineOptions
+from swin_quant.base.distributed import World
+from swin_quant.base.files import sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import QAT, card_path
+from swin_quant.cards.lineage import original_of
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.baseline import (
+    Baseline,
+    engines_beside,
+    engines_of_original,
+    find_baseline,
+    load_original,
+)
+from swin_quant.engines.engine import Engine, half_type
+from swin_quant.tasks.deployed import (
+    config_of,
+    find_checkpoint,
+    folders_of,
+    load_engines,
+    load_origin,
+    names_of_engines,
+    no_checkpoint,
+    on_its_device,
+    preprocess_of,
+)
+from swin_quant.tasks.evaluate import score_engines
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What artifacts are scored with.
+
+    `engines` None: those installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
+    `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
+    `overrides`: keys of the config (data path, batch size, ...).
+    """
+
+    engines: Sequence[str] | None = None
+    options: EngineOptions = EngineOptions()
+    overrides: Mapping[str, Any] | None = None
+    checkpoint: str | None = None
+    split: str = "val"
+    half: str = "auto"
+    fake_quant: bool = False
+    max_unreadable: float = 0.01
+    original: str | None = None
+
+
+def score_artifacts(
+    artifacts: Sequence[Artifact],
+    scoring: Scoring,
+    world: World = World(),  # noqa: B008
+) -> list[Artifact]:
+    """The artifacts with results in their cards, nothing written: each with its baseline's and its own.
+
+    Artifacts of one checkpoint and preprocessing are scored in one pass with one float baseline. One whose checkpoint
+    is not found is scored without a baseline: no delta then, and a warning. Everything that can be refused (an engine
+    that is not installed, a checkpoint of another hash) is refused before a picture is read.
+    """
+    for artifact in artifacts:
+        names_of_engines(artifact, scoring.engines)
+    groups: dict[tuple[Any, ...], list[_Prepared]] = {}
+    for artifact in artifacts:
+        prepared = _prepare(artifact, scoring)
+        groups.setdefault(prepared.group, []).append(prepared)
+    scored: dict[Path, Artifact] = {}
+    for group in groups.values():
+        scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world)}
+    return [scored[artifact.file] for artifact in artifacts]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    artifact: Artifact
+    cfg: CfgNode
+    preprocess: Preprocess
+    checkpoint: Path | None
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where else than at its place the float checkpoint may be."""
+        return [*folders_of(self.artifact), *([self.checkpoint.parent] if self.checkpoint else [])]
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """Artifacts of one group are scored in one pass."""
+        checkpoint = sha256_of(self.checkpoint) if self.checkpoint else None
+        return checkpoint or self.artifact.file, self.preprocess
+
+
+def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
+    cfg = config_of(artifact, scoring.overrides)
+    prepared = _Prepared(artifact, cfg, preprocess_of(artifact), find_checkpoint(artifact, scoring.checkpoint))
+    if scoring.original:
+        original_of(artifact.card, prepared.folders, scoring.original)  # refused now, not after others were scored
+    return prepared
+
+
+def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> list[Artifact]:
+    first = group[0]
+    names = {p.artifact.file: names_of_engines(p.artifact, scoring.engines) for p in group}
+    deployed = {p.artifact.file: load_engines(p.artifact, names[p.artifact.file], scoring.options) for p in group}
+    baseline = _baseline(group, scoring, world)
+    engines = baseline | {key: engine for engines in deployed.values() for key, engine in engines.items()}
+    cfg = _within_limits(first.cfg, engines)
+    results = score_engines(engines, cfg, first.preprocess, world, scoring.split, scoring.max_unreadable)
+    scored = []
+    for prepared in group:
+        card, file = prepared.artifact.card, prepared.artifact.file
+        for key in baseline:
+            card = card.with_result(results[key])
+        weights = QAT if card.is_qat else None
+        for name, key in zip(names[file], deployed[file], strict=True):
+            device = on_its_device(name, scoring.options).device
+            card = card.with_result(replace(results[key], device=device, weights=weights))
+        scored.append(replace(prepared.artifact, card=card))
+    return scored
+
+
+def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dict[str, Engine]:
+    """float32 first, then half, then the simulation if that is asked for; nothing where no baseline is found."""
+    first, half = group[0], half_type(scoring.half, world.device)
+    origin = None
+    if first.checkpoint is not None:
+        quantized = next((p for p in group if p.artifact.card.policy), first)
+        origin = load_origin(quantized.artifact, first.cfg, first.checkpoint, world)
+    policies = origin.policies if origin and scoring.fake_quant else ()
+    card = first.artifact.card
+    baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
+    if origin and (policies or baseline is None):
+        return engines_beside(origin.model, world.device, half, policies, baseline)
+    if baseline is None and (file := original_of(card, first.folders, scoring.original)):
+        baseline = Baseline(load_original(first.cfg, file, world)[0])
+    if baseline is None:
+        log.warning("%s: scored without a baseline: %s", first.artifact.file, no_checkpoint(first.artifact))
+        return {}
+    return engines_of_original(baseline, world.device, half)
+
+
+def _within_limits(cfg: CfgNode, engines: Mapping[str, Engine]) -> CfgNode:
+    """The config with a batch that every engine takes."""
+    limit = min([cfg.DATA.BATCH_SIZE, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
+    if limit < cfg.DATA.BATCH_SIZE:
+        log.info("batch %d instead of %d: the limit of an engine", limit, cfg.DATA.BATCH_SIZE)
+        cfg = cfg.clone()
+        cfg.defrost()
+        cfg.DATA.BATCH_SIZE = limit
+        cfg.freeze()
+    return cfg
+
+
+def write_cards(artifacts: Sequence[Artifact]) -> None:
+    """Write each artifact's card, in the place of the one it was read from."""
+    for artifact in artifacts:
+        artifact.card.write(card_path(artifact.file))
+        log.info("run card: %s", card_path(artifact.file))

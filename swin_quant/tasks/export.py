@@ -1,0 +1,118 @@
+"""From a calibrated checkpoint to an artifact: the model of its run card, the policy of the target, the exporter."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.backends import EXPORTERS
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.saturation import safe_on, without_saturation
+from swin_quant.backends.targets import TARGETS
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard, card_path
+from swin_quant.config import from_dict
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
+from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.tasks.evaluate import card_of, load_for_scoring
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    target: str,
+    folder: str | Path,
+    cfg: CfgNode | None = None,
+    policy: Policy | None = None,
+    precision: str = "int8",
+    options: Mapping[str, Any] | None = None,
+    saturation_safe: bool = False,
+) -> tuple[Artifact, Swin]:
+    """Export `checkpoint` for `target`, one of TARGETS; returns the artifact, and the model that it was made from.
+
+    The config is that of the run card beside the checkpoint; `cfg` is for one that has none. `policy` None: as
+    `policy_for` says. `precision` float leaves every node out. `options`: opset, float_type, batch, sm, fix_gelu_bias,
+    check, as the target has them. `saturation_safe`: weights of 7 bits, for CPUs without VNNI.
+
+    Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"--backend {target}: there are {', '.join(TARGETS)}")
+    if precision == "float" and policy:
+        raise UsageError("--policy chooses what is int8: leave it out with --precision float")
+    if saturation_safe and (precision == "float" or not TARGETS[target].saturates):
+        raise UsageError(f"--saturation-safe: means nothing to --backend {target} with precision {precision}")
+    exporter = importlib.import_module(EXPORTERS[TARGETS[target].exporter])
+    told = exporter.Options(**exporter_options(target, precision, options or {}))
+    card = card_of(str(checkpoint))
+    chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card)
+    used = without_saturation(chosen) if saturation_safe else chosen
+    model, card = model_and_card(checkpoint, card, cfg, used)
+    if saturation_safe and not set(TARGETS[target].saturates) & set(safe_on(model)):
+        raise UsageError(
+            f"--saturation-safe: {target} multiplies two activations where policy {chosen.name} quantizes attention, "
+            "which saturates whatever the weights are: give --policy cpu"
+        )
+    card = replace(card, policy=None if precision == "float" else used.to_dict())
+    return exporter.export(model, card, ensure_writable_dir(folder), told), model
+
+
+def policy_for(target: str, card: RunCard | None) -> Policy:
+    """The policy of a target where the user names none.
+
+    One that the checkpoint was trained under stays, and one of the user's own, whatever it is called. FasterTransformer
+    takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes.
+    """
+    fitting = [name for name in TARGETS[target].policies if name in builtin_policies()]
+    own = policy_from_dict(card.policy, card.name) if card and card.policy else None
+    is_ours = own is not None and is_builtin(own)
+    if TARGETS[target].only:
+        if own is None or (is_ours and own.name not in fitting):
+            has = f"the run card's is {own.name}" if own else "there is no run card"
+            raise UsageError(f"--backend {target} needs the policy {' or '.join(fitting)}, {has}: give --policy")
+        return own
+    if own is None or (is_ours and not card.training):
+        return load_policy(fitting[0])
+    if is_ours and own.name not in fitting:
+        log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see --policy",
+                    own.name, target, fitting[0])  # fmt: skip
+    elif not is_ours and own.name in builtin_policies():
+        log.warning("policy %s is the run card's, not the built-in %s: --policy %s takes that one",
+                    described(own), own.name, own.name)  # fmt: skip
+    return own
+
+
+def model_and_card(
+    checkpoint: str | Path, card: RunCard | None, cfg: CfgNode | None, policy: Policy
+) -> tuple[Swin, RunCard]:
+    """The model of a checkpoint on the CPU, its ranges read and `policy` applied, and a card that names its file."""
+    if card is None and cfg is None:
+        raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
+    cfg = cfg or from_dict(card.config, str(card_path(checkpoint)))
+    subject = load_for_scoring(cfg, str(checkpoint), [policy])
+    return subject.model, naming(subject.card, checkpoint)
+
+
+def naming(card: RunCard, checkpoint: str | Path) -> RunCard:
+    """The card for what is made from `checkpoint`: it says which file that is, and where."""
+    file = Path(checkpoint)
+    record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+    return replace(card, checkpoint={**record, "path": str(file.resolve())})
+
+
+def exporter_options(target: str, precision: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Our options as the exporter's; None values are left to it. UsageError for one that means nothing there."""
+    wanted = {key: value for key, value in given.items() if value is not None and value is not False}
+    wanted["precision"] = precision
+    flags = TARGETS[target].flags
+    if "kind" in flags:  # FasterTransformer's word for precision and float type in one
+        precision = wanted.pop("precision")
+        wanted["kind"] = precision if precision == "int8" else wanted.pop("float_type", "float16")
+    if idle := [key for key in wanted if key not in flags]:
+        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to --backend {target} with {precision}")
+    return {**TARGETS[target].fixed, **{flags[key]: value for key, value in wanted.items()}}

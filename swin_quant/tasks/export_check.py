@@ -1,0 +1,41 @@
+"""`swin-quant export --check` of an ONNX file: does it compute what the model computes, before it leaves the house?"""
+
+import torch
+
+from swin_quant.backends import engine_loader
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.options import EngineOptions
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.engines.baseline import Baseline, engines_beside
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policy import policy_from_dict
+from swin_quant.tasks.deployed import names_of_engines
+from swin_quant.tasks.verify import difference, is_quantized, tolerance_of
+
+PICTURES = 4
+
+
+def check_export(artifact: Artifact, model: Swin) -> str:
+    """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
+
+    The reference is fake-quant for what is quantized, else float32. SwinQuantError beyond `verify`'s tolerance.
+    """
+    name = names_of_engines(artifact, None)[0]
+    record, policy = artifact.record, artifact.card.policy
+    policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
+    trained = Baseline() if artifact.card.is_qat else None
+    engines = engines_beside(model, torch.device("cpu"), None, policies, trained)
+    label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
+    size = model.geometry.image_size
+    count = record["options"].get("batch") or PICTURES
+    images = torch.randn(count, model.geometry.in_chans, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found = difference(engine_loader(name)(artifact, EngineOptions())(images), reference(images))
+    limit = tolerance_of(name, record["precision"])
+    text = (
+        f"{name} against {reference.name} {label}, {count} seeded pictures: mean |Δlogit| {found['mean']:.3g} "
+        f"(limit {limit:g}), max {found['max']:.3g}"
+    )
+    if not found["mean"] < limit:
+        raise SwinQuantError(f"{artifact.file}: is not what the model computes: {text}")
+    return text

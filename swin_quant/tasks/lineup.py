@@ -1,0 +1,177 @@
+"""Who competes: what the user names, and beside it always the float model in torch and on the same engines."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from swin_quant.backends import ENGINES
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.options import EngineOptions
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.bench.loaders import artifact_engine, torch_engine
+from swin_quant.bench.runner import Contender
+from swin_quant.cards.card import RunCard, card_path
+from swin_quant.config import from_dict
+from swin_quant.engines.engine import EAGER, HALF_TYPES
+from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, on_its_device
+from swin_quant.tasks.export import export_checkpoint
+
+FLOAT32 = "float32"
+REFERENCE = f"{EAGER} {FLOAT32}"  # the contender whose logits the others are compared with
+_OF_QAT = ", QAT weights"  # behind the name of a float contender whose weights are no longer the original's
+CPU_ENGINES = ("onnxruntime", "openvino")
+_CHECKPOINTS = (".pth", ".pt", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Contenders, the reference first; the config and a card of the checkpoint that all were made from."""
+
+    contenders: list[Contender]
+    cfg: CfgNode
+    card: RunCard
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An artifact on an engine."""
+
+    artifact: Artifact
+    engine: str
+
+
+def line_up(
+    paths: Sequence[str],
+    engines: Sequence[str] | None,
+    float_types: Sequence[str] | None,
+    checkpoint: str | None,
+    workspace: Path,
+    threads: int | None,
+) -> Lineup:
+    """Contenders for artifacts and checkpoints of one model, at `paths`.
+
+    A checkpoint competes on the CPU engines (or `engines`) under the policies of its targets. What is exported for
+    that, and for the float baselines of each ONNX engine, goes to `workspace`. `float_types` are those that what is
+    not int8 runs in, where an engine can choose; None: float32, and bfloat16 where this CPU has it.
+    """
+    artifacts, checkpoints = _opened(paths)
+    origin = _origin(artifacts, checkpoints, checkpoint)
+    card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
+    cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
+    entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
+    for target in (engines or CPU_ENGINES) if checkpoints else ():
+        if target not in CPU_ENGINES:
+            raise UsageError(f"--engine {target}: a checkpoint is tried on {', '.join(CPU_ENGINES)}: export it first")
+        artifact = export_checkpoint(origin, target, workspace / f"{target}_int8", cfg)[0]
+        entries += [_Entry(artifact, name) for name in names_of_engines(artifact, [target])]
+    used = list(dict.fromkeys(entry.engine for entry in entries))
+    for engine in used:
+        present = any(entry.engine == engine and _precision(entry) == FLOAT32 for entry in entries)
+        if engine in CPU_ENGINES and not present:
+            artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
+            entries.append(_Entry(artifact, engine))
+    entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
+    whose = _OF_QAT if card.is_qat else ""
+    contenders = [Contender(REFERENCE + whose, partial(torch_engine, str(origin), card.config), origin)]
+    for entry in entries:
+        contenders += _contenders(entry, float_types, threads, whose)
+    return Lineup(_named_apart(contenders), cfg, card)
+
+
+def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
+    """The artifacts and the checkpoints among `paths`, told apart by their run cards."""
+    artifacts, checkpoints = [], []
+    for path in dict.fromkeys(paths):
+        card = card_path(path)
+        if not Path(path).is_file():
+            raise SwinQuantError(f"{path}: no such file")
+        if card.is_file() and RunCard.read(card).artifact is None:
+            checkpoints.append(path)
+        elif not card.is_file() and Path(path).suffix in _CHECKPOINTS:
+            raise UsageError(
+                f"{path}: has no run card {card.name} beside it: calibrate it, or bench what it exports to"
+            )
+        else:
+            artifacts.append(open_artifact(path))
+    return artifacts, checkpoints
+
+
+def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], given: str | None) -> Path:
+    """The one checkpoint of everything: its weights are the float baselines."""
+    found = {Path(path).resolve(): None for path in checkpoints}
+    for artifact in artifacts:
+        path = find_checkpoint(artifact, given)
+        if path is None:
+            raise UsageError(
+                f"{artifact.file}: its checkpoint, whose float model is the baseline, is neither beside it nor in the "
+                "folder above: name it with --resume"
+            )
+        found[path.resolve()] = None
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise UsageError(f"what is compared must be of one checkpoint, not of {names}: bench them one at a time")
+    return next(iter(found))
+
+
+def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
+    """Those asked for; else the one that the artifact was exported for; else all that take it."""
+    if engines:
+        return names_of_engines(artifact, engines)
+    target = artifact.record["options"].get("target")
+    return names_of_engines(artifact, [target] if target in CPU_ENGINES else None)
+
+
+def _precision(entry: _Entry) -> str:
+    return entry.artifact.record["precision"]
+
+
+def _is_float(entry: _Entry) -> bool:
+    return _precision(entry) in (FLOAT32, *HALF_TYPES)
+
+
+def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int | None, whose: str) -> list[Contender]:
+    """One contender for each float type that the engine offers; the baseline always runs in float32 too.
+
+    `whose` is added to the names of float ones.
+    """
+    engine, policy = entry.engine, entry.artifact.card.policy
+    offered = getattr(importlib.import_module(ENGINES[engine]), "float_types", None)
+    kinds: Sequence[str | None] = [None]
+    if offered:
+        kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered()]
+        if _precision(entry) == FLOAT32:
+            kinds = list(dict.fromkeys((FLOAT32, *kinds)))
+    baseline = (f"{engine} {FLOAT32}" if engine in CPU_ENGINES else REFERENCE) + whose
+    contenders = []
+    for kind in kinds:
+        if _is_float(entry):
+            words = [engine, kind or _precision(entry)]
+        else:
+            words = [
+                engine,
+                _precision(entry),
+                policy["name"] if policy else "",
+                f"+{kind}" if kind not in (None, FLOAT32) else "",
+            ]
+        options = on_its_device(engine, EngineOptions(threads=threads, float_type=kind))
+        load = partial(artifact_engine, str(entry.artifact.file), engine, options)
+        name = " ".join(filter(None, words)) + (whose if _is_float(entry) else "")
+        contenders.append(Contender(name, load, entry.artifact.file, baseline))
+    return contenders
+
+
+def _named_apart(contenders: Sequence[Contender]) -> list[Contender]:
+    """The second of a name also gets that of its file, or a number; the first, perhaps a baseline, keeps it."""
+    names: set[str] = set()
+    apart = []
+    for contender in contenders:
+        choices = [contender.name, *([f"{contender.name} ({contender.file.stem})"] if contender.file else [])]
+        choices += [f"{contender.name} ({number})" for number in range(2, len(contenders) + 2)]
+        name = next(choice for choice in choices if choice not in names)
+        names.add(name)
+        apart.append(replace(contender, name=name))
+    return apart

@@ -1,0 +1,78 @@
+"""Ranges by another method, or for other bits, in the statistics that a calibration left: no picture is read again."""
+
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import load_float
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import Calibration, Method, set_ranges
+from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.statistics_file import SUFFIX, read_statistics
+from swin_quant.tasks.calibrate import Calibrated, calibrated_again, finish, found_by, report_findings
+
+
+def recalibrate(
+    cfg: CfgNode,
+    statistics: str | Path,
+    checkpoint: str | None,
+    policy: Policy,
+    method: Method,
+    output: str | Path,
+    world: World = World(),  # noqa: B008
+) -> Calibrated:
+    """What `calibrate_checkpoint` would give on the same pictures, to the bit.
+
+    `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
+    beside the statistics is not theirs, or `checkpoint` is not what they were counted on.
+    """
+    if world.is_main:
+        ensure_writable_dir(output)
+    before = _card_of(Path(statistics))
+    checkpoint = checkpoint or str(Path(statistics).with_name(before.checkpoint["file"]))
+    if sha256_of(checkpoint) not in [record["sha256"] for record in (before.source, before.checkpoint) if record]:
+        raise SwinQuantError(f"{checkpoint}: is not what {statistics} was counted on: leave --resume out, or name that")
+    model = build_model(cfg)
+    load_float(model, checkpoint)
+    apply_policy(model, policy)
+    model.to(world.device)
+
+    names = [name for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT]
+    counted = read_statistics(statistics, names)
+    largest = {name: each.largest for name, each in counted.items()}
+    calibration = Calibration(before.calibration["pictures"], counted, largest)
+    set_ranges(model, calibration, method)
+    report_findings(calibration)
+    gather([])  # before rank 0 may replace what the others still read
+    recorded = {key: value for key, value in before.calibration.items() if key != "check"}  # of the ranges before
+    card = RunCard(
+        name=cfg.MODEL.NAME,
+        config=before.config,
+        preprocess=before.preprocess,
+        source=before.source,
+        policy=policy.to_dict(),
+        training=calibrated_again(before),
+        calibration=recorded | found_by(method, model, calibration),
+    )
+    return finish(model, Path(output) / f"{cfg.MODEL.NAME}_calib.pth", card, calibration, world)
+
+
+def _card_of(statistics: Path) -> RunCard:
+    """The run card that vouches for a statistics file."""
+    if not statistics.is_file():
+        raise SwinQuantError(f"{statistics}: no such statistics file (*{SUFFIX})")
+    path = statistics.with_name(statistics.name.removesuffix(SUFFIX) + ".json")
+    if not path.is_file():
+        raise SwinQuantError(f"{statistics}: has no run card {path.name} beside it: calibrate again")
+    card = RunCard.read(path)
+    record = (card.calibration or {}).get("statistics")
+    if record is None or card.checkpoint is None:
+        raise SwinQuantError(f"{path}: records no statistics (calibrator max keeps none): calibrate again")
+    if sha256_of(statistics) != record["sha256"]:
+        raise SwinQuantError(f"{statistics}: is not the statistics file of its run card {path.name}: one was replaced")
+    return card

@@ -1,0 +1,231 @@
+"""Training runs start to end: a config, a recipe and pictures in; a checkpoint, its run card and logs out."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World, from_main
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard, SourceRecord, versions
+from swin_quant.checkpoint import load_float, save_float
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import digest
+from swin_quant.models import build_model
+from swin_quant.models.layers import Swin
+from swin_quant.quant.policy import Policy, enabled_nodes, quantize
+from swin_quant.tasks.calibrate import has_split, portable_config, save_with_card
+from swin_quant.tasks.evaluate import compared, load_for_scoring, open_labelled
+from swin_quant.train.amax import RangeKeeper
+from swin_quant.train.batches import TrainingBatches, ValidationBatches
+from swin_quant.train.compiled import check_compiler
+from swin_quant.train.job import Job
+from swin_quant.train.lock import only_writer
+from swin_quant.train.loop import fit
+from swin_quant.train.outdir import open_folder, resumable, settings_of
+from swin_quant.train.parallel import check_parallel, without_values
+from swin_quant.train.plot import draw
+from swin_quant.train.recipe import Recipe
+from swin_quant.train.state import Position, check_snapshot
+from swin_quant.train.teacher import load_teacher
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for besides config and recipe; paths as given, `folder` for everything that is written.
+
+    `original` is the float checkpoint that QAT is compared with, where it is not the one that is found.
+    """
+
+    folder: Path
+    start: str | None = None
+    teacher: str | None = None
+    teacher_cfg: CfgNode | None = None
+    resume: bool = False
+    overwrite: bool = False
+    tensorboard: bool = False
+    plot: str | None = None
+    replace_head: bool = False
+    max_unreadable: float = 0.01
+    original: str | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model in evaluation mode, where it was saved, and its card."""
+
+    model: Swin
+    checkpoint: Path
+    card: RunCard
+    position: Position
+
+
+def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = World()) -> Trained:  # noqa: B008
+    """Train `cfg`'s model from scratch, or from the weights of `request.start`; writes <NAME>.pth and its run card."""
+    with only_writer(request.folder, world):
+        recipe = with_batch_size(recipe, cfg)
+        torch.manual_seed(cfg.SEED)
+        model = build_model(training_config(cfg, recipe))
+        source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
+        path = request.folder / f"{cfg.MODEL.NAME}.pth"
+        model, position, record = run(model, cfg, recipe, request, world)
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source)
+        if world.is_main:
+            save_float(model, path)
+            card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
+            card.write(path.with_suffix(".json"))
+            log.info("checkpoint: %s", path)
+        return Trained(model, path, card, position)
+
+
+def finetune(
+    cfg: CfgNode,
+    recipe: Recipe,
+    request: Request,
+    policies: Sequence[Policy],
+    world: World = World(),  # noqa: B008
+) -> Trained:
+    """QAT of the calibrated checkpoint `request.start` under a policy (else its run card's); writes <NAME>_qat.pth.
+
+    The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
+    """
+    with only_writer(request.folder, world):
+        recipe = with_batch_size(recipe, cfg)
+        if not request.start:
+            raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
+        found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
+        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
+        if len(subject.policies) != 1:
+            raise UsageError(
+                f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
+            )
+        origin, _ = compared(subject, cfg, world, request.original) if request.original else (subject.card, None)
+        model, policy = subject.model, subject.policies[0]
+        if not enabled_nodes(model):
+            raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
+        quantize(model)
+        path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
+        model, position, record = run(model, cfg, recipe, request, world, policy)
+        earlier = (subject.card.training or {}).get("ranges", {})  # a range that was learned before was not calibrated
+        record["ranges"] = {kind: method or earlier.get(kind) for kind, method in record["ranges"].items()}
+        card = replace(origin, policy=policy.to_dict(), training=record, results=[], versions=versions())
+        if world.is_main:
+            card = save_with_card(model, path, card, by_channel=True)
+        return Trained(model, path, card, position)
+
+
+def run(
+    model: Swin, cfg: CfgNode, recipe: Recipe, request: Request, world: World, policy: Policy | None = None
+) -> tuple[Swin, Position, dict[str, Any]]:
+    """Train `model` by `recipe` on the config's pictures; returns it, how far it got, and the card's `training`.
+
+    Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
+    """
+    check_parallel(recipe, world)
+    check_compiler(recipe, world.device)
+    start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)} if request.start else None
+    settings = settings_of(
+        recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict()
+    )
+    snapshot = None
+    if world.is_main:
+        check = partial(check_snapshot, model=model)
+        snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
+    snapshot = from_main(snapshot)
+    teacher, teacher_source = load_teacher(
+        request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
+    )
+    preprocess = Preprocess.from_config(cfg)
+    pictures = open_labelled(cfg, "train", world)
+    reading = {"world": world, "workers": cfg.DATA.NUM_WORKERS, "max_unreadable": request.max_unreadable}
+    batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
+    validation = None
+    if has_split(cfg, "val"):
+        held_out = open_labelled(cfg, "val", world)
+        validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
+    else:
+        log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
+    for stage in model.layers:
+        stage.checkpointing = recipe.memory.checkpointing
+    model.to(world.device)
+    job = Job(
+        model, recipe, batches, validation, cfg.SEED, world, teacher, request.folder, snapshot, settings,
+        request.tensorboard,
+    )  # fmt: skip
+    if policy:
+        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, partial(batches.sample, recipe.amax.batches))
+        job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
+    log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
+    unsharded = without_values(model).eval() if recipe.memory.fsdp else model
+    with resumable(request.folder):
+        position, weights = fit(job)
+    if batches.limit.names:
+        log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
+    if recipe.memory.fsdp:
+        unsharded.load_state_dict(weights, assign=True)
+        unsharded.to(world.device)
+    if policy:
+        keeper.settle(unsharded)
+    if world.is_main:
+        ensure_writable_dir(request.folder)  # somebody may have moved it away
+        _plot(request)
+    record = training_record(recipe, cfg, batches, pictures, position, teacher_source, world)
+    record |= {"start": start and {**start, "path": str(Path(request.start).resolve())}}
+    return unsharded, position, record | ({"ranges": keeper.record()} if policy else {})
+
+
+def _plot(request: Request) -> None:
+    """The plot, which nobody has to want: without matplotlib there is none, unless it was asked for."""
+    try:
+        log.info("plot: %s", draw(request.folder, request.plot or "png"))
+    except SwinQuantError as error:
+        log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
+
+
+def training_record(
+    recipe: Recipe,
+    cfg: CfgNode,
+    batches: TrainingBatches,
+    pictures: Pictures,
+    position: Position,
+    teacher: SourceRecord | None,
+    world: World,
+) -> dict[str, Any]:
+    """The section `training` of a run card."""
+    return {
+        "recipe": recipe.to_dict(),
+        "seed": cfg.SEED,
+        "world": world.size,
+        "device": world.device.type,
+        "step_pictures": batches.step_pictures,
+        "steps": position.total,
+        "pictures": len(pictures),
+        "pictures_sha256": digest(pictures.names),
+        "teacher": teacher,
+        "best_epoch": position.best_epoch,
+        "epochs": position.epochs,
+    }
+
+
+def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:
+    """The recipe with the config's batch size where it has none of its own."""
+    return recipe if recipe.batch_size else recipe.having({"batch_size": cfg.DATA.BATCH_SIZE}, "DATA.BATCH_SIZE")
+
+
+def training_config(cfg: CfgNode, recipe: Recipe) -> CfgNode:
+    """The config with the recipe's drop path rate."""
+    if recipe.augment.drop_path is None:
+        return cfg
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DROP_PATH_RATE = recipe.augment.drop_path
+    cfg.freeze()
+    return cfg

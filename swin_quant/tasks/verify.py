@@ -1,0 +1,118 @@
+"""Whether an artifact computes what its checkpoint computes: logits compared on real pictures, against tolerances."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from swin_quant.cards.card import VerificationRecord
+from swin_quant.data.sampling import digest
+from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+from swin_quant.engines.infer import Inferred
+
+INT8_LEVELS = 127
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Limits of mean |Δlogit|: of a quantized artifact against fake-quant, of a float32 or half one against float32."""
+
+    quantized: float
+    float32: float
+    half: float
+
+
+# FasterTransformer's are its own parity targets (docs/reference, section 8), TensorRT's those of its plugin.
+# The ONNX engines compute fake-quant's own formulas: what is left is sums in another order, which move a value by one
+# step where it lies between two, and what a half-precision body rounds. Measured on micro models of logits up to 6:
+# quantized 0.002, where quantization itself costs 0.015; bfloat16 0.005.
+TOLERANCES: Mapping[str, Tolerances] = {
+    "fastertransformer": Tolerances(quantized=0.1, float32=0.01, half=0.01),
+    "onnxruntime": Tolerances(quantized=0.02, float32=0.001, half=0.05),
+    "openvino": Tolerances(quantized=0.02, float32=0.001, half=0.05),
+    "tensorrt": Tolerances(quantized=0.1, float32=0.01, half=0.05),
+}
+
+
+def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:
+    """The mean |Δlogit| below which an artifact passes on the engine of that name in ENGINES.
+
+    `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
+    weights and scales that were rounded to half stay so on an engine that computes in float32.
+    """
+    limits = TOLERANCES[engine]
+    base = limits.quantized if is_quantized(precision) else limits.float32
+    is_half = float_type in HALF_TYPES or precision.rpartition("+")[2] in HALF_TYPES
+    return max(base, limits.half) if is_half else base
+
+
+def is_quantized(precision: str) -> bool:
+    """Whether logits are to be compared with fake-quant's rather than the float model's."""
+    return precision != "float32" and precision not in HALF_TYPES
+
+
+def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
+    """Mean and largest |Δ| of logits [N, classes], the reference's int8 step, top-1 agreement in percent, SQNR in dB.
+
+    The step is amax / 127 of the reference's logits: what int8 would resolve over their range.
+    """
+    logits, reference = logits.double(), reference.double()
+    delta = (logits - reference).abs()
+    signal, noise = reference.square().sum().item(), delta.square().sum().item()
+    return {
+        "mean": delta.mean().item(),
+        "max": delta.max().item(),
+        "step": reference.abs().max().item() / INT8_LEVELS,
+        "agreement": 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item(),
+        "sqnr_db": 10 * math.log10(signal / noise) if signal and noise else None,
+    }
+
+
+def compare(
+    engines: Mapping[str, Engine],
+    keys: Mapping[str, str],
+    references: Mapping[str, Engine],
+    inferred: Inferred,
+    float_type: str | None = None,
+) -> list[VerificationRecord]:
+    """A record for each engine and reference, the one that is the criterion first and with its tolerance.
+
+    That is fake-quant for a quantized artifact, which is then compared with float32 as well, float32 for a float one.
+
+    `keys` gives an engine's name in ENGINES by its key in `engines`; `inferred` has the logits of all by their keys;
+    `float_type` is that of the artifact.
+    """
+    records = []
+    for key, engine in engines.items():
+        wanted = [FAKE_QUANT, EAGER] if is_quantized(engine.precision) else [EAGER]
+        found = [(label, reference) for label, reference in references.items() if reference.name in wanted]
+        for label, reference in sorted(found, key=lambda pair: wanted.index(pair[1].name)):
+            criterion = reference.name == wanted[0]
+            tolerance = tolerance_of(keys[key], engine.precision, float_type) if criterion else None
+            measured = difference(inferred.logits[key], inferred.logits[label])
+            records.append(
+                VerificationRecord(
+                    engine=engine.name,
+                    precision=engine.precision,
+                    policy=engine.policy,
+                    reference=f"{reference.name} {label}" if reference.name == EAGER else reference.name,
+                    pictures=len(inferred.names),
+                    pictures_sha256=digest(inferred.names),
+                    tolerance=tolerance,
+                    passed=measured["mean"] < tolerance if tolerance is not None else None,
+                    **measured,  # type: ignore[typeddict-item]
+                )
+            )
+    return records
+
+
+def failures(records: list[VerificationRecord]) -> list[str]:
+    """One clause for each record that is not within its tolerance."""
+    return [
+        f"{record['engine']}: mean |Δlogit| against {record['reference']} is {record['mean']:.4g}, "
+        f"not below {record['tolerance']:g}"
+        for record in records
+        if record["passed"] is False
+    ]

@@ -1,0 +1,48 @@
+"""timm and torchvision can be imported beside any build of torch, and other faults of theirs are not hidden."""
+
+import importlib
+
+import pytest
+import torch
+
+from swin_quant.base import compat
+
+
+def test_both_are_importable():
+    assert compat.import_timm().__name__ == "timm"
+    vision = compat.import_torchvision()
+    assert vision.transforms.ToTensor and compat.import_torchvision() is vision
+
+
+def test_the_missing_operators_are_declared_only_after_their_very_error(monkeypatch):
+    """A CUDA wheel beside a CPU torch: the first import fails, the second finds the schemas."""
+    declared, attempts = [], []
+
+    class Library:
+        def __init__(self, name, kind):
+            declared.append((name, kind))
+
+        def define(self, schema):
+            declared.append(schema.partition("(")[0])
+
+    def import_module(name):
+        attempts.append(list(declared))
+        if not declared:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return "the module"
+
+    monkeypatch.setattr(torch.library, "Library", Library)
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    monkeypatch.setattr(compat.sys, "modules", dict(compat.sys.modules))
+    monkeypatch.setattr(compat, "_declared", None)
+    assert compat.import_torchvision() == "the module"
+    assert declared == [("torchvision", "DEF"), "nms", "qnms"] and attempts[0] == []
+
+
+def test_another_error_of_torchvision_is_not_hidden(monkeypatch):
+    def broken(name):
+        raise RuntimeError("libjpeg is of another version")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(RuntimeError, match="libjpeg"):
+        compat.import_torchvision()

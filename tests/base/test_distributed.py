@@ -1,0 +1,119 @@
+"""A world of one, and what two processes add up; tests/cli/test_ranks.py has the whole commands and the failures."""
+
+import multiprocessing
+import os
+import socket
+import time
+
+import pytest
+import torch
+
+from swin_quant.base import watchdog
+from swin_quant.base.distributed import World, all_sum, choose_device, from_main, gather, process_group
+from swin_quant.base.errors import SwinQuantError, UsageError
+
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def ranks():
+    """ranks(function) -> what function(world) gave on each of two ranks, or the text of its SwinQuantError."""
+    context = multiprocessing.get_context("fork")  # torch is imported already
+
+    def work(function, rank, port, queue):
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        try:
+            with process_group("cpu") as world:
+                result = function(world)
+        except SwinQuantError as error:
+            result = str(error)
+        queue.put((rank, result))
+
+    def go(function):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        queue = context.Queue()
+        processes = [context.Process(target=work, args=(function, rank, port, queue)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        results = dict(queue.get(timeout=600) for _ in processes)
+        for process in processes:
+            process.join(timeout=600)
+        assert [process.exitcode for process in processes] == [0, 0]
+        return [results[0], results[1]]
+
+    return go
+
+
+def test_a_plain_start_is_a_world_of_one():
+    with process_group("cpu") as world:
+        assert world == World(0, 1, torch.device("cpu")) and world.is_main
+        assert all_sum(torch.tensor([1.5, 2.0]), world.device).tolist() == [1.5, 2.0]
+        assert gather(["a"]) == ["a"]
+
+
+def test_a_launcher_s_world_of_one_needs_no_rendezvous(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with process_group("cpu") as world:
+        assert world.size == 1
+
+
+def test_two_ranks_add_and_gather_in_rank_order(ranks):
+    def work(world):
+        total = all_sum(torch.tensor([world.rank + 1.0, 10.0]), world.device)
+        return world.size, world.is_main, total.tolist(), gather([world.rank] * (world.rank * 2 + 1))
+
+    assert ranks(work) == [(2, True, [3.0, 20.0], [0, 1, 1, 1]), (2, False, [3.0, 20.0], [0, 1, 1, 1])]
+
+
+def test_what_ranks_send_each_other_runs_nothing(ranks, monkeypatch):
+    """Tensors, JSON and torch's reader of weights: never a pickle of anything else."""
+    names = ["a", "\udcff\u00fc", 3, [1, ["b"]]]
+
+    def work(world):
+        state = {"weight": torch.arange(6.0).view(2, 3), "random": (3, (1, 2), None), "names": names}
+        state = from_main(state if world.is_main else None)
+        nothing = from_main(None)
+        return gather(names if world.rank else []), state["weight"].sum().item(), state["random"], nothing
+
+    monkeypatch.setattr("torch.distributed.distributed_c10d._object_to_tensor", None)
+    assert ranks(work) == [(names, 15.0, (3, (1, 2), None), None)] * 2
+
+
+def test_a_rank_that_is_slow_at_the_end_is_waited_for(ranks):
+    assert ranks(lambda world: time.sleep(2 * world.rank)) == [None, None]
+
+
+def test_the_first_reason_reaches_every_rank(ranks):
+    def work(world):
+        if world.rank == 1:
+            raise SwinQuantError("no picture\nleft")
+        all_sum(torch.zeros(1), world.device)
+
+    assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture\nleft"]
+
+
+def test_devices(monkeypatch):
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(UsageError, match="--device tpu"):
+        choose_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_device("auto") == torch.device("cpu")
+    with pytest.raises(UsageError, match="0 are visible; use --device cpu"):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="rank 2 of this machine has no GPU, 2 are visible"):
+        choose_device("cuda", 2)
+
+
+def test_patience_ends_within_a_minute():
+    assert (max(watchdog._JOIN_TICKS, watchdog._SILENCE_TICKS) + 10) * watchdog._TICK_SECONDS < 60

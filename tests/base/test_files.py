@@ -1,0 +1,299 @@
+"""Files are whole or not there, whatever interrupts; JSON from elsewhere is refused in one line."""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import (
+    atomic_write_bytes,
+    check_json,
+    ensure_writable_dir,
+    read_bounded,
+    read_json,
+    sha256_of,
+    write_json,
+)
+
+
+def refused(*words, call, args=()) -> str:
+    with pytest.raises(SwinQuantError) as caught:
+        call(*args)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_a_write_replaces_the_old_file_and_leaves_nothing_else(tmp_path):
+    target = tmp_path / "x.bin"
+    target.write_bytes(b"old")
+    atomic_write_bytes(target, b"new")
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["x.bin"]
+
+
+def test_a_new_file_has_the_permissions_that_the_umask_asks_for(tmp_path):
+    before = os.umask(0o027)
+    try:
+        atomic_write_bytes(tmp_path / "x", b"1")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    atomic_write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_an_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch, failure, words):
+    target = tmp_path / "x.bin"
+    target.write_bytes(b"old")
+
+    def fail(descriptor):
+        raise failure
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if words:
+        refused(str(target), words, call=atomic_write_bytes, args=(target, b"new" * 1000))
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            atomic_write_bytes(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["x.bin"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
+def test_a_write_that_the_system_really_stops_keeps_the_old_file(tmp_path):
+    target = tmp_path / "x.bin"
+    target.write_bytes(b"old")
+    program = (
+        "import resource, signal, sys\n"
+        "from swin_quant.base.errors import SwinQuantError\n"
+        "from swin_quant.base.files import atomic_write_bytes\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: atomic_write_bytes(sys.argv[1], bytes(100_000))\n"
+        "except SwinQuantError as error: print(error)\n"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(target)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=Path(__file__).parents[2],
+    )
+    assert run.stdout.strip() == f"{target}: cannot be written: it is larger than the limit on the size of a file", run
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["x.bin"]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    refused("a directory", call=atomic_write_bytes, args=(tmp_path, b""))
+    refused(str(tmp_path / "no"), "does not exist", call=atomic_write_bytes, args=(tmp_path / "no" / "x", b""))
+    refused("file", call=atomic_write_bytes, args=(tmp_path / "file" / "x", b""))
+    os.mkfifo(tmp_path / "pipe")
+    refused("not a regular file", call=atomic_write_bytes, args=(tmp_path / "pipe", b""))
+
+
+def test_an_output_directory_is_made_with_all_its_levels_and_left_empty(tmp_path):
+    made = ensure_writable_dir(tmp_path / "a" / "b" / "c")
+    assert made.is_dir() and names(made) == []
+    assert ensure_writable_dir(made) == made
+
+
+def test_an_impossible_output_directory_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    refused(str(tmp_path / "file"), "it is a file", call=ensure_writable_dir, args=(tmp_path / "file",))
+    refused("a file, not a directory", call=ensure_writable_dir, args=(tmp_path / "file" / "out",))
+
+    def fail(self, data):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    refused("read-only", call=ensure_writable_dir, args=(tmp_path,))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    refused("permission denied", call=ensure_writable_dir, args=(tmp_path,))
+
+
+def test_a_hash_is_of_all_the_bytes(tmp_path):
+    data = bytes(range(256)) * 10_000  # more than one piece
+    (tmp_path / "x").write_bytes(data)
+    assert sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()
+    refused(str(tmp_path / "no"), call=sha256_of, args=(tmp_path / "no",))
+
+
+def test_json_keeps_order_and_cannot_say_infinity(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"b": [1.5, float("nan"), (float("inf"), "é")], "a": {"deep": float("-inf")}})
+    assert path.read_text(encoding="utf-8").endswith("\n")
+    assert list(read_json(path, "card").items()) == [("b", [1.5, None, [None, "é"]]), ("a", {"deep": None})]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read"),
+        (b'{"a": 1', "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b'{"a": NaN}', "NaN"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"9" * 10_000, "cannot be read"),
+    ],
+)
+def test_json_that_is_none_is_refused(tmp_path, content, words):
+    (tmp_path / "x.json").write_bytes(content)
+    refused(str(tmp_path / "x.json"), "thing", words, call=read_json, args=(tmp_path / "x.json", "thing"))
+
+
+def test_json_of_millions_of_values_is_refused_before_it_takes_their_memory(tmp_path):
+    for content in (b"[" + b"[]," * 3_000_000 + b"0]", b'{"a":[' + b"0," * 3_000_000 + b"0]}"):
+        (tmp_path / "x.json").write_bytes(content)
+        refused("more than the 2,097,152 values", call=read_json, args=(tmp_path / "x.json", "thing"))
+
+
+def test_devices_and_pipes_are_no_files_to_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        refused("not a regular file", call=read_bounded, args=(path, "thing", 10))
+        refused("not a regular file", call=sha256_of, args=(path,))
+    refused("no file can have this name", call=read_bounded, args=("a\0b", "thing", 10))
+    refused("cannot be the output directory", "null", call=ensure_writable_dir, args=(tmp_path / "a\0b",))
+
+
+def test_json_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch):
+    refused("no such thing", call=read_json, args=(tmp_path / "no.json", "thing"))
+    refused("directory", call=read_json, args=(tmp_path, "thing"))
+    monkeypatch.setattr("swin_quant.base.files.MAX_JSON_BYTES", 10)
+    (tmp_path / "x.json").write_text("[1, 2, 3, 4, 5]")
+    refused("larger", call=read_json, args=(tmp_path / "x.json", "thing"))
+
+
+@dataclass
+class Point:
+    x: float
+    tags: list[str]
+    more: dict[str, int]
+    note: str | None
+    on: bool
+    any: Any
+
+
+GOOD = {"x": 1, "tags": ["a"], "more": {"k": 3}, "note": None, "on": True, "any": [{}]}
+
+
+def test_a_value_of_its_schema_passes():
+    check_json(GOOD, Point, "f.json")
+    check_json({**GOOD, "x": 0.5, "note": "n"}, Point, "f.json", "point")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": True}, ["p.x", "float"]),
+        ({"x": float("inf")}, ["p.x", "float"]),
+        ({"x": 10**400}, ["p.x", "float"]),
+        ({"x": "1"}, ["p.x", "float"]),
+        ({"tags": ["a", 2]}, ["p.tags[1]", "str"]),
+        ({"tags": "a"}, ["p.tags", "list"]),
+        ({"more": {"k": 1.0}}, ["p.more.k", "int"]),
+        ({"more": {"k": True}}, ["p.more.k", "int"]),
+        ({"note": 3}, ["p.note", "str"]),
+        ({"on": 1}, ["p.on", "bool"]),
+        ({"surplus": 1}, ["unknown", "p.surplus"]),
+    ],
+)
+def test_a_value_outside_its_schema_is_refused_by_its_key(change, words):
+    refused("f.json", *words, call=check_json, args=({**GOOD, **change}, Point, "f.json", "p"))
+
+
+def test_a_missing_key_is_named():
+    less = {key: value for key, value in GOOD.items() if key != "on"}
+    refused("lacks", "p.on", call=check_json, args=(less, Point, "f.json", "p"))
+    refused("object", call=check_json, args=([], Point, "f.json"))
+
+
+class Base(TypedDict):
+    width: int
+
+
+class Grown(Base, total=False):
+    height: int
+
+
+@dataclass
+class Holder:
+    grown: list[Grown]
+    note: str = "none"
+    made: float = field(default_factory=time.time)
+    tags: list[str] = field(default_factory=list)
+    rest: dict[str, int] = field(default_factory=dict, metadata={"json": False})
+
+
+def test_what_came_later_may_be_absent_but_for_what_is_computed():
+    check_json({"grown": [{"width": 1}], "made": 0.0}, Holder, "f.json")
+    check_json({"grown": [{"width": 1, "height": 2}], "made": 0.0, "note": "n", "tags": []}, Holder, "f.json")
+    refused("lacks", "made", call=check_json, args=({"grown": []}, Holder, "f.json"))
+    refused("grown[0].width", call=check_json, args=({"grown": [{"height": 1}], "made": 0.0}, Holder, "f.json"))
+    refused("height", "int", call=check_json, args=({"grown": [{"width": 1, "height": "2"}]} | MADE, Holder, "f.json"))
+    refused("unknown rest", call=check_json, args=({"grown": [], "rest": {}} | MADE, Holder, "f.json"))
+
+
+def test_unknown_keys_are_collected_where_the_caller_keeps_them():
+    unknown: list[str] = []
+    check_json({"grown": [{"width": 1, "depth": 3}], "odd": 1} | MADE, Holder, "f.json", unknown=unknown)
+    assert unknown == ["odd", "grown[0].depth"]
+
+
+MADE = {"made": 0.0}
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(json_values)
+def test_any_json_value_survives_the_file(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "value.json"
+    write_json(path, value)
+    assert read_json(path, "value") == value
+
+
+def test_a_file_name_that_is_no_utf8_survives_the_file(tmp_path):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    write_json(tmp_path / "x.json", [name])
+    assert read_json(tmp_path / "x.json", "list") == [name]

@@ -1,0 +1,207 @@
+"""The bench: who competes, what is recorded for each, and that nothing is lost when one fails. Never how fast."""
+
+import csv
+import io
+import json
+import os
+import signal
+from functools import partial
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.options import EngineOptions
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.bench import cpu, table
+from swin_quant.bench.interleave import Timing, interleave, rotated
+from swin_quant.bench.loaders import artifact_engine
+from swin_quant.bench.measure import Pictures, Plan, measure
+from swin_quant.bench.runner import Contender
+from swin_quant.cards.card import RunCard
+from swin_quant.engines.engine import Engine
+
+SIDE = 4
+QUICK = Plan((1, 3), rounds=2, seconds=0.001, threads=1)
+
+
+def linear(path, weight, batch):
+    """A classifier: pixels times `weight` [48, 3]."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["images"], ["x"]),
+            helper.make_node("MatMul", ["x", "w"], ["logits"], name="head"),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 3])],
+        [numpy_helper.from_array(weight.numpy(), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return finish_artifact(path, RunCard("linear", {}, {"size": SIDE}), "onnx", "float32", {}).file
+
+
+@pytest.fixture(scope="module")
+def weight():
+    return torch.randn(3 * SIDE**2, 3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def contender(tmp_path_factory, weight):
+    """contender(name, factor=1.0, batch="batch", baseline=None) -> one that computes images @ (factor * weight)."""
+
+    def make(name, factor=1.0, batch="batch", baseline=None, noise=0.0):
+        other = factor * weight + noise * weight.flip(0)
+        file = linear(tmp_path_factory.mktemp("contender") / f"{name}.onnx", other, batch)
+        load = partial(artifact_engine, str(file), "onnxruntime", EngineOptions(threads=1))
+        return Contender(name, load, file, baseline)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def report(contender):
+    """Two good ones and one whose process dies, on 5 pictures with labels."""
+    field = [
+        contender("plain"),
+        contender("noisy", noise=0.01, baseline="plain"),
+        Contender("broken", partial(signal.raise_signal, signal.SIGSEGV)),
+    ]
+    images = torch.randn(5, 3, SIDE, SIDE)
+    return measure("linear", field, QUICK, SIDE, Pictures(images, torch.zeros(5, dtype=torch.int64), "5 pictures"))
+
+
+def test_every_contender_has_a_row_for_every_batch_in_order(report):
+    assert [(row.batch, row.contender) for row in report.rows] == [
+        (batch, name) for batch in (1, 3) for name in ("plain", "noisy", "broken")
+    ]
+
+
+def test_a_row_holds_what_the_report_promises(report):
+    row = report.rows[4]
+    assert (row.engine, row.precision, row.policy) == ("onnxruntime", "float32", None)
+    assert 0 < row.p50_ms <= row.p90_ms and row.calls >= 2
+    assert row.images_per_s == pytest.approx(3 * 1000 / row.p50_ms)
+    assert row.baseline == "plain" and row.speedup > 0
+    assert row.peak_mb >= row.before_mb > 10
+    assert row.file_mb == pytest.approx(48 * 3 * 4 / 1e6, rel=0.6)
+    assert (row.int8_gemms, row.all_gemms) == (0, 1) and report.gemms["noisy"] == {"head": "float32"}
+    assert row.library.startswith("onnxruntime ")
+
+
+def test_accuracy_is_measured_against_the_first_contender(report):
+    plain, noisy = report.rows[:2]
+    assert report.reference == "plain" and plain.sqnr_db is None and plain.agreement is None
+    assert noisy.sqnr_db == pytest.approx(40, abs=3)  # noise of 1 %
+    assert 0 <= noisy.agreement <= 100 and 0 <= plain.acc1 <= 100
+
+
+def test_one_that_dies_is_a_row_that_says_so(report):
+    broken = [row for row in report.rows if row.contender == "broken"]
+    assert [row.p50_ms for row in broken] == [None, None]
+    assert all("broken: its process ended with signal 11 (SIGSEGV)" in row.failure for row in broken)
+
+
+def test_the_table_has_the_same_rows_in_every_form(report):
+    terminal, markdown = table.terminal(report), table.markdown(report)
+    for name in ("plain", "noisy", "broken"):
+        assert terminal.count(f" {name} ") >= 2 and markdown.count(f"| {name} |") == 2
+    rows = list(csv.DictReader(io.StringIO(table.comma_separated(report))))
+    assert [row["contender"] for row in rows] == [row.contender for row in report.rows]
+    assert float(rows[0]["p50_ms"]) == report.rows[0].p50_ms and rows[2]["p50_ms"] == ""
+    content = json.loads(table.as_json(report))
+    assert content["schema"] == "swin-quant/bench/1" and content["rows"][1]["sqnr_db"] == report.rows[1].sqnr_db
+    assert content["plan"]["threads"] == 1 and content["gemms"]["plain"] == {"head": "float32"}
+
+
+def test_names_stay_whole_in_a_narrow_terminal(report):
+    shown = table.terminal(report, width=80)
+    assert all(row.contender in shown for row in report.rows)
+
+
+def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
+    notes = "\n".join(table.notes(report))
+    assert "over plain" in notes and "with plain, on 5 pictures" in notes and "SIGSEGV" in notes
+    assert "threads: 1; 2 interleaved rounds of 0.001 s" in notes
+
+
+def test_a_batch_above_a_fixed_engine_s_limit_is_refused(contender):
+    with pytest.raises(UsageError, match="fixed: onnxruntime: a batch of 3 is above its limit of 2 pictures"):
+        interleave([contender("fixed", batch=2)], [1, 3], 1, 0.001, SIDE)
+
+
+def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
+    load = partial(artifact_engine, str(tmp_path / "gone.onnx"), "onnxruntime", EngineOptions())
+    with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such file$"):
+        interleave([Contender("gone", load)], [1], 1, 0.001, SIDE)
+
+
+def test_what_an_engine_says_of_this_cpu_is_among_the_notes(contender):
+    run = partial(torch.mean, dim=(2, 3))
+    careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})
+    field = [contender("plain"), Contender("careful", careful), Contender("careful too", careful)]
+    report = measure("m", field, Plan((1,), 1, 0.001, 1), SIDE, Pictures(torch.randn(1, 3, SIDE, SIDE), None, "one"))
+    assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in table.notes(report)
+
+
+def test_pictures_of_another_size_are_refused(contender):
+    with pytest.raises(UsageError, match="takes pictures of 3x4x4, not 3x5x5"):
+        interleave([contender("plain")], [1], 1, 0.001, 5)
+
+
+@pytest.mark.parametrize("code", [3])
+def test_an_exit_without_signal_is_told_by_its_code(code):
+    (timing,) = interleave([Contender("quitter", partial(os._exit, code))], [1], 1, 0.001, SIDE)
+    assert timing.failure == "quitter: its process ended with exit code 3" and timing.p50_ms is None
+
+
+def test_percentiles_are_over_all_calls():
+    timing = Timing("x", 4, rounds=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]])
+    assert (timing.calls, timing.p50_ms, timing.p90_ms) == (11, 6.0, 10.0)
+    assert timing.images_per_s == pytest.approx(4000 / 6)
+    assert Timing("x", 1, rounds=[[3.0]]).p90_ms == 3.0
+
+
+def test_speedup_is_taken_within_rounds_so_that_drift_cancels():
+    base = Timing("base", 1, rounds=[[10.0], [100.0], [20.0]])
+    fast = Timing("fast", 1, rounds=[[5.0], [50.0], [10.0]])  # twice as fast in each round of a drifting machine
+    assert fast.speedup(base) == 2.0 and base.speedup(base) == 1.0
+    assert fast.speedup(Timing("none", 1)) is None
+
+
+def test_each_round_begins_with_another():
+    assert [rotated(["a", "b", "c"], number) for number in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+    assert rotated([], 1) == []
+
+
+@pytest.mark.parametrize(
+    "changes, flag", [({"batches": (0,)}, "--batch 0"), ({"rounds": 0}, "--rounds 0"), ({"threads": 0}, "--threads 0"),
+                      ({"seconds": 0.0}, "--seconds 0"), ({"seconds": float("nan")}, "--seconds nan")]
+)  # fmt: skip
+def test_an_impossible_plan_is_refused(changes, flag):
+    with pytest.raises(UsageError, match=flag):
+        Plan(**changes)
+
+
+def test_nobody_cannot_be_measured():
+    with pytest.raises(UsageError, match="nothing to measure"):
+        interleave([], [1], 1, 0.1, SIDE)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512_vnni avx2 amx_int8 amx_int8x\n", ["avx2", "avx512_vnni", "amx_int8"]),
+        ("Features\t: fp asimd i8mm asimddp\n", ["asimddp", "i8mm"]),
+        ("nothing known", []),
+    ],
+)
+def test_the_features_of_a_cpu_are_read_by_whole_words(text, expected):
+    assert cpu.features(cpu.INT8_FEATURES, text) == expected

@@ -1,0 +1,133 @@
+"""A policy of other bits than ranges were found for: refused where they depend on the bits, warned of where not."""
+
+import logging
+
+import pytest
+
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint.range_bits import Origin, bits_record, check_bits, origins
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.quantizer import Role, named_nodes
+
+RECORD = {"method": "mse", "percentile": None, "exact": False, "batches": 1, "batch_size": 8, "seed": 0,
+          "split": "train", "augment": False, "pictures": 8, "pictures_sha256": "1" * 64, "files": [], "unreadable": [],
+          "dead_nodes": [], "beyond_half": []}  # fmt: skip
+TRAINING = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1, "steps": 1, "pictures": 1,
+            "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip
+ONE = "layers.0.blocks.0.mlp.fc2._input_quantizer"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model(DEPTHS=[1, 1], NUM_HEADS=[1, 2])
+
+
+def policy(weights=8, activations=8, name="ft-mode1"):
+    rules = Rule(nodes=("role:gemm_weight",), bits=weights), Rule(nodes=("role:activation",), bits=activations)
+    return load_policy(name).and_then(*rules)
+
+
+def card(method="mse", policy=policy(), ranges=None, **calibration):  # noqa: B008
+    record = RECORD | {"method": method} | calibration
+    training = TRAINING | {"ranges": ranges} if ranges else None
+    return RunCard("x", {}, {}, policy=policy.to_dict(), calibration=record, training=training)
+
+
+def refused(model, card, *policies):
+    with pytest.raises(UsageError) as caught:
+        check_bits(model, card, policies, "x.pth")
+    message = str(caught.value)
+    assert message.startswith("x.pth: ") and "\n" not in message and len(message) < 300
+    return message
+
+
+def warned(model, card, *policies, caplog):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "swin_quant"):
+        check_bits(model, card, policies, "x.pth")
+    messages = [record.getMessage() for record in caplog.records]
+    assert all(message.startswith("x.pth: ") and "\n" not in message for message in messages)
+    return messages
+
+
+@pytest.mark.parametrize("method", ["mse", "entropy"])
+def test_ranges_that_depend_on_the_bits_are_for_these_bits(model, method, caplog):
+    made = card(method, bits=8, other_bits={})
+    assert warned(model, made, policy(), policy(8, 8, "qdq"), policy(4, 8), caplog=caplog) == []
+    message = refused(model, made, policy(), policy(8, 4))
+    assert f"by {method} for 8 bits, and policy ft-mode1 has 4 at layers.0" in message
+    assert "calibrate" in message and "--statistics" in message
+    assert "for 4 bits" in refused(model, card(method, bits=4, other_bits={}), policy())
+
+
+def test_one_node_of_other_bits_is_enough(model, caplog):
+    only = policy().and_then(Rule(nodes=(ONE,), bits=4))
+    assert f"1 range was found by mse for 8 bits, and policy ft-mode1 has 4 at {ONE}" in refused(
+        model, card(bits=8, other_bits={}), only
+    )
+    made = card(bits=8, other_bits={ONE: 4})
+    assert warned(model, made, only, caplog=caplog) == []
+    assert f"for 4 bits, and policy ft-mode1 has 8 at {ONE}" in refused(model, made, policy())
+
+
+def test_a_node_that_is_off_does_not_matter(model, caplog):
+    off = policy(8, 4).and_then(Rule(disable=("role:activation",)))
+    assert warned(model, card(bits=8, other_bits={}), off, caplog=caplog) == []
+
+
+@pytest.mark.parametrize("method", ["percentile", "max"])
+def test_ranges_that_do_not_are_used_with_one_line(model, method, caplog):
+    made = card(method, bits=8, other_bits={})
+    (message,) = warned(model, made, policy(4, 4), caplog=caplog)
+    assert f"by {method} for 8 bits" in message and "has 4" in message and "`calibrate` with these bits" in message
+    assert warned(model, made, policy(4, 8), caplog=caplog) == [], "weights have their maxima at any bits"
+
+
+def test_a_card_of_before_bits_were_recorded_is_for_those_of_its_policy(model):
+    assert "for 4 bits" in refused(model, card(policy=policy(8, 4)), policy())
+    assert "for 8 bits" in refused(model, card(), policy(8, 4))
+
+
+def test_learned_ranges_are_for_the_bits_that_they_were_learned_at(model, caplog):
+    made = card("percentile", policy(4, 4), {"weights": "learned", "activations": "learned"}, bits=4, other_bits={})
+    assert warned(model, made, policy(4, 4), policy(4, 4, "qdq"), caplog=caplog) == []
+    message = refused(model, made, policy(8, 4))
+    assert "by learned" not in message and "learned for 4 bits" in message and "finetune with these bits" in message
+
+
+def test_qat_of_some_ranges_leaves_the_others_as_they_were_calibrated(model):
+    made = card("mse", policy(4, 8), {"weights": "learned", "activations": None}, bits=8, other_bits={})
+    found = origins(model, made)
+    roles = {name: node.role for name, node in named_nodes(model).items()}
+    enabled = "layers.0.blocks.0.mlp.fc1"
+    assert found[f"{enabled}._weight_quantizer"] == Origin("learned", 4)
+    assert found[f"{enabled}._input_quantizer"] == Origin("mse", 8)
+    off = {name for name, role in roles.items() if role is Role.SOFTMAX_INPUT}
+    assert {found[name] for name in off} == {Origin("percentile", 8)}, "what QAT left out it calibrated anew"
+
+
+def test_without_a_card_8_bits_are_taken_for_granted_and_others_are_warned_of(model, caplog):
+    assert warned(model, None, policy(), caplog=caplog) == []
+    (message,) = warned(model, None, policy(4, 8), caplog=caplog)
+    assert "no run card" in message and "4" in message
+
+
+def test_what_a_calibration_records(model):
+    apply_policy(model, policy(2, 4).and_then(Rule(nodes=(ONE,), bits=8)))
+    by_default = {"bits": 4, "other_bits": {ONE: 8}, "methods": {"4": "mse", "8": "percentile"}}
+    assert bits_record(model, Method()) == by_default
+    apply_policy(model, policy())
+    assert bits_record(model, Method("entropy")) == {"bits": 8, "other_bits": {}, "methods": {"8": "entropy"}}
+
+
+def test_the_method_of_a_node_is_that_of_its_bits(model, caplog):
+    """By default percentile at 8 bits, which suits others, and mse below, which does not."""
+    made = card("mse+percentile", bits=8, other_bits={ONE: 4}, methods={"4": "mse", "8": "percentile"})
+    found = origins(model, made)
+    assert found[ONE] == Origin("mse", 4) and found[ONE.replace("fc2", "fc1")] == Origin("percentile", 8)
+    assert "1 range was found by mse for 4 bits" in refused(model, made, policy())
+    (message,) = warned(model, made, policy(8, 4), caplog=caplog)
+    assert "found by percentile for 8 bits" in message

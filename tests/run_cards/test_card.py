@@ -1,0 +1,390 @@
+"""A run card says the same after it was written and read, and a foreign or broken one is refused by its key."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import logging
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import SCHEMA, Result, RunCard, card_path, verify_checkpoint, versions
+from swin_quant.quant.policy import policy_from_dict
+
+DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
+CALIBRATION = {
+    "method": "percentile",
+    "percentile": 99.99,
+    "exact": False,
+    "batches": 10,
+    "batch_size": 8,
+    "seed": 0,
+    "split": "train",
+    "augment": False,
+    "pictures": 80,
+    "pictures_sha256": "1" * 64,
+    "files": ["a/é.png", "b.png"],
+    "unreadable": [],
+    "dead_nodes": [],
+    "beyond_half": [],
+}
+TRAINING = {
+    "recipe": {},
+    "seed": 0,
+    "world": 1,
+    "device": "cpu",
+    "step_pictures": 8,
+    "steps": 10,
+    "pictures": 80,
+    "pictures_sha256": "2" * 64,
+    "start": None,
+    "teacher": None,
+    "best_epoch": 1,
+    "epochs": [],
+}
+HERE = Path(__file__).parent
+CARDS = [*(HERE / "cards").glob("*.json"), *(HERE.parent / "examples").rglob("*.json")]
+RESULT = Result("fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", sqnr_db=35.6)
+
+
+def card(**changes) -> RunCard:
+    base = {
+        "name": "swin_micro",
+        "config": {"MODEL": {"TYPE": "swin", "SWIN": {"DEPTHS": [2, 2]}}},
+        "preprocess": {"size": 32},
+        "source": {"file": "swin_micro.pth", "sha256": "a" * 64, "format": "pth, microsoft names"},
+        "checkpoint": {"file": "swin_micro_calib.pth", "sha256": "b" * 64},
+        "policy": {"name": "qdq", "rules": []},
+        "calibration": CALIBRATION,
+    }
+    return RunCard(**{**base, **changes})
+
+
+def written(path) -> dict:
+    card().with_result(RESULT).write(path)
+    return json.loads(path.read_text())
+
+
+def refused(path, content, *words) -> None:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(SwinQuantError) as caught:
+        RunCard.read(path)
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message and len(message) < 700
+    for word in words:
+        assert word in message, message
+
+
+def test_a_card_comes_back_as_it_was(tmp_path):
+    made = card().with_result(RESULT)
+    made.write(tmp_path / "x.json")
+    assert RunCard.read(tmp_path / "x.json") == made
+    assert made.measured() == [RESULT]
+    assert json.loads((tmp_path / "x.json").read_text())["schema"] == SCHEMA == "swin-quant/run-card/1"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_card_of_a_float_run_has_less_in_it(tmp_path):
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    made = RunCard("x", {}, {})
+    assert before <= datetime.fromisoformat(made.created) <= datetime.now(timezone.utc)
+    made.write(tmp_path / "x.json")
+    assert RunCard.read(tmp_path / "x.json") == made
+
+
+def test_a_newer_result_of_the_same_thing_takes_the_place_of_the_older():
+    def same(**changes):
+        return dataclasses.replace(RESULT, **changes)
+
+    others = [
+        same(engine="onnxruntime"),
+        same(precision="float32"),
+        same(policy="ft-mode2"),
+        same(policy=None),
+        same(dataset={**DATASET, "sha256": "f" * 64}),
+    ]
+    made = card()
+    for result in [RESULT, *others]:
+        made = made.with_result(result)
+    newer = same(acc1=12.0, note="again")
+    assert made.with_result(newer).measured() == [newer, *others]
+    assert made.measured() == [RESULT, *others], "a card is not changed"
+    assert made.with_result(RESULT).measured() == [RESULT, *others]
+
+
+def test_results_of_policies_of_one_name_are_told_apart_by_their_rules():
+    one, other = (dataclasses.replace(RESULT, policy_sha256=letter * 64) for letter in "ab")
+    made = card().with_result(one).with_result(other)
+    assert made.measured() == [one, other]
+    renamed = dataclasses.replace(one, policy="called otherwise", acc1=1.0)
+    assert made.with_result(renamed).measured() == [renamed, other], "the rules are what a policy is"
+
+
+def test_a_result_of_before_rules_were_recorded_is_of_the_card_s_policy_of_that_name():
+    own = {"name": "ft-mode1", "rules": [{"enable": ["role:gemm_weight"]}]}
+    sha256 = policy_from_dict(own, "here").sha256
+    made = card(policy=own, results=[dataclasses.asdict(RESULT)])
+    assert [result.policy_sha256 for result in made.measured()] == [sha256]
+    elsewhere = dataclasses.replace(RESULT, policy_sha256="f" * 64)
+    assert made.with_result(elsewhere).measured()[1:] == [elsewhere], "another of that name takes no place"
+    again = dataclasses.replace(RESULT, policy_sha256=sha256)
+    assert made.with_result(again).measured() == [again]
+    unknown = card(policy={**own, "name": "qdq"}, results=[dataclasses.asdict(RESULT)])
+    assert unknown.measured() == [RESULT]
+    assert unknown.with_result(elsewhere).measured() == [elsewhere], "no rules are known: the name decides"
+
+
+def test_a_figure_that_is_infinite_is_recorded_as_none(tmp_path):
+    exact = dataclasses.replace(RESULT, sqnr_db=float("inf"), loss=float("nan"))
+    made = card().with_result(exact)
+    made.write(tmp_path / "x.json")
+    (read,) = RunCard.read(tmp_path / "x.json").measured()
+    assert (read.sqnr_db, read.loss, read.acc1) == (None, None, 70.5)
+    assert RunCard.read(tmp_path / "x.json") == made
+
+
+WRONG = {
+    "schema": ("swin-quant/run-card/0", "run-card/0"),
+    "name": ("../escape", "name"),
+    "config": ([], "config"),
+    "policy": ("ft-mode1", "policy"),
+    "source.sha256": ("xyz", "source.sha256"),
+    "source.file": ("/etc/passwd", "source.file"),
+    "checkpoint.file": ("a\\b", "checkpoint.file"),
+    "checkpoint.sha256": (None, "checkpoint.sha256"),
+    "calibration.batches": ("10", "calibration.batches"),
+    "calibration.percentile": (True, "calibration.percentile"),
+    "calibration.files": (["a", 3], "calibration.files[1]"),
+    "versions.torch": (2, "versions.torch"),
+    "results": ({}, "results"),
+    "results.0.acc1": ("70", "results[0].acc1"),
+    "results.0.acc5": (None, "results[0].acc5"),
+    "results.0.dataset.pictures": (1.5, "results[0].dataset.pictures"),
+    "results.0.note": ("x" * 10, None),
+    "created": ("yesterday", "created"),
+}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_value_is_refused_by_its_key(tmp_path, key):
+    content = written(tmp_path / "x.json")
+    value, word = WRONG[key]
+    *parents, last = key.split(".")
+    place = content
+    for parent in parents:
+        place = place[int(parent) if parent.isdigit() else parent]
+    place[last] = value
+    if word is None:  # the control: a change that is allowed
+        (tmp_path / "x.json").write_text(json.dumps(content))
+        assert RunCard.read(tmp_path / "x.json").results[0]["note"] == value
+    else:
+        refused(tmp_path / "x.json", content, word)
+
+
+def test_what_a_card_cannot_be_without(tmp_path):
+    content = written(tmp_path / "x.json")
+    for key in ("name", "config", "preprocess", "versions", "created"):
+        less = {name: value for name, value in content.items() if name != key}
+        refused(tmp_path / "x.json", less, key)
+    for key in ("engine", "precision", "policy", "dataset", "pictures", "acc1", "acc5", "loss", "batch_size", "device"):
+        less = copy.deepcopy(content)
+        del less["results"][0][key]
+        refused(tmp_path / "x.json", less, f"results[0].{key}")
+
+
+def test_what_a_result_did_not_measure_may_be_left_out(tmp_path):
+    content = written(tmp_path / "x.json")
+    del content["results"][0]["agreement"], content["results"][0]["unreadable"], content["artifact"]
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    read = RunCard.read(tmp_path / "x.json")
+    assert (read.measured(), read.artifact) == ([RESULT], None)
+
+
+@pytest.mark.parametrize("file", CARDS, ids=lambda path: path.name)
+def test_a_card_of_every_version_is_read_and_rewritten_without_loss(tmp_path, file, caplog):
+    old = json.loads(file.read_text())
+    read = RunCard.read(file)
+    read.with_result(RESULT).write(tmp_path / "x.json")
+    new = json.loads((tmp_path / "x.json").read_text())
+    assert new["results"].pop() == dataclasses.asdict(RESULT)
+    assert {key: new[key] for key in old} == old
+    assert new.keys() - old.keys() <= {"verification"} and not caplog.records
+    assert len(read.measured()) == len(old["results"]) > 0
+
+
+def test_there_are_cards_of_before_and_after_verification():
+    assert sorted("verification" in json.loads(file.read_text()) for file in CARDS) == [False, True, True, True]
+
+
+def test_what_a_newer_version_added_is_kept_and_warned_of_in_one_line(tmp_path, caplog):
+    content = written(tmp_path / "x.json")
+    content["engines"] = [{"new": 1}]
+    content["newer"] = "a key of that name"
+    content["calibration"]["b\nits"] = 4
+    content["source"]["url"] = None
+    content["results"][0]["energy"] = 2.5
+    content["results"][0]["dataset"]["license"] = "MIT"
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with caplog.at_level(logging.WARNING, "swin_quant"):
+        read = RunCard.read(tmp_path / "x.json")
+        assert RunCard.read(tmp_path / "x.json") == read, "read twice, warned of once"
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert str(tmp_path / "x.json") in text and "newer" in text and "\n" not in text
+    assert "source.url" in text and "engines" in text and "and 1 more" in text
+    assert read.measured() == [dataclasses.replace(RESULT, dataset={**DATASET, "license": "MIT"})]
+    other = dataclasses.replace(RESULT, policy="ft-mode2")
+    dataclasses.replace(read.with_result(other), policy=None).write(tmp_path / "y.json")
+    again = json.loads((tmp_path / "y.json").read_text())
+    assert again == {**content, "policy": None, "results": [*content["results"], dataclasses.asdict(other)]}
+
+
+def test_a_card_of_a_newer_format_says_to_update(tmp_path):
+    refused(tmp_path / "x.json", {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"},
+            "format 2", "update", "format 1")  # fmt: skip
+    refused(tmp_path / "x.json", {"schema": "swin-quant/run-card/10", "all": "else"}, "format 10", "update")
+    refused(tmp_path / "x.json", {"schema": "other/run-card/2"}, "is not a run card")
+
+
+def test_a_newer_verification_takes_the_place_of_one_of_the_same_engine_and_reference(tmp_path):
+    record = {"engine": "openvino", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant",
+              "pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.01, "max": 0.1, "step": 0.05, "agreement": 100.0,
+              "sqnr_db": float("inf"), "tolerance": 0.1, "passed": True}  # fmt: skip
+    card = RunCard("x", {}, {}).with_verification(record).with_verification({**record, "engine": "onnxruntime"})
+    card = card.with_verification({**record, "mean": 0.2, "passed": False})
+    card.write(tmp_path / "x.json")
+    read = RunCard.read(tmp_path / "x.json").verification
+    assert [(one["engine"], one["mean"], one["sqnr_db"]) for one in read] == [
+        ("onnxruntime", 0.01, None),
+        ("openvino", 0.2, None),
+    ]
+    content = json.loads((tmp_path / "x.json").read_text())
+    content["verification"][0]["passed"] = "yes"
+    refused(tmp_path / "x.json", content, "verification[0].passed")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", "{}", '"x"', "<html>", '{"schema": 1}', '{"schema": "' + "s" * 100_000 + '"}']
+)
+def test_what_is_no_card_is_refused(tmp_path, content):
+    refused(tmp_path / "x.json", content)
+
+
+@pytest.mark.parametrize("depth", [400, 900, 100_000])
+def test_a_deeply_nested_card_ends_in_a_sentence_or_a_card(tmp_path, depth):
+    text = json.dumps({**written(tmp_path / "x.json"), "config": {"a": "here"}})
+    (tmp_path / "x.json").write_text(text.replace('"here"', "[" * depth + "]" * depth))
+    try:
+        RunCard.read(tmp_path / "x.json")
+    except SwinQuantError as error:
+        assert str(tmp_path / "x.json") in str(error)
+
+
+def test_infinity_by_the_back_door(tmp_path):
+    text = json.dumps(written(tmp_path / "x.json"))
+    refused(tmp_path / "x.json", text.replace("70.5", "1e999"), "results[0].acc1")
+    refused(tmp_path / "x.json", text.replace("70.5", "NaN"), "NaN")
+
+
+def test_a_card_that_could_not_be_read_is_not_made():
+    with pytest.raises(SwinQuantError, match="calibration"):
+        card(calibration={"method": "max"})
+    with pytest.raises(SwinQuantError, match="name"):
+        card(name="a/b")
+
+
+def test_the_card_lies_beside_its_checkpoint(tmp_path):
+    assert card_path(tmp_path / "swin_calib.pth") == tmp_path / "swin_calib.json"
+    assert card_path("v1.5_calib.onnx").name == "v1.5_calib.json"
+    with pytest.raises(SwinQuantError, match="run card"):
+        card_path("x.json")
+
+
+def test_a_checkpoint_that_was_replaced_is_noticed(tmp_path):
+    path = tmp_path / "x_calib.pth"
+    path.write_bytes(b"weights")
+    right = hashlib.sha256(b"weights").hexdigest()
+    made = card(checkpoint={"file": path.name, "sha256": right})
+    verify_checkpoint(made, path)
+    path.write_bytes(b"Weights")
+    with pytest.raises(SwinQuantError, match=f"{path}: .*{right[:12]}"):
+        verify_checkpoint(made, path)
+    with pytest.raises(SwinQuantError, match="no such|cannot be read"):
+        verify_checkpoint(made, tmp_path / "gone.pth")
+    with pytest.raises(SwinQuantError, match="records no checkpoint"):
+        verify_checkpoint(card(checkpoint=None), path)
+
+
+def test_versions_name_what_the_figures_depend_on():
+    found = versions()
+    assert found["python"] == platform.python_version()
+    assert found["numpy"] == numpy.__version__
+    assert found["torch"] == str(torch.__version__)
+    assert found["swin_quant"] and found["timm"] and found["cpu"]
+    assert (found["gpu"] is None) == (not torch.cuda.is_available())
+
+
+def located(path, **more):
+    return {"file": Path(path).name, "sha256": "c" * 64, "path": str(path), **more}
+
+
+def test_places_of_files_are_absolute_in_memory_and_relative_in_the_file(tmp_path):
+    root = tmp_path.resolve()
+    training = {**TRAINING, "start": located(root / "ptq" / "x.pth"), "teacher": located(root / "t.pth", format="pth")}
+    made = card(source=located(root / "in" / "x.pth", format="pth"), checkpoint=located(root / "out" / "x_calib.pth"))
+    made = dataclasses.replace(made, training=training)
+    (root / "out" / "onnx").mkdir(parents=True)
+    made.write(root / "out" / "onnx" / "x.json")
+    content = json.loads((root / "out" / "onnx" / "x.json").read_text())
+    assert (content["source"]["path"], content["checkpoint"]["path"]) == ("../../in/x.pth", "../x_calib.pth")
+    assert content["training"]["start"]["path"] == "../../ptq/x.pth"
+    assert content["training"]["teacher"]["path"] == "../../t.pth"
+    assert str(root) not in json.dumps(content)
+    assert RunCard.read(root / "out" / "onnx" / "x.json") == made
+    (root / "out").rename(root / "moved")
+    assert RunCard.read(root / "moved" / "onnx" / "x.json").checkpoint["path"] == str(root / "moved" / "x_calib.pth")
+
+
+def test_a_place_that_would_tell_of_the_machine_is_not_written(tmp_path):
+    for far in ("/etc/x.pth", str(tmp_path.resolve() / ("d" * 200) / ("e" * 200) / "x.pth"), "/tmp/a\\b/x.pth"):
+        card(source=located(far, format="pth")).write(tmp_path / "x.json")
+        assert "path" not in json.loads((tmp_path / "x.json").read_text())["source"]
+    (tmp_path / "1/2/3/4/5").mkdir(parents=True)
+    for deep, written_there in (("1/2/3/4", True), ("1/2/3/4/5", False)):
+        card(source=located(tmp_path.resolve() / "x.pth", format="pth")).write(tmp_path / deep / "x.json")
+        assert ("path" in json.loads((tmp_path / deep / "x.json").read_text())["source"]) is written_there
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "../../../../../x.pth", "a/../b.pth", "..", "a//b.pth", "", "a\\b.pth", "a\nb.pth", "./x.pth",
+     "../" * 4 + "x" * 256, 3],
+)  # fmt: skip
+def test_a_place_must_be_relative_and_plain(tmp_path, path):
+    content = written(tmp_path / "x.json")
+    content["source"]["path"] = path
+    refused(tmp_path / "x.json", content, "path")
+
+
+def test_qat_of_before_its_original_was_the_baseline_is_compared_with_nothing(tmp_path):
+    """Its float32 was measured on the trained weights: what was printed as +1.34 had lost 1.26 points."""
+    float32 = dataclasses.replace(RESULT, engine="torch", precision="float32", policy=None, acc1=79.7)
+    old = dataclasses.replace(RESULT, acc1=81.0, agreement=97.0, sqnr_db=20.0, delta_acc1=1.34, delta_acc1_se=0.4)
+    content = {**written(tmp_path / "x.json"), "training": TRAINING}
+    content["results"] = [dataclasses.asdict(result) for result in (float32, old)]
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    read = RunCard.read(tmp_path / "x.json")
+    assert read.is_qat and not card().is_qat and not dataclasses.replace(read, policy=None, calibration=None).is_qat
+    assert [(r.acc1, r.weights, r.agreement, r.sqnr_db, r.delta_acc1, r.delta_acc1_se) for r in read.measured()] == [
+        (79.7, "qat", None, None, None, None),
+        (81.0, "qat", None, None, None, None),
+    ]
+    newer = dataclasses.replace(old, weights="qat", delta_acc1=-1.26)
+    original = dataclasses.replace(float32, weights="original", acc1=82.28)
+    assert read.with_result(newer).with_result(original).measured()[1:] == [newer, original]

@@ -1,0 +1,102 @@
+"""Which engines take an artifact, where they run, and which checkpoint is its own."""
+
+import pytest
+
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.options import EngineOptions
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.tasks import deployed
+from swin_quant.tasks.calibrate import portable_config
+from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, no_checkpoint, on_its_device
+
+PREPROCESS = {"size": 32, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.fixture
+def exported(tmp_path, tiny_config):
+    """exported(backend, options, checkpoint, size) -> an artifact in out/, whatever its content."""
+    (tmp_path / "out").mkdir()
+
+    def make(backend="onnx", options=None, checkpoint=None, size=32):
+        record = {"file": checkpoint.name, "sha256": sha256_of(checkpoint)} if checkpoint else None
+        card = RunCard("m", portable_config(tiny_config()), {**PREPROCESS, "size": size}, checkpoint=record)
+        file = tmp_path / "out" / "m.bin"
+        file.write_bytes(b"artifact")
+        return finish_artifact(file, card, backend, "int8", options or {})
+
+    return make
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def only(*names):
+        monkeypatch.setattr(deployed, "is_installed", lambda name: name in names or name not in deployed.NEEDS)
+
+    return only
+
+
+def test_default_engines_are_those_that_take_it_and_are_there(exported, installed):
+    installed("onnxruntime", "openvino", "tensorrt")
+    assert names_of_engines(exported("onnx"), None) == ["onnxruntime", "openvino"]
+    assert names_of_engines(exported("onnx", {"target": "openvino"}), None) == ["openvino"]
+    assert names_of_engines(exported("onnx", {"target": "tensorrt"}), None) == ["onnxruntime", "openvino"]
+    assert names_of_engines(exported("fastertransformer"), None) == ["fastertransformer"]
+    assert names_of_engines(exported("tensorrt"), None) == ["tensorrt"]
+    installed("openvino")
+    assert names_of_engines(exported("onnx", {"target": "onnxruntime"}), None) == ["openvino"]
+
+
+def test_none_installed_says_how_to_get_one(exported, installed):
+    installed()
+    with pytest.raises(UsageError, match=r"m.bin: no engine for it is installed: .*'\.\[onnx\]' in the checkout or"):
+        names_of_engines(exported("onnx"), None)
+    with pytest.raises(UsageError, match="engine tensorrt is not installed: pip install tensorrt"):
+        names_of_engines(exported("tensorrt"), ["tensorrt"])
+
+
+def test_a_named_engine_must_take_it(exported, installed):
+    installed("onnxruntime", "openvino")
+    assert names_of_engines(exported("onnx"), ["openvino", "onnxruntime", "openvino"]) == ["openvino", "onnxruntime"]
+    with pytest.raises(UsageError, match="onnxruntime does not run fastertransformer artifacts: use fastertransformer"):
+        names_of_engines(exported("fastertransformer"), ["onnxruntime"])
+
+
+def test_cpu_engines_run_on_the_cpu_of_a_machine_with_a_gpu():
+    cuda = EngineOptions(threads=3, device="cuda")
+    assert on_its_device("openvino", cuda) == EngineOptions(threads=3, device="cpu")
+    assert on_its_device("tensorrt", EngineOptions()).device == "cuda"
+    assert on_its_device("fastertransformer", cuda).device == "cuda"
+
+
+def test_the_checkpoint_is_found_beside_or_one_folder_up_by_its_hash(exported, tmp_path):
+    checkpoint = tmp_path / "m_calib.pth"
+    checkpoint.write_bytes(b"weights")
+    artifact = exported(checkpoint=checkpoint)
+    assert find_checkpoint(artifact) == checkpoint
+    beside = tmp_path / "out" / "m_calib.pth"
+    beside.write_bytes(b"others")  # of that name, but not the one
+    assert find_checkpoint(artifact) == checkpoint
+    checkpoint.unlink()
+    assert find_checkpoint(artifact) is None and "its m_calib.pth is neither beside it" in no_checkpoint(artifact)
+    with pytest.raises(SwinQuantError, match="m_calib.pth: is not the checkpoint that m.bin was exported from"):
+        find_checkpoint(artifact, beside)
+    beside.write_bytes(b"weights")
+    assert find_checkpoint(artifact, beside) == beside == find_checkpoint(artifact)
+
+
+def test_a_card_that_names_no_checkpoint(exported, tmp_path):
+    artifact = exported()
+    assert find_checkpoint(artifact) is None and no_checkpoint(artifact) == "its run card names no checkpoint"
+    with pytest.raises(SwinQuantError, match="names no checkpoint that .* could be compared with"):
+        find_checkpoint(artifact, tmp_path / "x.pth")
+
+
+def test_the_config_is_the_card_s_with_overrides_of_this_machine(exported):
+    cfg = config_of(exported(), {"DATA.DATA_PATH": "here", "DATA.BATCH_SIZE": 5})
+    assert (cfg.DATA.DATA_PATH, cfg.DATA.BATCH_SIZE, cfg.DATA.IMG_SIZE) == ("here", 5, 32)
+    with pytest.raises(SwinQuantError, match="m.json: preprocess.size is 48, but the model takes 32"):
+        config_of(exported(size=48))
+    with pytest.raises(UsageError, match="command line: DATA.BATCH_SIZE must be a whole number"):
+        config_of(exported(), {"DATA.BATCH_SIZE": "many"})

@@ -1,0 +1,136 @@
+"""Ranges searched again in kept statistics are those of calibrating so in the first place, to the bit."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint import save_float
+from swin_quant.config import find_config, load_config
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule
+from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint
+from swin_quant.tasks.recalibrate import recalibrate
+
+PLAN = Plan(batches=1, batch_size=4)
+NAME = "swin_micro_digits"
+
+
+def policy(bits):
+    return load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=bits))
+
+
+def config(depths):
+    keys = {"EMBED_DIM": 8, "DEPTHS": depths, "NUM_HEADS": [1, 2]}
+    overrides = {"DATA.DATA_PATH": "digits"} | {f"MODEL.SWIN.{key}": value for key, value in keys.items()}
+    return load_config(find_config("swin_digits"), overrides=overrides)
+
+
+@pytest.fixture(scope="module")
+def cfg():
+    return config([1, 1])
+
+
+@pytest.fixture(scope="module")
+def weights(cfg, randomise, tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "weights.pth"
+    save_float(randomise(build_model(cfg)), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def before(cfg, weights, tmp_path_factory):
+    """The folder of a calibration by percentile for 8 bits."""
+    folder = tmp_path_factory.mktemp("before")
+    calibrate_checkpoint(cfg, weights, policy(8), PLAN, folder)
+    return folder
+
+
+@pytest.fixture
+def copy(before, tmp_path):
+    """The same, for a test to damage: its statistics file."""
+    return shutil.copytree(before, tmp_path / "copy") / f"{NAME}_calib.stats.npz"
+
+
+def content(folder):
+    card = json.loads((folder / f"{NAME}_calib.json").read_text())
+    card["calibration"].pop("check", None)  # is made with pictures
+    return (folder / f"{NAME}_calib.pth").read_bytes(), {**card, "created": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "bits"),
+    [(Method("mse"), 4), (Method("percentile", 99.0), 8), (Method("entropy"), 3), (Method("max"), 8)],
+)
+def test_it_is_to_the_bit_what_calibrating_so_gives(cfg, weights, before, tmp_path, method, bits):
+    direct = calibrate_checkpoint(cfg, weights, policy(bits), replace(PLAN, method=method), tmp_path / "direct")
+    statistics = before / f"{NAME}_calib.stats.npz"
+    again = recalibrate(cfg, statistics, None, policy(bits), method, tmp_path / "again")
+    (file, card), (expected_file, expected) = content(tmp_path / "again"), content(tmp_path / "direct")
+    assert file == expected_file
+    if method.name == "max":  # which, when it calibrates, counts nothing that it could leave
+        assert expected["calibration"].pop("statistics") is None and card["calibration"].pop("statistics")
+    assert card == expected and again.card.calibration["method"] == method.name
+    assert direct.card.calibration["bits"] == bits and direct.card.calibration["other_bits"] == {}
+    if method.name != "max":
+        kept = [tmp_path / name / f"{NAME}_calib.stats.npz" for name in ("direct", "again")]
+        assert kept[0].read_bytes() == kept[1].read_bytes() == statistics.read_bytes()
+
+
+def test_the_float_checkpoint_will_do_as_well_as_the_calibrated_one(cfg, weights, before, tmp_path):
+    statistics = before / f"{NAME}_calib.stats.npz"
+    for folder, checkpoint in (("a", weights), ("b", None)):
+        recalibrate(cfg, statistics, checkpoint, policy(4), Method("percentile", 99.0), tmp_path / folder)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_calibration_may_be_replaced_by_its_own_statistics(cfg, weights, copy):
+    recalibrate(cfg, copy, None, policy(4), Method("max"), copy.parent)
+    again = recalibrate(cfg, copy, None, policy(8), Method(), copy.parent)
+    assert again.card.calibration["bits"] == 8
+
+
+def test_bits_that_are_not_uniform_are_recorded_by_node(cfg, before, tmp_path):
+    node = "layers.0.blocks.0.mlp.fc2._input_quantizer"
+    mixed = policy(8).and_then(Rule(nodes=(node,), bits=4))
+    done = recalibrate(cfg, before / f"{NAME}_calib.stats.npz", None, mixed, Method("max"), tmp_path)
+    assert (done.card.calibration["bits"], done.card.calibration["other_bits"]) == (8, {node: 4})
+
+
+WRONG = {
+    "missing": (lambda file: file.unlink(), "no such statistics file"),
+    "without its card": (lambda file: file.with_name(f"{NAME}_calib.json").unlink(), f"no run card {NAME}_calib.json"),
+    "replaced": (lambda file: file.write_bytes(file.read_bytes() + b"x"), "is not the statistics file of its run card"),
+    "with other weights": (
+        lambda file: file.with_name(f"{NAME}_calib.pth").write_bytes(b"x"),
+        "not what .* counted on",
+    ),
+    "without its checkpoint": (lambda file: file.with_name(f"{NAME}_calib.pth").unlink(), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_statistics_that_are_not_these_are_refused(cfg, copy, tmp_path, what):
+    damage, words = WRONG[what]
+    damage(copy)
+    with pytest.raises(SwinQuantError, match=words):
+        recalibrate(cfg, copy, None, policy(8), Method("mse"), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_calibrator_max_says_that_it_keeps_none(cfg, weights, tmp_path):
+    calibrate_checkpoint(cfg, weights, policy(8), replace(PLAN, method=Method("max")), tmp_path)
+    file = tmp_path / f"{NAME}_calib.stats.npz"
+    assert not file.exists()
+    file.write_bytes(b"left by an earlier one")
+    with pytest.raises(SwinQuantError, match="records no statistics .calibrator max keeps none"):
+        recalibrate(cfg, file, None, policy(8), Method("mse"), tmp_path)
+
+
+def test_statistics_of_another_model_are_refused(cfg, copy, tmp_path):
+    with pytest.raises(SwinQuantError):
+        recalibrate(config([1, 2]), copy, None, policy(8), Method("mse"), tmp_path / "out")
