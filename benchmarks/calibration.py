@@ -25,7 +25,7 @@ from swin_quant.data.sampling import chunks, sample
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.check import PICTURES, Batch, check_ranges
+from swin_quant.quant.check import PICTURES, CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.quant.ranges import RANGE_METHODS
@@ -90,7 +90,7 @@ def main() -> None:
     answers: list[Tensor] = []
     apply_policy(model, load_policy("ft-mode1"))
     set_ranges(model, observe(model, batches[: PICTURES // SIZE], Method(), answers.append), Method())
-    some = [Batch(number, *pair) for number, pair in enumerate(zip(batches, answers, strict=False))]
+    some = [CheckBatch(number, *pair) for number, pair in enumerate(zip(batches, answers, strict=False))]
     start = time.perf_counter()
     check = check_ranges(model, calibration, Method(), some)
     elapsed = time.perf_counter() - start

@@ -20,24 +20,24 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.onnx.export import Options, export
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.bench import table
 from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.measure import Plan, measure, noise
+from swin_quant.bench.measure import BenchPlan, measure, noise
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
 from swin_quant.config import find_config, load_config
+from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.tasks.calibrate import portable_config
 from swin_quant.tasks.lineup import REFERENCE, artifact_engine, torch_engine
 
 CALIBRATION = 16  # pictures
@@ -79,7 +79,7 @@ def main() -> None:
         artifact = exported(model, told, args.work / policy, Options(target=target))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
         contenders.append(on(target, artifact, name, float_type))
-    plan = Plan(tuple(args.batch), args.rounds, args.seconds, args.threads)
+    plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, contenders, plan, side, noise(16, 3, side))
     print(table.terminal(report))
     if args.output:

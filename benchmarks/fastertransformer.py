@@ -24,11 +24,12 @@ from swin_quant.backends.fastertransformer import emulator, gelu_bias, network
 from swin_quant.backends.fastertransformer.arithmetic import as_half, layer_norm, to_int8
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
-from swin_quant.backends.fastertransformer.weights import Source
-from swin_quant.cards.card import RunCard, card_path
+from swin_quant.backends.fastertransformer.weights import WeightSource
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.engines.engine import torch_engines
+from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.export import export_checkpoint
@@ -79,7 +80,7 @@ def merged_in_one_pass(self: Emulator, x: Tensor, m: network.Merging) -> Tensor:
 
 def with_float_scale(stored: Stored, model: Swin) -> Stored:
     """exp of the float32 logit_scale, rounded once."""
-    source, tensors = Source(model, int8=False), dict(stored.tensors)
+    source, tensors = WeightSource(model, int8=False), dict(stored.tensors)
     for slot in stored.entries:
         if slot.part == "attn.logit_scale":
             tensors[slot.name] = source(slot).half()

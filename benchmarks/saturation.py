@@ -19,13 +19,15 @@ from pathlib import Path
 
 import torch
 
-from swin_quant.backends.options import EngineOptions
 from swin_quant.bench import pictures, table
 from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.measure import Plan, measure
+from swin_quant.bench.measure import BenchPlan, measure
 from swin_quant.bench.runner import Contender
-from swin_quant.cards.card import RunCard, card_path, versions
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.versions import versions
 from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
 from swin_quant.tasks.lineup import REFERENCE, artifact_engine, torch_engine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,7 +128,7 @@ def measured(model: str, engine: str, args: argparse.Namespace) -> table.Report:
         contenders.append(Contender("own session", partial(own_session, file, args.threads), None))
     quick = (1, 0.001) if args.no_latency else (args.rounds, 1.0)
     shown = pictures.load(str(checkpoint), str(args.data_path), "val", True, args.pictures)
-    return measure(model, contenders, Plan((args.batch,), *quick, args.threads), config["DATA"]["IMG_SIZE"], shown)
+    return measure(model, contenders, BenchPlan((args.batch,), *quick, args.threads), config["DATA"]["IMG_SIZE"], shown)
 
 
 def simulated(checkpoint: str, config: dict, way: str) -> Engine:
@@ -134,7 +136,7 @@ def simulated(checkpoint: str, config: dict, way: str) -> Engine:
     from swin_quant.backends.saturation import without_saturation
     from swin_quant.checkpoint import load_calibrated
     from swin_quant.config import from_dict
-    from swin_quant.engines.engine import torch_engines
+    from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.models import build_model
     from swin_quant.quant.policies import load_policy
 

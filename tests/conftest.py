@@ -22,9 +22,10 @@ import yaml
 from hypothesis import settings
 from PIL import Image
 
+from swin_quant.base.shipped import configs_dir
 from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR, run_command
-from swin_quant.config import configs_dir, load_config  # swin_quant first: it sets up MKL before any matrix product
+from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy

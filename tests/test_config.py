@@ -5,16 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.base.errors import UsageError
-from swin_quant.config import (
-    architecture,
-    check_geometry,
-    configs_dir,
-    default_config,
-    find_config,
-    from_dict,
-    load_config,
-    to_dict,
-)
+from swin_quant.base.shipped import configs_dir
+from swin_quant.config import architecture, check_geometry, default_config, find_config, from_dict, load_config, to_dict
 
 FILES = sorted(file for folder in ("swin", "swinv2") for file in (configs_dir() / folder).glob("[!_]*.yaml"))
 SIZES = {

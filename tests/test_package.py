@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import swin_quant
-from swin_quant.config import configs_dir
+from swin_quant.base.shipped import configs_dir
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,7 +10,10 @@ from typing import Any
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of
-from swin_quant.cards.card import ArtifactRecord, RunCard, card_path, versions
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import ArtifactRecord
+from swin_quant.cards.versions import versions
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from swin_quant.backends.onnx_wire import check_wire
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded
-from swin_quant.cards.card import card_path
+from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import MAX_SIZE
 
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message

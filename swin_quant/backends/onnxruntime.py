@@ -13,11 +13,11 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
-from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.saturation import needs_exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
 
 NAME = "onnxruntime"
 _INT8 = {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",

@@ -12,11 +12,11 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
-from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.engines.engine import HALF_TYPES, Engine
+from swin_quant.engines.options import EngineOptions
 
 NAME = "openvino"
 # Float type -> OpenVINO's word for it as a precision hint, and among the capabilities of a device.

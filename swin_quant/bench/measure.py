@@ -2,26 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import UsageError
-from swin_quant.base.progress import log
 from swin_quant.bench.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.bench.interleave import Timing, interleave
 from swin_quant.bench.runner import Contender, Runner
-from swin_quant.cards.card import versions
-from swin_quant.tasks.lineup import line_up
-from swin_quant.tasks.verify import difference
+from swin_quant.cards.versions import versions
+from swin_quant.engines.difference import difference
+from swin_quant.engines.options import EngineOptions
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One contender at one batch. Latencies in ms of a batch, memory and file in MB, agreement and acc1 in percent.
 
     `speedup` is over `baseline`, the contender of that name, at the same batch: the median of the rounds' ratios.
@@ -53,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """How much is measured: in each of `rounds`, each contender for `seconds` at least, with so many `threads`."""
 
     batches: Sequence[int] = (1, 8, 32)
@@ -74,7 +70,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class BenchPictures:
     """What logits are compared on: images float32 [N, 3, side, side], labels int64 [N] or None, their name."""
 
     images: Tensor
@@ -83,16 +79,16 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Rows, the first contender of each batch being the reference, and what they were measured with.
 
     `cautions`: what engines say of this CPU that no figure does.
     """
 
     name: str
-    rows: list[Row]
+    rows: list[BenchRow]
     reference: str
-    plan: Plan
+    plan: BenchPlan
     pictures: str
     versions: dict[str, Any] = field(default_factory=versions)
     int8_features: list[str] = field(default_factory=lambda: features(INT8_FEATURES))
@@ -101,29 +97,15 @@ class Report:
     cautions: list[str] = field(default_factory=list)
 
 
-def noise(count: int, channels: int, side: int) -> Pictures:
+def noise(count: int, channels: int, side: int) -> BenchPictures:
     """Seeded pictures for where there are no others: good for latency, and for differences of logits only."""
     images = torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(0))
-    return Pictures(images, None, f"{count} seeded noise pictures, not real ones")
+    return BenchPictures(images, None, f"{count} seeded noise pictures, not real ones")
 
 
-def bench(
-    paths: Sequence[str],
-    plan: Plan,
-    pictures: Pictures | None = None,
-    engines: Sequence[str] | None = None,
-    float_types: Sequence[str] | None = None,
-    checkpoint: str | None = None,
-) -> Report:
-    """Measure artifacts and checkpoints of one model beside its float baselines; `line_up` says who competes."""
-    with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
-        found = line_up(paths, engines, float_types, checkpoint, Path(workspace), plan.threads)
-        side = found.cfg.DATA.IMG_SIZE
-        log.info("contenders: %s", ", ".join(contender.name for contender in found.contenders))
-        return measure(found.card.name, found.contenders, plan, side, pictures or noise(64, 3, side))
-
-
-def measure(name: str, contenders: Sequence[Contender], plan: Plan, side: int, pictures: Pictures) -> Report:
+def measure(
+    name: str, contenders: Sequence[Contender], plan: BenchPlan, side: int, pictures: BenchPictures
+) -> BenchReport:
     """Time `contenders` and compare their logits with those of the first.
 
     The core for other benchmarks too: a contender is any picklable function that makes an engine.
@@ -146,10 +128,10 @@ def measure(name: str, contenders: Sequence[Contender], plan: Plan, side: int, p
     ]  # fmt: skip
     gemms = {one: details["gemms"] for one, (_, details) in examined.items() if "gemms" in details}
     cautions = list(dict.fromkeys(said for _, details in examined.values() if (said := details.get("caution"))))
-    return Report(name, rows, reference, plan, pictures.note, gemms=gemms, cautions=cautions)
+    return BenchReport(name, rows, reference, plan, pictures.note, gemms=gemms, cautions=cautions)
 
 
-def _compare(logits: Tensor, examined: Any, reference: str, pictures: Pictures) -> dict[str, float | None]:
+def _compare(logits: Tensor, examined: Any, reference: str, pictures: BenchPictures) -> dict[str, float | None]:
     """`acc1` where there are labels; `sqnr_db` and `agreement` with the reference's logits."""
     found: dict[str, float | None] = {}
     if pictures.labels is not None and (known := pictures.labels >= 0).any():
@@ -162,11 +144,11 @@ def _compare(logits: Tensor, examined: Any, reference: str, pictures: Pictures) 
 
 def _row(
     contender: Contender, timing: Timing, timings: Sequence[Timing], details: Any, compared: dict[str, float | None]
-) -> Row:
+) -> BenchRow:
     same = (other for other in timings if other.batch == timing.batch and other.contender == contender.baseline)
     base = next(same, None)
     identity = timing.identity
-    return Row(
+    return BenchRow(
         contender=contender.name,
         engine=identity.engine if identity else None,
         precision=identity.precision if identity else None,

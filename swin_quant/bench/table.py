@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_quant.base.files import finite
-from swin_quant.bench.measure import Report, Row
+from swin_quant.bench.measure import BenchReport, BenchRow
 
 SCHEMA = "swin-quant/bench/1"
 
@@ -20,19 +20,19 @@ class Column:
     """A heading, and what people read under it; figures to the right."""
 
     title: str
-    show: Callable[[Row], str]
+    show: Callable[[BenchRow], str]
     right: bool = True
 
 
-def _figure(name: str, form: str) -> Callable[[Row], str]:
-    def show(row: Row) -> str:
+def _figure(name: str, form: str) -> Callable[[BenchRow], str]:
+    def show(row: BenchRow) -> str:
         value = getattr(row, name)
         return "-" if value is None else form.format(value)
 
     return show
 
 
-def _gemms(row: Row) -> str:
+def _gemms(row: BenchRow) -> str:
     return "-" if row.int8_gemms is None else f"{row.int8_gemms}/{row.all_gemms}"
 
 
@@ -52,13 +52,13 @@ COLUMNS = (
 )
 
 
-def columns_of(report: Report) -> list[Column]:
+def columns_of(report: BenchReport) -> list[Column]:
     """Without accuracy where the pictures had no labels."""
     labelled = any(row.acc1 is not None for row in report.rows)
     return [column for column in COLUMNS if labelled or column.title != "acc@1"]
 
 
-def notes(report: Report) -> list[str]:
+def notes(report: BenchReport) -> list[str]:
     """What the figures mean and were measured with."""
     plan, versions = report.plan, report.versions
     bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
@@ -76,7 +76,7 @@ def notes(report: Report) -> list[str]:
     return said + report.cautions + [row.failure for row in report.rows if row.failure]
 
 
-def terminal(report: Report, width: int = 140, color: bool = False) -> str:
+def terminal(report: BenchReport, width: int = 140, color: bool = False) -> str:
     """A table for people, a rule between batches, then the notes."""
     output = io.StringIO()
     console = Console(file=output, width=width, force_terminal=color, legacy_windows=False, highlight=False)
@@ -94,7 +94,7 @@ def terminal(report: Report, width: int = 140, color: bool = False) -> str:
     return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
 
 
-def markdown(report: Report) -> str:
+def markdown(report: BenchReport) -> str:
     """A pipe table of GitHub's Markdown, and a list of notes."""
     columns = columns_of(report)
     lines = [
@@ -106,21 +106,25 @@ def markdown(report: Report) -> str:
     return table + "\n" + "".join(f"* {_escaped(note)}\n" for note in notes(report))
 
 
-def comma_separated(report: Report) -> str:
+def comma_separated(report: BenchReport) -> str:
     """CSV: every field of a row, unrounded, empty where nothing was measured."""
     output = io.StringIO()
-    writer = csv.DictWriter(output, [field.name for field in fields(Row)])
+    writer = csv.DictWriter(output, [field.name for field in fields(BenchRow)])
     writer.writeheader()
     writer.writerows(asdict(row) for row in report.rows)
     return output.getvalue()
 
 
-def as_json(report: Report) -> str:
+def as_json(report: BenchReport) -> str:
     """JSON: everything, unrounded, with the type that each matrix product runs in."""
     return json.dumps(finite({"schema": SCHEMA, **asdict(report)}), indent=2, allow_nan=False) + "\n"
 
 
-FILES: dict[str, Callable[[Report], str]] = {"bench.md": markdown, "bench.csv": comma_separated, "bench.json": as_json}
+FILES: dict[str, Callable[[BenchReport], str]] = {
+    "bench.md": markdown,
+    "bench.csv": comma_separated,
+    "bench.json": as_json,
+}
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import require_file, sha256_of
-from swin_quant.cards.card import RunCard, card_path, verify_checkpoint
+from swin_quant.cards.card import RunCard, verify_checkpoint
+from swin_quant.cards.paths import card_path
 
 _MOST_STARTS = 32  # of QAT after QAT; a card can name itself
 

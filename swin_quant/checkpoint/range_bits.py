@@ -13,7 +13,8 @@ from torch import nn
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
-from swin_quant.cards.card import CalibrationRecord, RunCard
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import CalibrationRecord
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes

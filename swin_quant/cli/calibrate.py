@@ -41,10 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.base.progress import log
+    from swin_quant.data.sources import has_split
     from swin_quant.engines.baseline import find_baseline
+    from swin_quant.engines.scoring import open_labelled
     from swin_quant.quant.policies import load_policy
-    from swin_quant.tasks.calibrate import calibrate_checkpoint, has_split
-    from swin_quant.tasks.evaluate import open_labelled, score_model
+    from swin_quant.tasks.calibrate import calibrate_checkpoint
+    from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.recalibrate import recalibrate
 
     statistics = getattr(args, "statistics", None)  # main.py has no such option

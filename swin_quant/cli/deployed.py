@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends import ENGINES
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.options import CONFIG_KEYS
+from swin_quant.engines.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World

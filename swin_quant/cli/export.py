@@ -101,7 +101,7 @@ def _config(args: argparse.Namespace) -> CfgNode:
 
 def _print(artifact: Artifact, args: argparse.Namespace) -> None:
     from swin_quant.base.progress import log
-    from swin_quant.cards.card import card_path
+    from swin_quant.cards.paths import card_path
 
     record = artifact.record
     policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""

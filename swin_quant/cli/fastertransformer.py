@@ -155,7 +155,7 @@ def _open_log(args: argparse.Namespace, world: World) -> logging.Handler:
 
 def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, log_file: logging.Handler) -> None:
     """FasterTransformer's lines, for scripts that look for them: of each policy, else of the float model."""
-    from swin_quant.cards.card import QAT
+    from swin_quant.cards.records import QAT
 
     if card is None or not world.is_main:
         return
@@ -179,8 +179,10 @@ def _throughput(args: argparse.Namespace, world: World) -> None:
     from swin_quant.bench.throughput import throughput
     from swin_quant.data.loader import load_batches
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.engines.engine import half_type, torch_engines
-    from swin_quant.tasks.evaluate import load_for_scoring, open_labelled
+    from swin_quant.engines.engine import half_type
+    from swin_quant.engines.scoring import open_labelled
+    from swin_quant.engines.torch_engines import torch_engines
+    from swin_quant.tasks.evaluate import load_for_scoring
 
     if not args.resume:
         raise UsageError("no checkpoint: give --resume FILE")

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.tasks.evaluate import score_model
-    from swin_quant.tasks.train import finetune
+    from swin_quant.tasks.finetune import finetune
     from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe
 

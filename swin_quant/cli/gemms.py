@@ -10,7 +10,7 @@ from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 
 if TYPE_CHECKING:
-    from swin_quant.backends.fastertransformer.tuner import Gemm, Tuned
+    from swin_quant.backends.fastertransformer.tuner import Tuned, TunedGemm
     from swin_quant.base.distributed import World
 
 HELP = "List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, world: World) -> None:
             write_tuned(args.write, tuned.values())
 
 
-def _print(shapes: list[Gemm], tuned: dict[Gemm, Tuned | None]) -> None:
+def _print(shapes: list[TunedGemm], tuned: dict[TunedGemm, Tuned | None]) -> None:
     print(f"{'stage':>5}  {'layer':<13} {'m':>9} {'n':>6} {'k':>6}  algorithm")
     for gemm in shapes:
         found = tuned[gemm]

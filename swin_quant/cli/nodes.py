@@ -14,7 +14,7 @@ from swin_quant.cli import options
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.quant.listing import Row
+    from swin_quant.quant.listing import NodeRow
 
 HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
 EXAMPLES = """examples:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         PRINTERS[args.format](rows)
 
 
-def _print_csv(rows: list[Row]) -> None:
+def _print_csv(rows: list[NodeRow]) -> None:
     from swin_quant.quant.listing import FIELDS
 
     text = io.StringIO()
@@ -69,13 +69,13 @@ def _print_csv(rows: list[Row]) -> None:
     sys.stdout.write(text.getvalue())
 
 
-def _print_json(rows: list[Row]) -> None:
+def _print_json(rows: list[NodeRow]) -> None:
     from swin_quant.quant.listing import FIELDS
 
     print(json.dumps([dict(zip(FIELDS, row.cells(), strict=True)) for row in rows], indent=1))
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: list[NodeRow]) -> None:
     from rich.console import Console
     from rich.table import Table
 

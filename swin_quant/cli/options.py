@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.quant.policy import Policy, Rule
-    from swin_quant.tasks.calibrate import Plan
+    from swin_quant.tasks.calibrate import CalibrationPlan
 
 # Options that only set a key of the config. An option that was not given leaves the key alone.
 CONFIG_KEYS = {
@@ -116,15 +116,15 @@ def config_of(args: argparse.Namespace) -> CfgNode:
     return cfg
 
 
-def plan_of(args: argparse.Namespace, seed: int) -> Plan:
+def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
     """The calibration that the options describe."""
     from swin_quant.quant.calibration import Method
-    from swin_quant.tasks.calibrate import Plan
+    from swin_quant.tasks.calibrate import CalibrationPlan
 
     given = args.percentile is not None
     name = args.calibrator or ("percentile" if given else None)
     method = Method(name, args.percentile if given else DEFAULT_PERCENTILE, args.exact_histogram)
-    return Plan(
+    return CalibrationPlan(
         args.calib_batches if args.num_calib_batch is None else args.num_calib_batch,
         8 if args.calib_batchsz is None else args.calib_batchsz,
         args.calib_split or "train",

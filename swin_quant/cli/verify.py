@@ -13,7 +13,7 @@ from swin_quant.cli.numbers import whole
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import VerificationRecord
+    from swin_quant.cards.records import VerificationRecord
 
 DEFAULT_COUNT = 64
 HELP = "Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.base.progress import log
-    from swin_quant.cards.card import card_path
+    from swin_quant.cards.paths import card_path
     from swin_quant.tasks.verify import failures
 
     deployed.refuse_ranks(world, "verify")
@@ -100,7 +100,7 @@ def _print(records: list[VerificationRecord]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from swin_quant.tasks.verify import INT8_LEVELS
+    from swin_quant.engines.difference import INT8_LEVELS
 
     table = Table(box=None, pad_edge=False)
     for title in ("engine", "type", "against", "mean", "max", "max/step", "agree %", "SQNR dB", "limit", ""):

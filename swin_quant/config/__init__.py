@@ -4,18 +4,16 @@ Defaults, then the files named by BASE, then the file itself, then `--opts`, the
 """
 
 from swin_quant.config.defaults import architecture, default_config
-from swin_quant.config.files import configs_dir, find_config, shipped_files
+from swin_quant.config.files import find_config
 from swin_quant.config.geometry import check_geometry
 from swin_quant.config.load import from_dict, load_config, to_dict
 
 __all__ = [
     "architecture",
     "check_geometry",
-    "configs_dir",
     "default_config",
     "find_config",
     "from_dict",
     "load_config",
-    "shipped_files",
     "to_dict",
 ]

@@ -7,23 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.values import show
 
 _SHIPPED = ("swin", "swinv2", "demo")
 _MAX_FILES = 32
-
-
-def configs_dir() -> Path:
-    """The folder of the shipped configurations: inside an installed wheel, beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
-def shipped_files(kind: str) -> list[Path]:
-    """The shipped files of a kind (`policies`, `recipes`), in the order of their names."""
-    return sorted((configs_dir() / kind).glob("*.yaml"), key=lambda path: path.stem)
 
 
 def find_config(name_or_path: str | Path) -> Path:

@@ -80,3 +80,9 @@ def _check_values(cfg: CfgNode, source: str) -> None:
 def _need(holds: bool, source: str, problem: str) -> None:
     if not holds:
         raise UsageError(f"{source}: {problem}")
+
+
+def check_channels(cfg: CfgNode) -> None:
+    """UsageError for a model that does not take pictures as they are read, in three colours."""
+    if (channels := architecture(cfg).IN_CHANS) != 3:
+        raise UsageError(f"IN_CHANS is {channels}, but pictures are read in red, green and blue: it must be 3")

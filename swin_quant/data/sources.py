@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from yacs.config import CfgNode
+
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
@@ -75,3 +77,9 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}"
     held = listed([*sorted(folders), *sorted(item.name for item in archives.values())])
     raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}")
+
+
+def has_split(cfg: CfgNode, split: str) -> bool:
+    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
+    root = Path(cfg.DATA.DATA_PATH)
+    return cfg.DATA.DATA_PATH == DIGITS or (root / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists()

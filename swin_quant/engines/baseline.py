@@ -16,11 +16,13 @@ from yacs.config import CfgNode
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
-from swin_quant.cards.card import ORIGINAL, PTQ, QAT, UNQUANTIZED, RunCard
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original_of, ptq_of
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
 from swin_quant.checkpoint import Source, load_calibrated, load_float
 from swin_quant.checkpoint.range_bits import check_bits
-from swin_quant.engines.engine import Engine, torch_engines
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import Policy, apply_policy

@@ -28,7 +28,7 @@ LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class CheckBatch:
     """A batch of this rank: its `number` among those of all ranks, images [B, 3, H, W], float logits [B, classes]."""
 
     number: int
@@ -57,7 +57,9 @@ class Check:
         return best if best and self.others[best] > self.sqnr_db + BETTER_DB else None
 
 
-def check_ranges(model: nn.Module, calibration: Calibration, method: Method, batches: Sequence[Batch]) -> Check | None:
+def check_ranges(
+    model: nn.Module, calibration: Calibration, method: Method, batches: Sequence[CheckBatch]
+) -> Check | None:
     """Compare `model`, calibrated by `method` and under its policy, with itself in float; its ranges stay as they are.
 
     `batches`: this rank's part of some of the calibration pictures; the result is of all ranks, and the same on any
@@ -114,7 +116,7 @@ def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, float]) -> Iter
             nodes[name].amax = amax
 
 
-def _quantized(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
+def _quantized(model: nn.Module, batches: Sequence[CheckBatch]) -> Tensor:
     """Logits [N, classes] of the quantized model, of the batches of all ranks in the order of their numbers."""
     training = model.training
     model.eval()

@@ -12,7 +12,7 @@ FIELDS = ("node", "role", "state", "bits", "granularity", "amax", "shape")
 
 
 @dataclass(frozen=True)
-class Row:
+class NodeRow:
     """One node. `amax` is the largest of its ranges, None if it has none; `shape` of the tensor for one picture."""
 
     name: str
@@ -36,7 +36,7 @@ class Row:
         )
 
 
-def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[Row]:
+def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
     """Rows in module order, from one forward of zeros of `input_shape`; works on meta tensors."""
     nodes = named_nodes(model)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -55,7 +55,7 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[Row]:
         for hook in hooks:
             hook.remove()
     return [
-        Row(
+        NodeRow(
             name,
             node.role.value,
             node.enabled,

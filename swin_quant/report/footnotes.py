@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swin_quant.base.errors import listed
-from swin_quant.cards.card import Result
+from swin_quant.cards.records import Result
 from swin_quant.engines.engine import FAKE_QUANT
-from swin_quant.report.table import BLANK, COLUMN, Row, dataset_key, is_float, one_line
+from swin_quant.report.table import BLANK, COLUMN, ReportRow, dataset_key, is_float, one_line
 
-Rule: TypeAlias = Callable[[Row, Sequence[Row]], str | None]
+Rule: TypeAlias = Callable[[ReportRow, Sequence[ReportRow]], str | None]
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
 _EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would
 _LONGEST_NOTE = 300
@@ -35,7 +35,7 @@ class Footnote:
     text: str
     rows: tuple[int, ...]
 
-    def about(self, rows: Sequence[Row]) -> str:
+    def about(self, rows: Sequence[ReportRow]) -> str:
         """The sentence, after the shortest names that single its rows out; alone if it is about all of them."""
         if len(self.rows) == len(rows):
             return self.text
@@ -47,7 +47,7 @@ class Footnote:
         return f"{listed(dict.fromkeys(labels[index] for index in self.rows), 4)}: {self.text}"
 
 
-def footnotes(rows: Sequence[Row]) -> list[Footnote]:
+def footnotes(rows: Sequence[ReportRow]) -> list[Footnote]:
     """The footnotes of a table, in the order of RULES."""
     found: dict[str, list[int]] = {}
     for rule in RULES:
@@ -57,7 +57,7 @@ def footnotes(rows: Sequence[Row]) -> list[Footnote]:
     return [Footnote(text, tuple(dict.fromkeys(indices))) for text, indices in found.items()]
 
 
-def _simulated(row: Row, rows: Sequence[Row]) -> str | None:
+def _simulated(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     quantized = row.quantized
     if quantized is None or quantized.ms_per_picture is None:
         return None
@@ -66,7 +66,7 @@ def _simulated(row: Row, rows: Sequence[Row]) -> str | None:
     return None
 
 
-def _settings(row: Row, rows: Sequence[Row]) -> str | None:
+def _settings(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     timed = [result for result in row.measured if result.ms_per_picture is not None]
     settings = dict.fromkeys(f"{result.device}, batch {result.batch_size}" for result in timed)
     if len(settings) > 1:
@@ -75,7 +75,7 @@ def _settings(row: Row, rows: Sequence[Row]) -> str | None:
     return f"latency measured on {next(iter(settings))}" if settings else None
 
 
-def _no_baseline(row: Row, rows: Sequence[Row]) -> str | None:
+def _no_baseline(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     if row.float32:
         return None
     if row.card.is_qat:
@@ -86,7 +86,7 @@ def _no_baseline(row: Row, rows: Sequence[Row]) -> str | None:
     return f"float32 was not scored on {row.place}, so there is no delta"
 
 
-def _other_pictures(row: Row, rows: Sequence[Row]) -> str | None:
+def _other_pictures(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     counts = {result.precision: result.pictures for result in row.measured}
     if len(set(counts.values())) < 2:
         return None
@@ -94,13 +94,13 @@ def _other_pictures(row: Row, rows: Sequence[Row]) -> str | None:
     return f"not scored on the same number of pictures ({each}): the delta is not of one set of pictures"
 
 
-def _stale(row: Row, rows: Sequence[Row]) -> str | None:
+def _stale(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     if not row.stale:
         return None
     return "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
-def _unreadable(row: Row, rows: Sequence[Row]) -> str | None:
+def _unreadable(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     worst = max(row.measured, key=lambda result: result.unreadable)
     if not worst.unreadable:
         return None
@@ -108,12 +108,12 @@ def _unreadable(row: Row, rows: Sequence[Row]) -> str | None:
     return f"{pictures}: {_note(worst).removeprefix(_UNREADABLE)}" if _names_unreadable(worst) else pictures
 
 
-def _remark(row: Row, rows: Sequence[Row]) -> str | None:
+def _remark(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
     return "; ".join(remarks) or None
 
 
-def _verified(row: Row, rows: Sequence[Row]) -> str | None:
+def _verified(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     """How far the row's engine was found to be from its checkpoint, where that was a matter of pass or fail."""
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
     said = [
@@ -126,14 +126,14 @@ def _verified(row: Row, rows: Sequence[Row]) -> str | None:
     return f"verified: {'; '.join(said)}" if said else None
 
 
-def _dead_nodes(row: Row, rows: Sequence[Row]) -> str | None:
+def _dead_nodes(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
     if not dead:
         return None
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
-def _unlike_baselines(row: Row, rows: Sequence[Row]) -> str | None:
+def _unlike_baselines(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     """The same float checkpoint on the same pictures must have one accuracy."""
     source = row.card.original_sha256
     if not row.float32 or not source:
@@ -152,12 +152,12 @@ def _unlike_baselines(row: Row, rows: Sequence[Row]) -> str | None:
     return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 
 
-def _unlike_pictures(row: Row, rows: Sequence[Row]) -> str | None:
+def _unlike_pictures(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     lists = {dataset_key(other.dataset) for other in rows if other.place == row.place}
     return f"{row.place} is not the same list of pictures in all rows: do not compare them" if len(lists) > 1 else None
 
 
-def _not_shown(row: Row, rows: Sequence[Row]) -> str | None:
+def _not_shown(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     """Float results beside those of the row, such as a second half-precision type."""
     here = [result for result in row.card.measured() if dataset_key(result.dataset) == dataset_key(row.dataset)]
     shown = [result for other in rows if other.card is row.card for result in other.measured]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard
 from swin_quant.report.footnotes import Footnote, footnotes
-from swin_quant.report.table import COLUMNS, Column, Row, legend, rows_of, shown
+from swin_quant.report.table import COLUMNS, Column, ReportRow, legend, rows_of, shown
 from swin_quant.report.terminal import terminal
 
 SCHEMA = "swin-quant/accuracy-table/1"
@@ -38,7 +38,7 @@ def print_text(text: str) -> None:
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
-def markdown(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
+def markdown(rows: Sequence[ReportRow], notes: Sequence[Footnote]) -> str:
     """A pipe table of GitHub's Markdown, and a list of footnotes."""
     columns = shown(rows)
     lines = [
@@ -51,7 +51,7 @@ def markdown(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
     return table + "\n" + "".join(f"* {remark}\n" for remark in remarks)
 
 
-def comma_separated(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
+def comma_separated(rows: Sequence[ReportRow], notes: Sequence[Footnote]) -> str:
     """CSV (RFC 4180): keys, then unrounded figures, empty where nothing was measured; the last column has footnotes."""
     output = io.StringIO()
     writer = csv.writer(output)
@@ -62,7 +62,7 @@ def comma_separated(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
     return output.getvalue()
 
 
-def as_json(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
+def as_json(rows: Sequence[ReportRow], notes: Sequence[Footnote]) -> str:
     """JSON: unrounded figures by the same keys as CSV, null where nothing was measured; footnotes with their rows."""
     content = {
         "schema": SCHEMA,
@@ -72,7 +72,7 @@ def as_json(rows: Sequence[Row], notes: Sequence[Footnote]) -> str:
     return json.dumps(finite(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Row], Sequence[Footnote]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[ReportRow], Sequence[Footnote]], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "csv": comma_separated,
@@ -80,7 +80,7 @@ FORMATS: dict[str, Callable[[Sequence[Row], Sequence[Footnote]], str]] = {
 }
 
 
-def _markdown_cell(column: Column, row: Row) -> str:
+def _markdown_cell(column: Column, row: ReportRow) -> str:
     is_text = isinstance(column.value(row), str)
     return _markdown_text(column.cell(row)) if is_text else column.cell(row)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from swin_quant.cards.card import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result, RunCard
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
 from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.quant.policies import told_apart
 
@@ -26,7 +27,7 @@ Value: TypeAlias = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One quantized result, or one of an artifact on its engine, beside torch's float results on the same pictures.
 
     `quantized` is None for a data set on which a card has torch's float results only. `own` is the fastest float
@@ -103,17 +104,17 @@ class Column:
 
     key: str
     title: str
-    of: Callable[[Row], Value]
+    of: Callable[[ReportRow], Value]
     form: str = ""
-    show: Callable[[Row], str] | None = None
+    show: Callable[[ReportRow], str] | None = None
     may_lack: bool = False
 
-    def value(self, row: Row) -> Value:
+    def value(self, row: ReportRow) -> Value:
         """What was recorded, unrounded; None if it was not. Text is one printable line."""
         value = self.of(row)
         return one_line(value) if isinstance(value, str) else value
 
-    def cell(self, row: Row) -> str:
+    def cell(self, row: ReportRow) -> str:
         """The value as people read it."""
         value = self.value(row)
         if value is None or value == "":
@@ -123,17 +124,17 @@ class Column:
         return self.form.format(value) if self.form else str(value)
 
 
-def _of(result: str, field: str) -> Callable[[Row], Value]:
+def _of(result: str, field: str) -> Callable[[ReportRow], Value]:
     return lambda row: getattr(getattr(row, result), field, None)
 
 
-def _delta_with_error(row: Row) -> str:
+def _delta_with_error(row: ReportRow) -> str:
     delta, error = row.delta("acc1"), row.delta_acc1_se
     text = f"{delta:+.3f}" if error is None else f"{delta:+.3f} ±{error:.3f}"
     return f"{text} ~" if row.distinguishable is False else text
 
 
-def _resolution(row: Row) -> int | None:
+def _resolution(row: ReportRow) -> int | None:
     size = row.card.preprocess.get("size")
     return size if type(size) is int else None
 
@@ -173,7 +174,7 @@ COLUMNS = (
 COLUMN = {column.key: column for column in COLUMNS}
 
 
-def rows_of(cards: Iterable[RunCard]) -> list[Row]:
+def rows_of(cards: Iterable[RunCard]) -> list[ReportRow]:
     """A row for each quantized result and each of an artifact, of each card and data set, in an order of their own."""
     cards = list(cards)
     rows = [row for card in cards for row in _rows_of_card(card)]
@@ -183,12 +184,12 @@ def rows_of(cards: Iterable[RunCard]) -> list[Row]:
     return sorted((replace(row, own=_own(row, rows), policy=names[_policy(row)]) for row in rows), key=_order)
 
 
-def shown(rows: Sequence[Row]) -> list[Column]:
+def shown(rows: Sequence[ReportRow]) -> list[Column]:
     """The columns that a table for people has: titled, and with a value somewhere where they may lack one."""
     return [c for c in COLUMNS if c.title and not (c.may_lack and all(c.value(row) is None for row in rows))]
 
 
-def legend(rows: Sequence[Row]) -> list[str]:
+def legend(rows: Sequence[ReportRow]) -> list[str]:
     """What the columns of a table mean."""
     more = ((WEIGHTS_LEGEND, any(row.weights for row in rows)), (OWN_LEGEND, any(row.own for row in rows)))
     return [LEGEND, *(text for text, due in more if due)]
@@ -209,7 +210,7 @@ def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
     return dataset["name"], dataset["split"], str(dataset["sha256"]), str(dataset["pictures"])
 
 
-def _rows_of_card(card: RunCard) -> Iterable[Row]:
+def _rows_of_card(card: RunCard) -> Iterable[ReportRow]:
     results: dict[tuple[str, ...], list[Result]] = {}
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
@@ -220,10 +221,10 @@ def _rows_of_card(card: RunCard) -> Iterable[Row]:
         half = next((result for result in baselines if result.precision in HALF_TYPES), None)
         rows: list[Result | None] = [result for result in group if result not in baselines]
         for quantized in rows or [None]:
-            yield Row(card, group[0].dataset, float32, half, quantized)
+            yield ReportRow(card, group[0].dataset, float32, half, quantized)
 
 
-def _measurement(row: Row, record: CheckpointRecord | None) -> tuple[object, ...] | None:
+def _measurement(row: ReportRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
     """What was measured of the checkpoint `record` by the row's quantized result."""
     result = row.quantized
     if result is None or record is None:
@@ -235,7 +236,7 @@ def _start(card: RunCard) -> CheckpointRecord | None:
     return card.training["start"] if card.training else None
 
 
-def _own(row: Row, rows: Sequence[Row]) -> Result | None:
+def _own(row: ReportRow, rows: Sequence[ReportRow]) -> Result | None:
     """The fastest float result of the row's engine on the same pictures, of the same weights; not the row itself."""
     if row.quantized is None or is_float(row.quantized):
         return None
@@ -257,12 +258,12 @@ def _weights(card: RunCard) -> tuple[str, str | None]:
     return card.name, record["sha256"] if record else None
 
 
-def _policy(row: Row) -> tuple[str | None, str | None]:
+def _policy(row: ReportRow) -> tuple[str | None, str | None]:
     """Name and SHA-256 of the policy of a row's quantized result."""
     return (row.quantized.policy, row.quantized.policy_sha256) if row.quantized else (None, None)
 
 
-def _order(row: Row) -> tuple[str, ...]:
+def _order(row: ReportRow) -> tuple[str, ...]:
     precision, engine = (row.quantized.precision, row.quantized.engine) if row.quantized else ("", "")
     weights, policy, calibrator = row.weights or "", row.policy or "", row.calibrator or ""
     last = "last" if weights and engine == EAGER else ""  # QAT's weights unquantized, after what they are for

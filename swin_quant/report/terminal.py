@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swin_quant.report.footnotes import Footnote
-from swin_quant.report.table import BLANK, COLUMN, Row, dataset_key, is_float, legend, shown
+from swin_quant.report.table import BLANK, COLUMN, ReportRow, dataset_key, is_float, legend, shown
 
 Stack: TypeAlias = tuple[str, ...]  # keys of the table's columns that are one column here, one above the other
 _HEADING = ("name", "resolution", "dataset", "pictures")
@@ -52,7 +52,7 @@ _GAP = 2
 _NARROWEST_NAME = 10
 
 
-def terminal(rows: Sequence[Row], notes: Sequence[Footnote], width: int = 100, color: bool = False) -> str:
+def terminal(rows: Sequence[ReportRow], notes: Sequence[Footnote], width: int = 100, color: bool = False) -> str:
     """The table and its footnotes for a terminal of `width` columns; with ANSI styles if `color`."""
     quantized = [row for row in rows if row.quantized]
     shared = [key for key in _HEADING_IF_ALL_THE_SAME if _same(key, quantized)]
@@ -76,15 +76,15 @@ def terminal(rows: Sequence[Row], notes: Sequence[Footnote], width: int = 100, c
     return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
 
 
-def _same(key: str, rows: Sequence[Row]) -> bool:
+def _same(key: str, rows: Sequence[ReportRow]) -> bool:
     """Whether rows share a cell; a float artifact has no calibrator, which tells nothing of the others."""
     of = [row for row in rows if key != "calibrator" or (row.quantized and not is_float(row.quantized))]
     return len({COLUMN[key].cell(row) for row in of}) == 1
 
 
-def _blocks(rows: Sequence[Row]) -> list[list[Row]]:
+def _blocks(rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
     """Rows under one heading: of one name, on the same pictures, with the same float accuracy."""
-    blocks: dict[tuple[str, ...], list[Row]] = {}
+    blocks: dict[tuple[str, ...], list[ReportRow]] = {}
     for row in rows:
         key = *(COLUMN[key].cell(row) for key in (*_HEADING, *_FLOAT)), *dataset_key(row.dataset)
         blocks.setdefault(key, []).append(row)
@@ -96,7 +96,7 @@ def _without(keys: Sequence[str], layout: Sequence[Stack]) -> list[Stack]:
     return [stack for stack in stacks if stack]
 
 
-def _widths(rows: Sequence[Row], stacks: Sequence[Stack]) -> list[int]:
+def _widths(rows: Sequence[ReportRow], stacks: Sequence[Stack]) -> list[int]:
     """What each stack needs, the same in every block."""
     texts = ([text for key in stack for text in (COLUMN[key].title, *map(COLUMN[key].cell, rows))] for stack in stacks)
     return [max(map(cell_len, column)) for column in texts]
@@ -106,13 +106,13 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _heading(row: Row, shared: Sequence[str]) -> Text:
+def _heading(row: ReportRow, shared: Sequence[str]) -> Text:
     name, *details = ((COLUMN[key].cell(row), _AFTER.get(key, "")) for key in (*_HEADING, *shared))
     said = (f"  {cell}{after}" for cell, after in details if cell != BLANK)
     return Text.assemble((name[0], "bold"), *said, overflow="fold")
 
 
-def _float_figures(block: Sequence[Row]) -> Text:
+def _float_figures(block: Sequence[ReportRow]) -> Text:
     """Float accuracy, and the float latencies of the block: each of its cards has measured its own."""
     shown = [("float32", *(_titled(key, block) for key in ("acc1", "acc5", "ms")))]
     if half := block[0].half:
@@ -120,13 +120,13 @@ def _float_figures(block: Sequence[Row]) -> Text:
     return Text("    ".join("  ".join(figures) for figures in shown))
 
 
-def _titled(key: str, block: Sequence[Row]) -> str:
+def _titled(key: str, block: Sequence[ReportRow]) -> str:
     cells = {value: COLUMN[key].cell(row) for row in block if isinstance(value := COLUMN[key].value(row), int | float)}
     ends = dict.fromkeys((cells[min(cells)], cells[max(cells)])) if cells else [BLANK]
     return f"{COLUMN[key].title} {' to '.join(ends)}"
 
 
-def _table(rows: Sequence[Row], stacks: Sequence[Stack], widths: Sequence[int]) -> Table:
+def _table(rows: Sequence[ReportRow], stacks: Sequence[Stack], widths: Sequence[int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for stack, width in zip(stacks, widths, strict=True):
         numeric = bool(COLUMN[stack[0]].form)
@@ -137,7 +137,7 @@ def _table(rows: Sequence[Row], stacks: Sequence[Stack], widths: Sequence[int]) 
     return table
 
 
-def _cell(row: Row, stack: Stack) -> Text:
+def _cell(row: ReportRow, stack: Stack) -> Text:
     style = ""
     if stack[0] == "delta_acc1" and row.distinguishable is not None:
         style = "dim" if not row.distinguishable else "red" if (row.delta("acc1") or 0) < 0 else "green"

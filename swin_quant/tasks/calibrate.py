@@ -14,28 +14,22 @@ from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
 from swin_quant.base.progress import log, track
-from swin_quant.cards.card import (
-    CalibrationRecord,
-    CheckpointRecord,
-    CheckRecord,
-    RangesRecord,
-    RunCard,
-    TrainingRecord,
-)
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
+from swin_quant.cards.records import CalibrationRecord, CheckpointRecord, CheckRecord, RangesRecord, TrainingRecord
 from swin_quant.checkpoint import Source, load_float, save_calibrated
 from swin_quant.checkpoint.range_bits import bits_record
-from swin_quant.config import architecture, to_dict
+from swin_quant.config.geometry import check_channels
+from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
-from swin_quant.data.sources import DIGITS, open_pictures
+from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Calibration, Method, calibrate
-from swin_quant.quant.check import PICTURES, RUIN_DB, Check, check_ranges
-from swin_quant.quant.check import Batch as CheckBatch
+from swin_quant.quant.check import PICTURES, RUIN_DB, Check, CheckBatch, check_ranges
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.ranges import RANGE_METHODS
@@ -43,7 +37,7 @@ from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 
 
 @dataclass(frozen=True)
-class Plan:
+class CalibrationPlan:
     """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
 
     batches: int = 10
@@ -77,7 +71,7 @@ def calibrate_checkpoint(
     cfg: CfgNode,
     checkpoint: str | None,
     policy: Policy,
-    plan: Plan,
+    plan: CalibrationPlan,
     output: str | Path,
     world: World = World(),  # noqa: B008
     replace_head: bool = False,
@@ -169,7 +163,7 @@ def save_with_card(
 
 
 def _calibrate(
-    model: Swin, cfg: CfgNode, preprocess: Preprocess, plan: Plan, world: World
+    model: Swin, cfg: CfgNode, preprocess: Preprocess, plan: CalibrationPlan, world: World
 ) -> tuple[Calibration, CalibrationRecord, list[CheckBatch]]:
     """What was found, how it is recorded, and this rank's part of the first pictures, for `check_ranges`."""
     pictures = open_pictures(
@@ -284,25 +278,3 @@ def _report_check(check: Check, method: str, policy: Policy) -> None:
         log.warning("%s loses the signal by any calibrator: %s; give it %s", policy.name, figures, remedy)
     else:
         log.info("%s: %s", policy.name, figures)
-
-
-def portable_config(cfg: CfgNode) -> dict[str, Any]:
-    """The config as a run card keeps it: without the folders of the machine it ran on."""
-    data = to_dict(cfg)
-    data["DATA"]["DATA_PATH"] = Path(cfg.DATA.DATA_PATH).name
-    data["OUTPUT"] = ""
-    for key in ("RESUME", "PRETRAINED"):
-        data["MODEL"][key] = Path(cfg.MODEL[key]).name
-    return data
-
-
-def has_split(cfg: CfgNode, split: str) -> bool:
-    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
-    root = Path(cfg.DATA.DATA_PATH)
-    return cfg.DATA.DATA_PATH == DIGITS or (root / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists()
-
-
-def check_channels(cfg: CfgNode) -> None:
-    """UsageError for a model that does not take pictures as they are read, in three colours."""
-    if (channels := architecture(cfg).IN_CHANS) != 3:
-        raise UsageError(f"IN_CHANS is {channels}, but pictures are read in red, green and blue: it must be 3")

@@ -9,7 +9,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.data.sources import DIGITS
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate import score_model
 from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipes import load_recipe
@@ -26,7 +26,7 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, w
 
     log.info("2. calibrate on 10 x 8 pictures")
     policies = [load_policy(name) for name in ("ft-mode1", "ft-mode2")]
-    done = calibrate_checkpoint(cfg, str(trained.checkpoint), policies[0], Plan(), output, world)
+    done = calibrate_checkpoint(cfg, str(trained.checkpoint), policies[0], CalibrationPlan(), output, world)
 
     log.info("3. score float32, bfloat16 and both INT8 modes on pictures that training never saw")
     card = score_model(done.model, cfg, done.card, policies, world)

@@ -12,17 +12,17 @@ from yacs.config import CfgNode
 
 from swin_quant.backends import ENGINES, engine_loader
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import installing
 from swin_quant.base.files import sha256_of
-from swin_quant.cards.card import card_path
 from swin_quant.cards.lineage import find
+from swin_quant.cards.paths import card_path
 from swin_quant.config.load import from_dict
 from swin_quant.config.values import merge
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.tasks.evaluate import Subject, load_for_scoring
 

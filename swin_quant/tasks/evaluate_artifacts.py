@@ -8,12 +8,12 @@ from typing import Any
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.distributed import World
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
-from swin_quant.cards.card import QAT, card_path
 from swin_quant.cards.lineage import original_of
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import QAT
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.baseline import (
     Baseline,
@@ -23,6 +23,8 @@ from swin_quant.engines.baseline import (
     load_original,
 )
 from swin_quant.engines.engine import Engine, half_type
+from swin_quant.engines.options import EngineOptions
+from swin_quant.engines.scoring import score_engines
 from swin_quant.tasks.deployed import (
     config_of,
     find_checkpoint,
@@ -34,7 +36,6 @@ from swin_quant.tasks.deployed import (
     on_its_device,
     preprocess_of,
 )
-from swin_quant.tasks.evaluate import score_engines
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ import torch
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.engines.baseline import Baseline, engines_beside
+from swin_quant.engines.difference import difference
+from swin_quant.engines.options import EngineOptions
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.tasks.deployed import names_of_engines
-from swin_quant.tasks.verify import difference, is_quantized, tolerance_of
+from swin_quant.tasks.verify import is_quantized, tolerance_of
 
 PICTURES = 4
 

@@ -10,15 +10,16 @@ from yacs.config import CfgNode
 
 from swin_quant.backends import ENGINES
 from swin_quant.backends.artifact import Artifact, open_artifact
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.bench.loaders import artifact_engine, torch_engine
 from swin_quant.bench.runner import Contender
-from swin_quant.cards.card import RunCard, card_path
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.config import from_dict
 from swin_quant.engines.engine import EAGER, HALF_TYPES
+from swin_quant.engines.options import EngineOptions
 from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the contender whose logits the others are compared with

@@ -1,7 +1,6 @@
 """Training runs start to end: a config, a recipe and pictures in; a checkpoint, its run card and logs out."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,19 +10,21 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, SourceRecord, versions
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint import load_float, save_float
+from swin_quant.config.portable import portable_config
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
+from swin_quant.data.sources import has_split
+from swin_quant.engines.scoring import open_labelled
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
-from swin_quant.quant.policy import Policy, enabled_nodes, quantize
-from swin_quant.tasks.calibrate import has_split, portable_config, save_with_card
-from swin_quant.tasks.evaluate import compared, load_for_scoring, open_labelled
+from swin_quant.quant.policy import Policy
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler
@@ -83,42 +84,6 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
             card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
             card.write(path.with_suffix(".json"))
             log.info("checkpoint: %s", path)
-        return Trained(model, path, card, position)
-
-
-def finetune(
-    cfg: CfgNode,
-    recipe: Recipe,
-    request: Request,
-    policies: Sequence[Policy],
-    world: World = World(),  # noqa: B008
-) -> Trained:
-    """QAT of the calibrated checkpoint `request.start` under a policy (else its run card's); writes <NAME>_qat.pth.
-
-    The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
-    """
-    with only_writer(request.folder, world):
-        recipe = with_batch_size(recipe, cfg)
-        if not request.start:
-            raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
-        found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
-        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
-        if len(subject.policies) != 1:
-            raise UsageError(
-                f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
-            )
-        origin, _ = compared(subject, cfg, world, request.original) if request.original else (subject.card, None)
-        model, policy = subject.model, subject.policies[0]
-        if not enabled_nodes(model):
-            raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
-        quantize(model)
-        path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
-        model, position, record = run(model, cfg, recipe, request, world, policy)
-        earlier = (subject.card.training or {}).get("ranges", {})  # a range that was learned before was not calibrated
-        record["ranges"] = {kind: method or earlier.get(kind) for kind, method in record["ranges"].items()}
-        card = replace(origin, policy=policy.to_dict(), training=record, results=[], versions=versions())
-        if world.is_main:
-            card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)
 
 

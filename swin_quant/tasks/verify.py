@@ -1,18 +1,13 @@
 """Whether an artifact computes what its checkpoint computes: logits compared on real pictures, against tolerances."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
-
-from swin_quant.cards.card import VerificationRecord
+from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.sampling import digest
+from swin_quant.engines.difference import difference
 from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 from swin_quant.engines.infer import Inferred
-
-INT8_LEVELS = 127
 
 
 @dataclass(frozen=True)
@@ -51,23 +46,6 @@ def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> 
 def is_quantized(precision: str) -> bool:
     """Whether logits are to be compared with fake-quant's rather than the float model's."""
     return precision != "float32" and precision not in HALF_TYPES
-
-
-def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
-    """Mean and largest |Δ| of logits [N, classes], the reference's int8 step, top-1 agreement in percent, SQNR in dB.
-
-    The step is amax / 127 of the reference's logits: what int8 would resolve over their range.
-    """
-    logits, reference = logits.double(), reference.double()
-    delta = (logits - reference).abs()
-    signal, noise = reference.square().sum().item(), delta.square().sum().item()
-    return {
-        "mean": delta.mean().item(),
-        "max": delta.max().item(),
-        "step": reference.abs().max().item() / INT8_LEVELS,
-        "agreement": 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item(),
-        "sqnr_db": 10 * math.log10(signal / noise) if signal and noise else None,
-    }
 
 
 def compare(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import all_sum
-from swin_quant.cards.card import RangesRecord
+from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import UNUSED_AMAX, Method, observe, set_ranges
 from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
 from swin_quant.quant.linear import QuantLinear

@@ -30,7 +30,7 @@ from swin_quant.train.precision import Precision
 from swin_quant.train.record import Record
 from swin_quant.train.seeds import seed_all
 from swin_quant.train.snapshot import Snapshots
-from swin_quant.train.state import Position, State, make_average
+from swin_quant.train.state import Position, TrainingState, make_average
 
 
 def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
@@ -46,7 +46,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     optimizer = make_optimizer(job.model, recipe.optimizer, batches.step_pictures)
     schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, batches.steps)
     average = make_average(job.model, recipe.ema)
-    state = State(job.model, optimizer, schedule, precision.scaler(), average, Position())
+    state = TrainingState(job.model, optimizer, schedule, precision.scaler(), average, Position())
     if job.snapshot:
         state.restore(job.snapshot)
     position = state.position
@@ -164,7 +164,7 @@ def _agree(loss: float, asked: bool, due: bool, world: World) -> tuple[float, bo
 
 
 @contextmanager
-def _saved_when_asked(snapshots: Snapshots | None, state: State, job: Job) -> Iterator[None]:
+def _saved_when_asked(snapshots: Snapshots | None, state: TrainingState, job: Job) -> Iterator[None]:
     try:
         yield
     except Asked:
@@ -178,7 +178,7 @@ def _stop_if_asked(request: Interruption, world: World) -> None:
         raise Asked
 
 
-def _check_finite(loss: float, norm: float, state: State) -> None:
+def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
     what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
     if what is None or (what == "gradient" and state.scaler.is_enabled()):  # the scaler skips such a step
         return
@@ -189,7 +189,7 @@ def _check_finite(loss: float, norm: float, state: State) -> None:
     )
 
 
-def _validate(job: Job, precision: Precision, state: State, request: Interruption) -> dict[str, float]:
+def _validate(job: Job, precision: Precision, state: TrainingState, request: Interruption) -> dict[str, float]:
     """The scores of an epoch. A run that is asked to end here has its epoch in hand, and validates when it goes on."""
     if job.validation is None:
         return {}
@@ -205,7 +205,7 @@ def _validate(job: Job, precision: Precision, state: State, request: Interruptio
     return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
 
 
-def _save(snapshots: Snapshots | None, state: State, job: Job) -> float:
+def _save(snapshots: Snapshots | None, state: TrainingState, job: Job) -> float:
     if snapshots and (job.world.is_main or is_sharded(job.model)):
         content = state.capture() | {"settings": job.settings}
         if job.world.is_main:

@@ -3,8 +3,8 @@
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.shipped import shipped_files
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
-from swin_quant.config import shipped_files
 from swin_quant.train.recipe import Recipe, recipe_from_dict
 
 

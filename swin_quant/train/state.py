@@ -51,7 +51,7 @@ class Position:
 
 
 @dataclass
-class State:
+class TrainingState:
     """The parts of a run that have a state of their own. `average` is None where no EMA is kept."""
 
     model: nn.Module

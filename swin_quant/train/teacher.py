@@ -4,7 +4,7 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cards.card import SourceRecord
+from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin

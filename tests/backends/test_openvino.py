@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swin_quant.backends import engine_loader, openvino
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.engines.options import EngineOptions
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.backends.onnx_inspect import inspect_model
-from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.tensorrt import host, load
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.layers import read_layers
 from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, default_output, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
+from swin_quant.engines.options import EngineOptions
 
 GPU = host.Gpu(torch.device("cpu"), "Stand-in GPU", "8.6")
 ON_GPU = EngineOptions(device="cuda")

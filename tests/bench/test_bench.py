@@ -13,18 +13,18 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.artifact import finish_artifact
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.bench import cpu, table
 from swin_quant.bench.interleave import Timing, interleave, rotated
-from swin_quant.bench.loaders import artifact_engine
-from swin_quant.bench.measure import Pictures, Plan, measure
+from swin_quant.bench.measure import BenchPictures, BenchPlan, measure
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
 from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
+from swin_quant.tasks.loaders import artifact_engine
 
 SIDE = 4
-QUICK = Plan((1, 3), rounds=2, seconds=0.001, threads=1)
+QUICK = BenchPlan((1, 3), rounds=2, seconds=0.001, threads=1)
 
 
 def linear(path, weight, batch):
@@ -70,7 +70,7 @@ def report(contender):
         Contender("broken", partial(signal.raise_signal, signal.SIGSEGV)),
     ]
     images = torch.randn(5, 3, SIDE, SIDE)
-    return measure("linear", field, QUICK, SIDE, Pictures(images, torch.zeros(5, dtype=torch.int64), "5 pictures"))
+    return measure("linear", field, QUICK, SIDE, BenchPictures(images, torch.zeros(5, dtype=torch.int64), "5 pictures"))
 
 
 def test_every_contender_has_a_row_for_every_batch_in_order(report):
@@ -142,7 +142,9 @@ def test_what_an_engine_says_of_this_cpu_is_among_the_notes(contender):
     run = partial(torch.mean, dim=(2, 3))
     careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})
     field = [contender("plain"), Contender("careful", careful), Contender("careful too", careful)]
-    report = measure("m", field, Plan((1,), 1, 0.001, 1), SIDE, Pictures(torch.randn(1, 3, SIDE, SIDE), None, "one"))
+    report = measure(
+        "m", field, BenchPlan((1,), 1, 0.001, 1), SIDE, BenchPictures(torch.randn(1, 3, SIDE, SIDE), None, "one")
+    )
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in table.notes(report)
 
 
@@ -187,7 +189,7 @@ def test_each_round_begins_with_another():
 )  # fmt: skip
 def test_an_impossible_plan_is_refused(changes, flag):
     with pytest.raises(UsageError, match=flag):
-        Plan(**changes)
+        BenchPlan(**changes)
 
 
 def test_nobody_cannot_be_measured():

@@ -11,11 +11,11 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx.export import Options, export
-from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.tensorrt import host, load
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import dequantize, quantize

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_quant.config import configs_dir, find_config, load_config
+from swin_quant.base.shipped import configs_dir
+from swin_quant.config import find_config, load_config
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.quantizer import Quantizer, State

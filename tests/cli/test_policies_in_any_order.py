@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.cli import main
 from swin_quant.config import load_config
-from swin_quant.engines.engine import torch_engines
+from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
 from swin_quant.quant.quantizer import Role, named_nodes

@@ -9,7 +9,8 @@ import pytest
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.cards.card import Result, RunCard
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
 from swin_quant.cli import report
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}

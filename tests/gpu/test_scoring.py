@@ -6,9 +6,10 @@ import torch
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer import engine as emulator
 from swin_quant.backends.fastertransformer.export import Options, export
-from swin_quant.backends.options import EngineOptions
 from swin_quant.cards.card import RunCard
-from swin_quant.engines.engine import half_type, torch_engines
+from swin_quant.engines.engine import half_type
+from swin_quant.engines.options import EngineOptions
+from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.quant.policies import load_policy
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.check import Batch, check_ranges
+from swin_quant.quant.check import CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
@@ -26,7 +26,7 @@ def subject(tiny_model):
         answers = []
         calibration = observe(model, images, Method(method), answers.append)
         set_ranges(model, calibration, Method(method))
-        return model, calibration, [Batch(n, x, y) for n, (x, y) in enumerate(zip(images, answers, strict=True))]
+        return model, calibration, [CheckBatch(n, x, y) for n, (x, y) in enumerate(zip(images, answers, strict=True))]
 
     return make
 

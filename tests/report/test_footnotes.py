@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from swin_quant.cards.card import Result, RunCard
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
 from swin_quant.report.footnotes import footnotes
 from swin_quant.report.table import rows_of
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
-from swin_quant.cards.card import Result, RunCard
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
 from swin_quant.report.footnotes import footnotes
 from swin_quant.report.render import FORMATS, SCHEMA, print_terminal, print_text, render
 from swin_quant.report.table import COLUMNS, rows_of

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from swin_quant.cards.card import Result, RunCard
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
 from swin_quant.report.table import COLUMNS, rows_of
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}

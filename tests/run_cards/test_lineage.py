@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.cards.card import CheckpointRecord, RunCard
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find, original_of, ptq_of, starts
+from swin_quant.cards.records import CheckpointRecord
 
 TRAINING = {
     **{"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 10, "pictures": 80},

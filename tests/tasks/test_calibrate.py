@@ -8,14 +8,16 @@ import torch
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, save_float
 from swin_quant.config import find_config, load_config
+from swin_quant.config.portable import portable_config
+from swin_quant.data.sources import has_split
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint, has_split, portable_config
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 
-PLAN = Plan(batches=1, batch_size=4)
+PLAN = CalibrationPlan(batches=1, batch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +62,11 @@ def test_random_weights_are_the_seed_s(cfg, tmp_path):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Plan(batches=0), "--num-calib-batch 0"),
-        (lambda: Plan(batch_size=-1), "--calib-batchsz -1"),
-        (lambda: Plan(method=Method("best")), "--calibrator best"),
-        (lambda: Plan(method=Method("percentile", 101.0)), "--percentile 101"),
-        (lambda: Plan(method=Method("percentile", float("nan"))), "--percentile nan"),
+        (lambda: CalibrationPlan(batches=0), "--num-calib-batch 0"),
+        (lambda: CalibrationPlan(batch_size=-1), "--calib-batchsz -1"),
+        (lambda: CalibrationPlan(method=Method("best")), "--calibrator best"),
+        (lambda: CalibrationPlan(method=Method("percentile", 101.0)), "--percentile 101"),
+        (lambda: CalibrationPlan(method=Method("percentile", float("nan"))), "--percentile nan"),
     ],
 )
 def test_a_plan_that_cannot_be(make, says):
@@ -81,7 +83,7 @@ def test_refusals_come_before_the_first_forward(cfg, weights, tmp_path, monkeypa
     with pytest.raises(SwinQuantError, match="no such checkpoint"):
         calibrate_checkpoint(cfg, str(tmp_path / "none.pth"), policy, PLAN, tmp_path)
     with pytest.raises(UsageError, match="choose one of train, val"):
-        calibrate_checkpoint(cfg, weights, policy, Plan(split="test"), tmp_path)
+        calibrate_checkpoint(cfg, weights, policy, CalibrationPlan(split="test"), tmp_path)
 
 
 def test_a_portable_config_names_no_folder():

@@ -10,13 +10,15 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import save_float
 from swin_quant.config import find_config, load_config
-from swin_quant.engines.engine import half_type, precision_of, torch_engines
+from swin_quant.engines.engine import half_type
+from swin_quant.engines.scoring import open_labelled
+from swin_quant.engines.torch_engines import precision_of, torch_engines
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint
-from swin_quant.tasks.evaluate import load_for_scoring, open_labelled, score_model
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.tasks.evaluate import load_for_scoring, score_model
 
 CPU = torch.device("cpu")
 MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "float"))
@@ -36,7 +38,7 @@ def weights(cfg, randomise, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(cfg, weights, tmp_path_factory):
-    return calibrate_checkpoint(cfg, weights, MODE1, Plan(batches=1), tmp_path_factory.mktemp("done"))
+    return calibrate_checkpoint(cfg, weights, MODE1, CalibrationPlan(batches=1), tmp_path_factory.mktemp("done"))
 
 
 def test_a_float_checkpoint_has_no_policy(cfg, weights):

@@ -8,11 +8,12 @@ import pytest
 from swin_quant.backends import openvino
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
+from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.tasks.calibrate import portable_config, save_with_card
+from swin_quant.tasks.calibrate import save_with_card
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.lineup import REFERENCE, line_up
 

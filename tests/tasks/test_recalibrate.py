@@ -13,10 +13,10 @@ from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
-from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.recalibrate import recalibrate
 
-PLAN = Plan(batches=1, batch_size=4)
+PLAN = CalibrationPlan(batches=1, batch_size=4)
 NAME = "swin_micro_digits"
 
 

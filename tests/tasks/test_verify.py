@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.backends import ENGINES
+from swin_quant.engines.difference import difference
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.infer import Inferred
-from swin_quant.tasks.verify import TOLERANCES, compare, difference, failures, is_quantized, tolerance_of
+from swin_quant.tasks.verify import TOLERANCES, compare, failures, is_quantized, tolerance_of
 
 FLOAT32 = Engine("torch", "float32", None, torch.nn.Identity())
 SIMULATED = Engine("torch fake-quant", "int8", "qdq", torch.nn.Identity())

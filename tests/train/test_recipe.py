@@ -5,7 +5,8 @@ import pytest
 import yaml
 
 from swin_quant.base.errors import UsageError
-from swin_quant.config import configs_dir, find_config, load_config
+from swin_quant.base.shipped import configs_dir
+from swin_quant.config import find_config, load_config
 from swin_quant.train.recipe import Augmentation, Optimizer, Recipe, recipe_from_dict
 from swin_quant.train.recipes import builtin_recipes, load_recipe, recipe_of_config
 

@@ -14,7 +14,7 @@ from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.gelu_bias import is_misread
 from swin_quant.backends.fastertransformer.slots import Slot
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
-from swin_quant.backends.fastertransformer.weights import Source
+from swin_quant.backends.fastertransformer.weights import WeightSource
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.models.layers import Swin
 
@@ -43,7 +43,7 @@ class Difference:
 def check(artifact: Artifact, model: Swin) -> list[Difference]:
     """Differences of every tensor of the export. SwinQuantError with names where one is more than rounding."""
     stored = read_export(artifact)
-    source = Source(model, stored.case.form.int8)
+    source = WeightSource(model, stored.case.form.int8)
     differences = [_difference(slot, stored, source) for slot in stored.entries if slot.layout != "empty"]
     head = [(stored.head[0] - model.head.weight.cpu()), (stored.head[1] - model.head.bias.cpu())]
     broken = [d.slot.name for d in differences if not d.holds]
@@ -56,7 +56,7 @@ def check(artifact: Artifact, model: Swin) -> list[Difference]:
     return differences
 
 
-def _difference(slot: Slot, stored: Stored, source: Source) -> Difference:
+def _difference(slot: Slot, stored: Stored, source: WeightSource) -> Difference:
     got, want = stored.tensors[slot.name].double(), source(slot).double()
     if slot.container:
         steps = want * 127 / source.weight_range(slot)

@@ -26,11 +26,12 @@ from swin_quant.backends.fastertransformer.limits import (
 )
 from swin_quant.backends.fastertransformer.manifest import make_manifest, manifest_name
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, slots
-from swin_quant.backends.fastertransformer.weights import Source, stored_form, version_of
+from swin_quant.backends.fastertransformer.weights import WeightSource, stored_form, version_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, reason, sha256_of, write_json
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, card_path
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import save_calibrated, save_float
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import policy_from_dict
@@ -60,7 +61,7 @@ def export(model: Swin, card: RunCard, folder: Path, options: Options = Options(
     UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
     """
     case = _case(model, card, options)
-    source = Source(model, case.form.int8)
+    source = WeightSource(model, case.form.int8)
     beyond = card.calibration["beyond_half"] if card.calibration else []
     check_half_range(source.ranges, beyond, options.kind)
     name = f"{card.name}_{options.kind}_sm{options.sm}"
@@ -97,7 +98,7 @@ def _case(model: Swin, card: RunCard, options: Options) -> Case:
     return case
 
 
-def _write(model: Swin, name: str, case: Case, source: Source, file: Path) -> list[Path]:
+def _write(model: Swin, name: str, case: Case, source: WeightSource, file: Path) -> list[Path]:
     """Write every file of the export beside `file`; those besides it, the checkpoint first."""
     checkpoint = file.with_name(f"{name}_calib.pth" if case.form.int8 else f"{file.stem}.pth")
     if case.form.int8:

@@ -19,7 +19,7 @@ SCHEMA = "swin-quant/fastertransformer/2"
 LARGEST = {"depths": 256, "num_heads": 4096, "embed_dim": 8192, "img_size": 8192, "in_chans": 1024}
 
 
-class Target(TypedDict):
+class GpuTarget(TypedDict):
     """What the list is for: an op's class, its kind of list, the compute capability of the GPU (80 for 8.0).
 
     `fix_gelu_bias`: fc1's biases of more than 4096 channels are stored where the INT8 kernel of GELU looks for them.
@@ -38,7 +38,7 @@ class Manifest(TypedDict):
     schema: str
     name: str
     file: str
-    target: Target
+    target: GpuTarget
     arguments: dict[str, Any]
     entries: list[dict[str, Any]]
     head: list[str]
@@ -58,7 +58,7 @@ def make_manifest(name: str, file: str, case: Case) -> Manifest:
         schema=SCHEMA,
         name=name,
         file=file,
-        target=Target(
+        target=GpuTarget(
             op=OPS[form.int8], kind=form.kind, sm=form.sm, classes=g.classes, fix_gelu_bias=form.fix_gelu_bias
         ),
         arguments=op_arguments(g, form, mode, case.max_batch),

@@ -15,7 +15,7 @@ from swin_quant.backends.fastertransformer.stored import Stored
 
 
 @dataclass(frozen=True)
-class Layer:
+class NetworkLayer:
     """A linear layer or convolution: kernel in float32, whole numbers if it is int8; bias float16 [n]."""
 
     kernel: Tensor
@@ -35,9 +35,9 @@ class Block:
     """One block; `gelu` is the table of fc1's results."""
 
     attn: AttentionWeights
-    proj: Layer
-    fc1: Layer
-    fc2: Layer
+    proj: NetworkLayer
+    fc1: NetworkLayer
+    fc2: NetworkLayer
     gelu: Tensor
     norm1: Norm
     norm2: Norm
@@ -66,8 +66,8 @@ class Reader:
         self.shifted, self.misread = stored.case.form.fix_gelu_bias, misread
         self._tensors = {name: tensor.to(device) for name, tensor in stored.tensors.items()}
 
-    def layer(self, name: str) -> Layer:
-        return Layer(self._tensors[f"{name}.weight"].float(), self._tensors[f"{name}.bias"])
+    def layer(self, name: str) -> NetworkLayer:
+        return NetworkLayer(self._tensors[f"{name}.weight"].float(), self._tensors[f"{name}.bias"])
 
     def norm(self, name: str) -> Norm:
         return Norm(self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"])

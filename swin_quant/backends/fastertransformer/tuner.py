@@ -22,7 +22,7 @@ Key = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Gemm:
+class TunedGemm:
     """A product of [m, k] and [k, n] in a stage. `key` is what the op looks it up by: batch count, m, n, k."""
 
     stage: int
@@ -36,7 +36,7 @@ class Gemm:
         return 1, self.m, self.n, self.k
 
 
-def gemm_shapes(g: Geometry, batch: int) -> list[Gemm]:
+def gemm_shapes(g: Geometry, batch: int) -> list[TunedGemm]:
     """The int8 GEMMs of `batch` pictures: 4 a stage and one between stages, 19 of a model of four.
 
     m is the number of tokens, as the op has it. Every block of a stage shares them; attention's own are not tuned.
@@ -48,9 +48,9 @@ def gemm_shapes(g: Geometry, batch: int) -> list[Gemm]:
         c, m = g.embed_dim * 2**stage, batch * g.resolution(stage) ** 2
         hidden = int(c * g.mlp_ratio)
         of_stage = {"qkv": (3 * c, c), "proj": (c, c), "fc1": (hidden, c), "fc2": (c, hidden)}
-        shapes += [Gemm(stage, layer, m, n, k) for layer, (n, k) in of_stage.items()]
+        shapes += [TunedGemm(stage, layer, m, n, k) for layer, (n, k) in of_stage.items()]
         if stage < len(g.depths) - 1:
-            shapes.append(Gemm(stage, "patch merging", m // 4, 2 * c, 4 * c))
+            shapes.append(TunedGemm(stage, "patch merging", m // 4, 2 * c, 4 * c))
     return shapes
 
 

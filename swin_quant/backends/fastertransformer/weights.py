@@ -36,7 +36,7 @@ def ranges_of(model: Swin) -> dict[str, float]:
     return {name: node.amax.abs().max().item() for name, node in named_nodes(model).items() if node.amax is not None}
 
 
-class Source:
+class WeightSource:
     """The tensors of a model by slot, float32 (amax lists included), before quantization and layout.
 
     FasterTransformer's INT8 exporter makes everything float16 first, so that `int8` takes exp of a float16 logit scale.
@@ -95,7 +95,7 @@ class Source:
         return own | {name.removeprefix(of_stage): a for name, a in self.ranges.items() if name.startswith(merging)}
 
 
-def stored_form(slot: Slot, source: Source, g: Geometry) -> Tensor:
+def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
     """The tensor of a slot as it is stored: quantized or cast, and in its layout."""
     tensor = source(slot)
     if slot.part in KERNELS and slot.dtype == "int8":

@@ -13,7 +13,7 @@ from swin_quant.models.swin import WindowAttention
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
 
 
-class Attention(nn.Module):
+class QuantizedAttention(nn.Module):
     """Attention of V1. The constant is the position bias and, where windows are shifted, their mask.
 
     A mask differs from window to window: such windows count as heads, and the constant needs no batch.
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         return self.proj(x)
 
 
-class CosineAttention(Attention):
+class CosineAttention(QuantizedAttention):
     """Attention of V2: q and k are normalised, in float32, and q carries the learned scale of its head."""
 
     def prepare(self, attn: WindowAttentionV2) -> None:
@@ -117,6 +117,6 @@ def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 
-def fusible(attn: WindowAttention | WindowAttentionV2, mask: Tensor | None) -> Attention:
+def fusible(attn: WindowAttention | WindowAttentionV2, mask: Tensor | None) -> QuantizedAttention:
     """The attention of either version. mask: [nW, L, L] of 0 and -100, or None."""
-    return (CosineAttention if isinstance(attn, WindowAttentionV2) else Attention)(attn, mask)
+    return (CosineAttention if isinstance(attn, WindowAttentionV2) else QuantizedAttention)(attn, mask)

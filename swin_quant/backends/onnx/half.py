@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.onnx.attention import Attention
+from swin_quant.backends.onnx.attention import QuantizedAttention
 from swin_quant.backends.onnx.blocks import OrderedBlock, OrderedPatchEmbed
 from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight
 from swin_quant.models.layers import Swin
@@ -37,7 +37,7 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             _set_type(module, _type(wide & _linear_nodes(model, name), module))
-        elif isinstance(module, Attention):
+        elif isinstance(module, QuantizedAttention):
             _set_attention_type(module, any(node.rpartition(".")[0] == name for node in wide))
         elif isinstance(module, OrderedPatchEmbed):
             module.stream = stream
@@ -98,7 +98,7 @@ def _set_type(linear: Linear, dtype: torch.dtype) -> None:
         weight.scale = weight.scale.to(dtype)
 
 
-def _set_attention_type(attention: Attention, wide: bool) -> None:
+def _set_attention_type(attention: QuantizedAttention, wide: bool) -> None:
     scales = [node.scale for node in attention.children() if isinstance(node, Pair)]
     wide = wide or any(scale < SMALLEST_SCALE for scale in scales)
     attention.dtype = torch.float32 if wide else torch.float16

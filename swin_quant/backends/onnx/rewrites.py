@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from swin_quant.backends.onnx import tokens
-from swin_quant.backends.onnx.attention import Attention, fusible
+from swin_quant.backends.onnx.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
 from swin_quant.models.layers import Swin
 
@@ -73,5 +73,5 @@ def _blocks(model: Swin) -> list[nn.Module]:
     return [block for layer in model.layers for block in layer.blocks]
 
 
-def _attentions(model: Swin) -> list[Attention]:
-    return [block.attn for block in _blocks(model) if isinstance(block.attn, Attention)]
+def _attentions(model: Swin) -> list[QuantizedAttention]:
+    return [block.attn for block in _blocks(model) if isinstance(block.attn, QuantizedAttention)]

@@ -20,7 +20,7 @@ ELSEWHERE = "(outside blocks)"
 
 
 @dataclass(frozen=True)
-class Report:
+class Inspection:
     """What is in a graph, and what the engines will make of it. `unrecognised` is said, never guessed at."""
 
     opset: int
@@ -54,7 +54,7 @@ class Report:
         }
 
 
-def inspect_model(model: "ModelProto", backends: Iterable[str] = ONNX_ENGINES) -> Report:
+def inspect_model(model: "ModelProto", backends: Iterable[str] = ONNX_ENGINES) -> Inspection:
     """Analyse a model; nothing is run. SwinQuantError for a graph without nodes."""
     graph = index(model)
     gemms = find_gemms(graph)
@@ -63,7 +63,7 @@ def inspect_model(model: "ModelProto", backends: Iterable[str] = ONNX_ENGINES) -
     blocks = _by_block(gemms, attention)
     counts = Counter(node.op_type for node in graph.nodes if not set(node.output) <= graph.constant)
     facts = Facts(graph, gemms, verdicts, _body(graph, gemms), counts["QuantizeLinear"] > 0)
-    return Report(
+    return Inspection(
         opset=graph.opsets.get("", graph.opsets.get("ai.onnx", 0)),
         body=facts.body,
         blocks=blocks,

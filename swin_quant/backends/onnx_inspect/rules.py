@@ -24,7 +24,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlacementRule:
     """`find` gives the names of offending nodes. `why` says what happens and what to do."""
 
     name: str
@@ -141,45 +141,45 @@ def _asymmetric_attention(facts: Facts) -> Iterable[str]:
             yield gemm.name
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("float32 body", ("tensorrt",), lambda f: _whole(f, f.quantized and f.body == "float32"),
+RULES: tuple[PlacementRule, ...] = (
+    PlacementRule("float32 body", ("tensorrt",), lambda f: _whole(f, f.quantized and f.body == "float32"),
          "networks are strongly typed: what is not int8 runs in float32, which is slow; export with a float16 body",
          "TensorRT 11 migration guide, strong typing"),
-    Rule("float16 body", ("onnxruntime", "openvino"), lambda f: _whole(f, f.body == "float16"),
+    PlacementRule("float16 body", ("onnxruntime", "openvino"), lambda f: _whole(f, f.body == "float16"),
          "a CPU casts float16 to float32 and back; export with a float32 body", "float16 is a type of GPUs"),
-    Rule("opset", ("tensorrt",), lambda f: _whole(f, f.graph.opsets.get("", 0) not in _TRT_OPSETS),
+    PlacementRule("opset", ("tensorrt",), lambda f: _whole(f, f.graph.opsets.get("", 0) not in _TRT_OPSETS),
          "the parser reads opsets 9 to 25", "TensorRT 11 support matrix"),
-    Rule("opset", ("onnxruntime",), lambda f: _whole(f, f.quantized and f.graph.opsets.get("", 0) >= 21),
+    PlacementRule("opset", ("onnxruntime",), lambda f: _whole(f, f.quantized and f.graph.opsets.get("", 0) >= 21),
          "from opset 21 on, Q/DQ around a Transpose can end session creation (output_dtype INT8 does not match UINT8); "
          "export at 17 to 20", "measured with 1.31.1; onnxruntime#25526, #29192"),
-    Rule("computed scale", ONNX_ENGINES, _computed_scales,
+    PlacementRule("computed scale", ONNX_ENGINES, _computed_scales,
          "a scale or zero point is not a constant: the Q/DQ pair stays an op of its own", _TRT_FACTS),
-    Rule("not symmetric int8", ("tensorrt",), _not_symmetric,
+    PlacementRule("not symmetric int8", ("tensorrt",), _not_symmetric,
          "only int8 with zero point 0 is taken", _TRT_FACTS),
-    Rule("asymmetric matmul", ("openvino",), _asymmetric_attention,
+    PlacementRule("asymmetric matmul", ("openvino",), _asymmetric_attention,
          "attention matmuls of asymmetric inputs fall back to float32", "measured with 2026.4.1"),
-    Rule("per-channel activation", ("tensorrt",), _channels_of_activations,
+    PlacementRule("per-channel activation", ("tensorrt",), _channels_of_activations,
          "only weights may have a scale per channel", _TRT_FACTS),
-    Rule("weight axis", ONNX_ENGINES, lambda f: (g.name for g in f.gemms if wrong_axis(f.graph, g)),
+    PlacementRule("weight axis", ONNX_ENGINES, lambda f: (g.name for g in f.gemms if wrong_axis(f.graph, g)),
          "the weight's scales are not along its output channels: the product cannot stay integer", _TRT_FACTS),
-    Rule("one int8 input", ONNX_ENGINES, _half_quantized,
+    PlacementRule("one int8 input", ONNX_ENGINES, _half_quantized,
          "only one of both inputs has Q/DQ: the product runs in float", _TRT_FACTS),
-    Rule("cast after dequantize", ONNX_ENGINES, _casts,
+    PlacementRule("cast after dequantize", ONNX_ENGINES, _casts,
          "a Cast between DequantizeLinear and the product may break their fusion; opset 19 and up take float16 scales",
          "ONNX operators, DequantizeLinear-19"),
-    Rule("residual add in int8", ("tensorrt",), _residual_adds,
+    PlacementRule("residual add in int8", ("tensorrt",), _residual_adds,
          "fast, but the classic loss of accuracy of vision transformers; leave residuals float unless it was measured",
          "TRT#1992, #1144, #3861"),
-    Rule("lone output pair", ONNX_ENGINES, _lone_outputs,
+    PlacementRule("lone output pair", ONNX_ENGINES, _lone_outputs,
          "the product's output is quantized and goes on in float: the pair splits its fusion; do not quantize it",
          _TRT_FACTS),
-    Rule("float16 norm", ("tensorrt",), _half_norms,
+    PlacementRule("float16 norm", ("tensorrt",), _half_norms,
          "LayerNorm with float16 sums overflows on large activations; keep it in float32", "TRT#2564, #2709, #4493"),
-    Rule("attention not fused", ("tensorrt",), _attention,
+    PlacementRule("attention not fused", ("tensorrt",), _attention,
          "becomes several kernels", "TRT#2981, #3243, #3280, #3575"),
-    Rule("attention not fused", ("openvino",), _open_masks,
+    PlacementRule("attention not fused", ("openvino",), _open_masks,
          "softmax and both matmuls run apart: fold relative bias and shift mask into one constant",
          "measured with 2026.4.1: only blocks of that shape were fused"),
-    Rule("GELU in parts", ("onnxruntime",), lambda f: map(f.graph.label, _of_type(f, "Erf")),
+    PlacementRule("GELU in parts", ("onnxruntime",), lambda f: map(f.graph.label, _of_type(f, "Erf")),
          "Div, Erf, Add, Mul stay separate ops: export at opset 20, which has Gelu", "measured with 1.31.1"),
 )  # fmt: skip

@@ -11,13 +11,13 @@ from typing import Any
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS, LayerReport, read_layers
-from swin_quant.backends.tensorrt.plan import Plan, check_output
+from swin_quant.backends.tensorrt.plan import EnginePlan, check_output
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes, reason, write_json
 from swin_quant.base.progress import log
 
 
-def build(plan: Plan, output: Path) -> tuple[Artifact, LayerReport]:
+def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     """Build, then write the engine and its layer report, and its run card last."""
     trt, gpu = host.tensorrt(), host.find_gpu()
     check_output(output, plan.file.path, plan.options.timing_cache)
@@ -88,7 +88,7 @@ def _keep_timing_cache(config: Any, file: Path | None) -> None:
     atomic_write_bytes(file, bytes(cache.serialize()))
 
 
-def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: Plan) -> LayerReport:
+def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan) -> LayerReport:
     """What the engine inspector says of the built engine's layers, by the products of the ONNX graph."""
     runtime = trt.Runtime(messages)
     engine = runtime.deserialize_cuda_engine(data)
@@ -102,7 +102,9 @@ def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: Plan) -> L
         return read_layers('{"Layers": []}', plan.report.gemms)
 
 
-def _write(trt: ModuleType, gpu: host.Gpu, plan: Plan, output: Path, data: bytes, layers: LayerReport) -> Artifact:
+def _write(
+    trt: ModuleType, gpu: host.Gpu, plan: EnginePlan, output: Path, data: bytes, layers: LayerReport
+) -> Artifact:
     report = output.with_name(f"{output.stem}{LAYERS}")
     write_json(report, layers.to_dict())
     atomic_write_bytes(output, data)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
-from swin_quant.backends.options import EngineOptions
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_json
 from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}

@@ -38,7 +38,7 @@ LAYERS = ".layers.json"  # what the report's file is called, after the engine
 
 
 @dataclass(frozen=True)
-class Layer:
+class EngineLayer:
     """One layer of an engine: `nodes` are the ONNX nodes in it, `inputs` and `outputs` the types of its tensors."""
 
     name: str
@@ -62,7 +62,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One product of the ONNX graph and the layer that it became; None where no layer names it."""
 
     name: str
@@ -78,7 +78,7 @@ class Row:
 class LayerReport:
     """All products, and how many layers only move data."""
 
-    rows: list[Row]
+    rows: list[LayerRow]
     layers: int
     reformats: list[str]
 
@@ -93,7 +93,7 @@ class LayerReport:
         }
 
     @property
-    def lost(self) -> list[Row]:
+    def lost(self) -> list[LayerRow]:
         """Products that are int8 in the graph and something else in the engine."""
         return [row for row in self.rows if row.wanted == "int8" and row.ran not in ("int8", UNKNOWN)]
 
@@ -114,20 +114,20 @@ def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
     return LayerReport(rows, len(layers), [layer.name for layer in layers if layer.reformat])
 
 
-def _row(gemm: Gemm, layer: Layer | None) -> Row:
+def _row(gemm: Gemm, layer: EngineLayer | None) -> LayerRow:
     wanted = "int8" if gemm.int8 else next((kind for kind in gemm.inputs if kind != "int8"), UNKNOWN)
     name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
     if layer is None:
-        return Row(name, gemm.block, gemm.kind, wanted, UNKNOWN, None, None)
-    return Row(name, gemm.block, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
+        return LayerRow(name, gemm.block, gemm.kind, wanted, UNKNOWN, None, None)
+    return LayerRow(name, gemm.block, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
 
 
-def _layer(entry: Mapping[str, Any] | str) -> Layer:
+def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
     if isinstance(entry, str):  # engines built without detailed verbosity have names alone
-        return Layer(entry, "", "", _names(entry), (), (), None)
+        return EngineLayer(entry, "", "", _names(entry), (), (), None)
     weights = entry.get("Weights")
     kind = weights.get("Type") if isinstance(weights, dict) else None
-    return Layer(
+    return EngineLayer(
         name=str(entry.get("Name", "")),
         kind=str(entry.get("LayerType", "")),
         kernel=str(entry.get("TacticName", "")),

@@ -11,7 +11,8 @@ from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, card_path
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 
 SUFFIX = ".engine"
 
@@ -40,7 +41,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnginePlan:
     """A checked ONNX file and what is to be made of it. `shapes` are those of the profile: min, opt, max."""
 
     artifact: Artifact
@@ -66,7 +67,7 @@ class Plan:
         return shlex.join(words)
 
 
-def make_plan(artifact: Artifact, options: BuildOptions) -> Plan:
+def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     """Check the file before anything is asked of a GPU. Errors name the file and what to export instead."""
     if artifact.record["backend"] != "onnx":
         raise UsageError(f"{artifact.file}: is an artifact of {artifact.record['backend']}: give an exported ONNX file")
@@ -86,7 +87,7 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> Plan:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
     for finding in report.findings:
         log.info("%s: %s: %s", finding.rule, listed(finding.nodes, 3), finding.why)
-    return Plan(artifact, file, report, options)
+    return EnginePlan(artifact, file, report, options)
 
 
 def default_output(file: Path, gpu: Gpu) -> Path:

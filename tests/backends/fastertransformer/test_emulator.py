@@ -16,9 +16,9 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.engines.engine import torch_engines
+from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks.calibrate import Plan, calibrate_checkpoint
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 
 f32, f16 = np.float32, np.float16
 
@@ -308,7 +308,7 @@ def trained(request, shared, tmp_path_factory):
     data = {"DATA.DATA_PATH": str(shared / "data" / "cifar10"), "DATA.ZIP_MODE": True}
     cfg = load_config(file.with_suffix(".yaml"), overrides=data)
     folder = tmp_path_factory.mktemp(request.param)
-    done = calibrate_checkpoint(cfg, str(file), load_policy("ft-mode1"), Plan(batches=5), folder)
+    done = calibrate_checkpoint(cfg, str(file), load_policy("ft-mode1"), CalibrationPlan(batches=5), folder)
     pictures = open_pictures(data["DATA.DATA_PATH"], "val", zip_mode=True, cache_mode="no")
     preprocess = Preprocess.from_config(cfg)
     return request.param, done, torch.stack([preprocess(pictures.read(i)) for i in range(0, 4992, 156)])

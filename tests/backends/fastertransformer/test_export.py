@@ -16,9 +16,9 @@ from swin_quant.backends.fastertransformer.check import check, summary
 from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import Options, export
 from swin_quant.backends.fastertransformer.stored import read_export
-from swin_quant.backends.options import EngineOptions
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.engines.options import EngineOptions
 
 
 def names(folder):

@@ -9,8 +9,9 @@ from swin_quant.backends.fastertransformer.export import Options, export
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
-from swin_quant.config import configs_dir, find_config, load_config
+from swin_quant.config import find_config, load_config
 from swin_quant.models.build import geometry_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import policy_from_dict

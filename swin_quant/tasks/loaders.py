@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from swin_quant.engines.engine import Engine
 
 if TYPE_CHECKING:
-    from swin_quant.backends.options import EngineOptions
+    from swin_quant.engines.options import EngineOptions
 
 
 def torch_engine(checkpoint: str, config: Mapping[str, Any]) -> Engine:
@@ -15,7 +15,7 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any]) -> Engine:
 
     from swin_quant.checkpoint import load_float
     from swin_quant.config import from_dict
-    from swin_quant.engines.engine import torch_engines
+    from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.models import build_model
 
     model = build_model(from_dict(config, checkpoint))

@@ -1,0 +1,15 @@
+"""Where the files lie that come with the package."""
+
+from pathlib import Path
+
+
+def configs_dir() -> Path:
+    """The folder of the shipped configurations: inside an installed wheel, beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def shipped_files(kind: str) -> list[Path]:
+    """The shipped files of a kind (`policies`, `recipes`), in the order of their names."""
+    return sorted((configs_dir() / kind).glob("*.yaml"), key=lambda path: path.stem)

@@ -1,0 +1,191 @@
+"""The records of a run card: their annotations are its schema."""
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from swin_quant.base.files import fields_of
+
+ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # whose weights a result is of
+
+
+UNQUANTIZED = "QAT weights, unquantized"  # what those are called with the nodes off, since they are no baseline
+
+
+class _Located(TypedDict, total=False):
+    """`path`: where the file was, from the folder of the card; absolute while the card is in memory (`located`)."""
+
+    path: str
+
+
+class SourceRecord(_Located):
+    """The float checkpoint that a run began with."""
+
+    file: str
+    sha256: str
+    format: str
+
+
+class CheckpointRecord(_Located):
+    """A checkpoint: the one beside the card, or that of an artifact, or what training started from."""
+
+    file: str
+    sha256: str
+
+
+class CheckRecord(TypedDict):
+    """The calibrated model under `policy` beside itself in float, on some of the calibration pictures.
+
+    `agreement` (top-1) in percent, SQNR of the logits in dB (None if equal); `others` is that SQNR by other methods,
+    where they were tried; the ranges of the nodes `at_fault` lose most of what the best of them keeps.
+    """
+
+    policy: str
+    pictures: int
+    agreement: float
+    sqnr_db: float | None
+    others: dict[str, float]
+    at_fault: list[str]
+
+
+class _CalibrationRecord(TypedDict):
+    method: str
+    percentile: float | None
+    exact: bool
+    batches: int
+    batch_size: int
+    seed: int
+    split: str
+    augment: bool
+    pictures: int
+    pictures_sha256: str
+    files: list[str]
+    unreadable: list[str]
+    dead_nodes: list[str]
+    beyond_half: list[str]
+
+
+class CalibrationRecord(_CalibrationRecord, total=False):
+    """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
+
+    `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
+    zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
+    nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
+    """
+
+    check: CheckRecord | None
+    bits: int
+    other_bits: dict[str, int]
+    methods: dict[str, str]
+    statistics: CheckpointRecord | None
+
+
+class RangesRecord(TypedDict):
+    """How QAT found the ranges of the nodes that its policy enables: learned, or a method; None: as calibrated."""
+
+    weights: str | None
+    activations: str | None
+
+
+class _TrainingRecord(TypedDict):
+    recipe: dict[str, Any]
+    seed: int
+    world: int
+    device: str
+    step_pictures: int
+    steps: int
+    pictures: int
+    pictures_sha256: str
+    start: CheckpointRecord | None
+    teacher: SourceRecord | None
+    best_epoch: int | None
+    epochs: list[dict[str, Any]]
+
+
+class TrainingRecord(_TrainingRecord, total=False):
+    """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer.
+
+    QAT has `ranges`, for the bits of the card's policy.
+    """
+
+    ranges: RangesRecord
+
+
+class ArtifactRecord(TypedDict):
+    """What a backend was given to run: its main file beside the card, and the `others` that belong to it.
+
+    `precision` is int8, float32, float16, W4A8, mixed, ...; `options` are what the export was asked for.
+    """
+
+    backend: str
+    file: str
+    sha256: str
+    precision: str
+    options: dict[str, Any]
+    others: list[CheckpointRecord]
+
+
+class VerificationRecord(TypedDict):
+    """How far the logits of an artifact on one engine are from those of its checkpoint, on the same pictures.
+
+    `mean` and `max` are of |Δlogit|; `step` is what int8 would resolve over the reference's logits, their amax / 127;
+    `agreement` (top-1) is in percent, SQNR in dB (None if equal). `tolerance` is of the mean; None: not a criterion.
+    """
+
+    engine: str
+    precision: str
+    policy: str | None
+    reference: str
+    pictures: int
+    pictures_sha256: str
+    mean: float
+    max: float
+    step: float
+    agreement: float
+    sqnr_db: float | None
+    tolerance: float | None
+    passed: bool | None
+
+
+class DatasetRecord(TypedDict):
+    """The pictures that a result was measured on; `sha256` is of their list."""
+
+    name: str
+    split: str
+    pictures: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement of one engine. Accuracies and agreement in percent, loss in nats, SQNR in dB; None: not measured.
+
+    `policy_sha256` is of the rules of the policy, which may share its name with another; None: not recorded.
+    `agreement`, `sqnr_db`, `delta_acc1` and its paired standard error compare with float32 on the same pictures: with
+    the original float checkpoint's. `weights` says whose weights were measured where they are not all the original's:
+    original, ptq (those that QAT started from, calibrated) or qat.
+    """
+
+    engine: str
+    precision: str
+    policy: str | None
+    dataset: DatasetRecord
+    pictures: int
+    acc1: float
+    acc5: float
+    loss: float | None
+    batch_size: int
+    device: str
+    ms_per_picture: float | None = None
+    agreement: float | None = None
+    sqnr_db: float | None = None
+    delta_acc1: float | None = None
+    delta_acc1_se: float | None = None
+    unreadable: int = 0
+    note: str | None = None
+    policy_sha256: str | None = None
+    weights: str | None = None
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "Result":
+        """A result of a card, without what a newer version may have added."""
+        return cls(**{key: value for key, value in record.items() if key in fields_of(cls)[0]})

@@ -1,0 +1,39 @@
+"""What figures depend on besides the checkpoint."""
+
+import importlib.metadata
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+import swin_quant
+
+
+def versions() -> dict[str, str | None]:
+    """What the figures depend on besides the checkpoint; None where there is no such thing."""
+    return {
+        "swin_quant": swin_quant.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        **{package: _installed(package) for package in ("timm", "numpy")},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)  # reads a file: importing timm would take seconds
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or None
+    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.machine()

@@ -1,0 +1,109 @@
+"""Scoring engines: accuracy and agreement of each on the same pictures, as results for a run card."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log, track
+from swin_quant.cards.records import DatasetRecord, Result
+from swin_quant.config.geometry import check_channels
+from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import chunks, digest, shard
+from swin_quant.data.sources import open_pictures
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.scores import Score, evaluate
+
+BASELINE = "float32"
+
+
+def score_engines(
+    engines: Mapping[str, Engine],
+    cfg: CfgNode,
+    preprocess: Preprocess,
+    world: World = World(),  # noqa: B008
+    split: str = "val",
+    max_unreadable: float = 0.01,
+) -> dict[str, Result]:
+    """A result for each engine, all on the same pictures in one pass, by the engines' keys.
+
+    An engine called `float32` comes first and is what the others are compared with; without one there are no
+    comparisons. Every rank scores its share; all return the same results.
+    """
+    pictures = open_labelled(cfg, split, world)
+    scores, unreadable = _score(engines, pictures, preprocess, cfg, world, max_unreadable)
+    dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
+    results = {}
+    for key, score in scores.items():
+        measured = asdict(score)
+        if key == BASELINE or BASELINE not in engines:
+            measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
+        results[key] = Result(
+            engine=engines[key].name,
+            precision=engines[key].precision,
+            policy=engines[key].policy,
+            policy_sha256=engines[key].policy_sha256,
+            dataset=dataset,
+            batch_size=cfg.DATA.BATCH_SIZE,
+            device=world.device.type,
+            unreadable=len(unreadable),
+            note=f"unreadable: {listed(unreadable)}" if unreadable else None,
+            weights=engines[key].weights,
+            **measured,
+        )
+    return results
+
+
+def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRecord:
+    """The pictures as a run card names them: without the folders of the machine."""
+    return DatasetRecord(name=Path(data_path).name, split=split, pictures=len(pictures), sha256=digest(pictures.names))
+
+
+def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None = None) -> Pictures:
+    """The labelled pictures of a split, their number of classes checked against MODEL.NUM_CLASSES.
+
+    `cache_mode` is in place of DATA.CACHE_MODE.
+    """
+    check_channels(cfg)
+    return open_pictures(
+        cfg.DATA.DATA_PATH,
+        split,
+        zip_mode=cfg.DATA.ZIP_MODE,
+        cache_mode=cache_mode or cfg.DATA.CACHE_MODE,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+        rank=world.rank,
+        world=world.size,
+        track=lambda indices: track(indices, f"reading {split}", len(indices)),
+    )
+
+
+def _score(
+    engines: Mapping[str, Engine],
+    pictures: Pictures,
+    preprocess: Preprocess,
+    cfg: CfgNode,
+    world: World,
+    max_unreadable: float,
+) -> tuple[dict[str, Score], list[str]]:
+    batches = chunks(shard(range(len(pictures)), world.rank, world.size), cfg.DATA.BATCH_SIZE)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
+    limit = UnreadableLimit(len(pictures), max_unreadable)
+
+    def readable():
+        loaded = load_batches(pictures, preprocess, batches, workers)
+        for batch in track(loaded, f"scoring {', '.join(engines)}", len(batches)):
+            limit.count(batch.unreadable)
+            limit.check()
+            yield batch
+
+    scores = evaluate(engines, readable(), world.device)
+    limit.count(gather(limit.names))
+    limit.check()
+    if limit.names:
+        log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
+    return scores, sorted(limit.names)

@@ -1,0 +1,52 @@
+"""QAT start to end: a calibrated checkpoint in, a trained one that is calibrated as well out, and its run card."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.versions import versions
+from swin_quant.quant.policy import Policy, enabled_nodes, quantize
+from swin_quant.tasks.calibrate import save_with_card
+from swin_quant.tasks.evaluate import compared, load_for_scoring
+from swin_quant.tasks.train import Request, Trained, run, training_config, with_batch_size
+from swin_quant.train.lock import only_writer
+from swin_quant.train.recipe import Recipe
+
+
+def finetune(
+    cfg: CfgNode,
+    recipe: Recipe,
+    request: Request,
+    policies: Sequence[Policy],
+    world: World = World(),  # noqa: B008
+) -> Trained:
+    """QAT of the calibrated checkpoint `request.start` under a policy (else its run card's); writes <NAME>_qat.pth.
+
+    The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
+    """
+    with only_writer(request.folder, world):
+        recipe = with_batch_size(recipe, cfg)
+        if not request.start:
+            raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
+        found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
+        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
+        if len(subject.policies) != 1:
+            raise UsageError(
+                f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
+            )
+        origin, _ = compared(subject, cfg, world, request.original) if request.original else (subject.card, None)
+        model, policy = subject.model, subject.policies[0]
+        if not enabled_nodes(model):
+            raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
+        quantize(model)
+        path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
+        model, position, record = run(model, cfg, recipe, request, world, policy)
+        earlier = (subject.card.training or {}).get("ranges", {})  # a range that was learned before was not calibrated
+        record["ranges"] = {kind: method or earlier.get(kind) for kind, method in record["ranges"].items()}
+        card = replace(origin, policy=policy.to_dict(), training=record, results=[], versions=versions())
+        if world.is_main:
+            card = save_with_card(model, path, card, by_channel=True)
+        return Trained(model, path, card, position)

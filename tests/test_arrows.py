@@ -1,0 +1,61 @@
+"""Imports go one way, floor by floor: what lies higher may use what lies lower, never the other way round."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "swin_quant"
+FLOORS = [
+    ["base"],
+    ["config", "cards"],
+    ["data", "quant"],
+    ["models", "checkpoint"],
+    ["engines"],
+    ["backends", "train", "report", "bench"],
+    ["tasks"],
+    ["cli"],
+]
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+
+def imported(path):
+    """(line, package) of ours for every import in a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "swin_quant":
+            inner = [node.module] if "." in node.module else [f"swin_quant.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name.split(".")[1]) for name in inner)
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            yield from ((node.lineno, name[1]) for name in names if name[0] == "swin_quant" and len(name) > 1)
+
+
+def test_every_package_has_a_floor():
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} == set(FLOOR)
+
+
+@pytest.mark.parametrize("package", FLOOR)
+def test_no_arrow_goes_up_or_aside(package):
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {other}"
+        for path in (PACKAGE / package).rglob("*.py")
+        for line, other in imported(path)
+        if other in FLOOR and other != package
+        if FLOOR[other] >= FLOOR[package]
+    ]
+    assert wrong == []
+
+
+def test_no_two_classes_have_one_name():
+    where = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, set()).add(str(path.relative_to(PACKAGE)))
+    twice = {name: sorted(paths) for name, paths in where.items() if len(paths) > 1}
+    assert twice.keys() <= {"Column", "Options"}, twice
+
+
+def test_quant_does_not_know_swin():
+    wrong = [path.name for path in (PACKAGE / "quant").rglob("*.py") if "swin_quant.models" in path.read_text()]
+    assert wrong == []
