@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+_BLOCK = re.compile(r"layers\.(\d{1,2})\.blocks\.(\d{1,4})\.", re.ASCII)
 _FIRST_ATTENTION = "layers.0.blocks.0.attn."
-_BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
+_MASK = re.compile(r"layers\.(\d{1,2})\.blocks\.\d{1,4}\.attn_mask", re.ASCII)
 
-Geometry = dict[str, str | int | list[int]]
+Geometry = dict[str, str | int | float | bool | list[int]]
 
 
 def geometry(state: Mapping[str, Tensor]) -> Geometry:
@@ -25,22 +26,27 @@ def geometry(state: Mapping[str, Tensor]) -> Geometry:
         depths[stage] = max(depths.get(stage, 0), index + 1)
     if not depths:
         return found
+    stages = sorted(depths)
     found["TYPE"] = "swinv2" if f"{_FIRST_ATTENTION}logit_scale" in state else "swin"
     if (proj := _shape(state, "patch_embed.proj.weight", 4)) is not None:
-        found["EMBED_DIM"], found["PATCH_SIZE"] = proj[0], proj[2]
-    found["DEPTHS"] = [depths[stage] for stage in sorted(depths)]
-    heads = [_heads(state, stage) for stage in sorted(depths)]
+        found["EMBED_DIM"], found["IN_CHANS"], found["PATCH_SIZE"] = proj[:3]
+    found["DEPTHS"] = [depths[stage] for stage in stages]
+    heads = [_heads(state, stage) for stage in stages]
     if None not in heads:
         found["NUM_HEADS"] = heads
-    tokens = _shape(state, f"{_FIRST_ATTENTION}relative_position_index", 2)
-    table = _shape(state, f"{_FIRST_ATTENTION}relative_position_bias_table", 2)
-    if tokens is not None:
-        found["WINDOW_SIZE"] = math.isqrt(tokens[0])
-    elif table is not None:
-        found["WINDOW_SIZE"] = (math.isqrt(table[0]) + 1) // 2
-    mask = _shape(state, "layers.0.blocks.1.attn_mask", 3)
-    if mask is not None and "PATCH_SIZE" in found:
-        found["IMG_SIZE"] = math.isqrt(mask[0] * mask[1]) * found["PATCH_SIZE"]
+    windows = stage_windows(state, stages)
+    if windows[0] is not None:
+        found["WINDOW_SIZE"] = windows[0]
+    if (ratio := _mlp_ratio(state, stages)) is not None:
+        found["MLP_RATIO"] = ratio
+    found["QKV_BIAS"] = any(f"{_FIRST_ATTENTION}{name}" in state for name in ("qkv.bias", "q_bias"))
+    found["APE"] = "absolute_pos_embed" in state
+    found["PATCH_NORM"] = "patch_embed.norm.weight" in state
+    pretrained = [_pretrained_window(state, stage) for stage in stages]
+    if None not in pretrained:
+        found["PRETRAINED_WINDOW_SIZES"] = pretrained
+    if "PATCH_SIZE" in found and (side := _first_side(state, windows)) is not None:
+        found["IMG_SIZE"] = side * found["PATCH_SIZE"]
     if (head := _shape(state, "head.weight", 2)) is not None:
         found["NUM_CLASSES"] = head[0]
     return found
@@ -48,7 +54,7 @@ def geometry(state: Mapping[str, Tensor]) -> Geometry:
 
 def difference(file: Geometry, model: Geometry) -> str:
     """`file -> model` for every key on which both speak and disagree; empty when there is none."""
-    keys = [key for key in model if key in file and file[key] != model[key]]
+    keys = differing(file, model)
     if "TYPE" in keys:
         return f"it is a {_FAMILY[file['TYPE']]} checkpoint and the configuration is of {_FAMILY[model['TYPE']]}"
     ours = ", ".join(f"{key} {model[key]}" for key in keys)
@@ -56,7 +62,26 @@ def difference(file: Geometry, model: Geometry) -> str:
     return f"the file has {theirs}, the configuration {ours}" if keys else ""
 
 
+def differing(one: Geometry, other: Geometry) -> list[str]:
+    """The keys on which both speak and disagree."""
+    return [key for key in other if key in one and one[key] != other[key]]
+
+
 _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
+
+
+def stage_windows(state: Mapping[str, Tensor], stages: list[int]) -> list[int | None]:
+    """The window of each stage, clipped to its map, from whichever table of positions is there."""
+    return [_window(state, f"layers.{stage}.blocks.0.attn.") for stage in stages]
+
+
+def _window(state: Mapping[str, Tensor], attention: str) -> int | None:
+    if (tokens := _shape(state, f"{attention}relative_position_index", 2)) is not None:
+        return math.isqrt(tokens[0])
+    if (table := _shape(state, f"{attention}relative_position_bias_table", 2)) is not None:
+        return (math.isqrt(table[0]) + 1) // 2
+    coordinates = _shape(state, f"{attention}relative_coords_table", 4)
+    return (coordinates[1] + 1) // 2 if coordinates is not None else None
 
 
 def _heads(state: Mapping[str, Tensor], stage: int) -> int | None:
@@ -64,6 +89,40 @@ def _heads(state: Mapping[str, Tensor], stage: int) -> int | None:
     table = _shape(state, f"{attention}relative_position_bias_table", 2)
     scale = _shape(state, f"{attention}logit_scale", 3)
     return table[1] if table is not None else scale[0] if scale is not None else None
+
+
+def _mlp_ratio(state: Mapping[str, Tensor], stages: list[int]) -> float | None:
+    """The ratio that gives the hidden width of every stage when rounded down; the widest stage tells it best."""
+    shapes = [_shape(state, f"layers.{stage}.blocks.0.mlp.fc1.weight", 2) for stage in stages]
+    if None in shapes or not all(hidden and width for hidden, width in shapes):
+        return None
+    ratio = shapes[-1][0] / shapes[-1][1]
+    exact = all(int(width * ratio) == hidden for hidden, width in shapes)
+    return ratio if exact else math.nextafter(ratio, math.inf)
+
+
+def _pretrained_window(state: Mapping[str, Tensor], stage: int) -> int | None:
+    """The window that the coordinates of a stage are divided by; 0 where it is the stage's own."""
+    table = state.get(f"layers.{stage}.blocks.0.attn.relative_coords_table")
+    if table is None or table.ndim != 4 or not table.numel() or not table.is_floating_point():
+        return None
+    window, last = (table.shape[1] + 1) // 2, float(table[0, -1, -1, 0])  # sign(z) log2(|z| + 1) / 3, z = 8t / (p - 1)
+    if not 0 < last < 4:  # of windows up to 500 times the pretrained one
+        return None
+    pretrained = round(8 * (window - 1) / (2 ** (3 * last) - 1)) + 1
+    return 0 if pretrained == window else pretrained
+
+
+def _first_side(state: Mapping[str, Tensor], windows: list[int | None]) -> int | None:
+    """The side of the first map: from a mask, from a window that its map clipped, or from positions of tokens."""
+    for key in state:
+        if (match := _MASK.fullmatch(key)) and (mask := _shape(state, key, 3)) is not None:
+            return math.isqrt(mask[0] * mask[1]) << int(match[1])
+    for stage, window in enumerate(windows):
+        if window and windows[0] and window < windows[0]:
+            return window << stage
+    positions = _shape(state, "absolute_pos_embed", 3)
+    return math.isqrt(positions[1]) if positions is not None else None
 
 
 def _shape(state: Mapping[str, Tensor], key: str, dimensions: int) -> tuple[int, ...] | None:

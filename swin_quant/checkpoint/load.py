@@ -1,8 +1,7 @@
 """Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -10,55 +9,42 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.checkpoint.geometry import difference, geometry
-from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
-from swin_quant.checkpoint.read import Source, read_state_dict
+from swin_quant.checkpoint.read import Source
+from swin_quant.checkpoint.weights import Checkpoint, read_weights
 
 # Buffers that the configuration determines: a file may leave them out, and one that contradicts them is of another.
 _DERIVED = ("relative_position_index", "attn_mask", "relative_coords_table")
 _HEAD = ("head.weight", "head.bias")
 
 
-def is_calibrated(state: Mapping[str, Tensor]) -> bool:
-    """Whether a state_dict carries any calibrated range."""
-    return any(is_range(key) for key in state)
-
-
-def load_float(model: nn.Module, path: str | os.PathLike, *, replace_head: bool | None = False) -> Source:
-    """Load the weights of `path` (Microsoft, timm, safetensors, calibrated or our own) into `model`, strictly.
+def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
+    """Load the weights of a checkpoint (docs/checkpoints.md says which) into `model`, strictly.
 
     Missing, unexpected and wrongly shaped keys are one error, with what the file seems to be; so is NaN or Inf.
     Half-precision weights become the model's float32. `replace_head` leaves the model's own, newly initialised
     head and ignores the file's (None: that cannot be had, and is not advised). Ranges (`_amax`) in the file are ignored
     and those of the model forgotten: they belong to other weights.
     """
-    state, source = _read(path)
-    weights = _checked_weights(model, state, Path(path), replace_head)
+    read = read_weights(checkpoint)
+    weights = _checked_weights(model, read.state, read.source.path, replace_head)
     _assign(model, weights, ranges={})
-    return source
+    return read.source
 
 
-def load_calibrated(model: nn.Module, path: str | os.PathLike) -> Source:
+def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
     """
-    state, source = _read(path)
-    if not is_calibrated(state):
+    read = read_weights(checkpoint)
+    state, path = read.state, read.source.path
+    if not read.source.calibrated:
         raise SwinQuantError(
             f"{path}: is a float checkpoint: it was never calibrated; run `swin-quant calibrate` to get an INT8 one"
         )
-    weights = _checked_weights(model, state, Path(path), replace_head=None)  # its ranges belong to its head
-    _assign(model, weights, checked_ranges(model, state, Path(path)))
-    return source
-
-
-def _read(path: str | os.PathLike) -> tuple[dict[str, Tensor], Source]:
-    state, source = read_state_dict(path)
-    try:
-        state, convention = to_microsoft(state)
-    except SwinQuantError as error:
-        raise SwinQuantError(f"{path}: {error}") from error
-    return state, replace(source, format=f"{source.format}, {convention} names", calibrated=is_calibrated(state))
+    weights = _checked_weights(model, state, path, replace_head=None)  # its ranges belong to its head
+    _assign(model, weights, checked_ranges(model, state, path))
+    return read.source
 
 
 @dataclass

@@ -19,13 +19,18 @@ def find_config(name_or_path: str | Path) -> Path:
     """An existing file, or else the shipped configuration of that name (its file name without `.yaml`)."""
     if os.path.isfile(name_or_path):
         return Path(name_or_path)
-    files = [file for folder in _SHIPPED for file in sorted((configs_dir() / folder).glob("[!_]*.yaml"))]
-    shipped = {file.stem: file for file in files}
+    shipped = shipped_configs()
     if str(name_or_path) in shipped:
         return shipped[str(name_or_path)]
     name = Path(name_or_path).name.removesuffix(".yaml")
     close = difflib.get_close_matches(name, shipped, n=3) or list(shipped)
     raise UsageError(f"no such file or shipped configuration: {name_or_path}; there is {listed(close)}")
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name -> file of the configurations that come with the package."""
+    files = [file for folder in _SHIPPED for file in sorted((configs_dir() / folder).glob("[!_]*.yaml"))]
+    return {file.stem: file for file in files}
 
 
 def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tuple[Path, Mapping[Any, Any]]]:

@@ -32,10 +32,14 @@ def load_config(path: str | Path, opts: Sequence[str] = (), overrides: Mapping[s
     return cfg
 
 
-def from_dict(mapping: Mapping[str, Any], source: str) -> CfgNode:
-    """A tree written by `to_dict`, over the defaults; checked and frozen like a file. `source` names it in errors."""
+def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None = None) -> CfgNode:
+    """A tree written by `to_dict`, over the defaults, and `overrides` over it; checked and frozen like a file.
+
+    `source` names it in errors.
+    """
     cfg = default_config()
     merge(cfg, mapping, source)
+    merge(cfg, overrides or {}, "command line")
     check_geometry(cfg, source)
     cfg.freeze()
     return cfg

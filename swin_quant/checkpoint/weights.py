@@ -1,0 +1,43 @@
+"""The weights of a checkpoint under the house's names, read once and handed on."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.ranges import is_range
+from swin_quant.checkpoint.read import Source, read_state_dict
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A state_dict under Microsoft's names, and where it came from."""
+
+    state: dict[str, Tensor]
+    source: Source
+
+
+def is_calibrated(state: Mapping[str, Tensor]) -> bool:
+    """Whether a state_dict carries any calibrated range."""
+    return any(is_range(key) for key in state)
+
+
+Checkpoint = str | os.PathLike | Weights
+"""A file, or what `read_weights` read from it."""
+
+
+def read_weights(checkpoint: Checkpoint) -> Weights:
+    """The weights of a file; SwinQuantError as in `read_state_dict`. What was read already is handed back."""
+    if isinstance(checkpoint, Weights):
+        return checkpoint
+    state, source = read_state_dict(checkpoint)
+    try:
+        state, convention = to_microsoft(state)
+    except SwinQuantError as error:
+        raise SwinQuantError(f"{source.path}: {error}") from error
+    return Weights(
+        state, replace(source, format=f"{source.format}, {convention} names", calibrated=is_calibrated(state))
+    )

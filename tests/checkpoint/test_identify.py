@@ -1,0 +1,274 @@
+"""The configuration of a checkpoint from its keys and shapes: what was built is what is found, or one line says why."""
+
+import functools
+import logging
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.checkpoint import Source, Weights, load_float, save_calibrated, save_float
+from swin_quant.checkpoint.identify import config_for
+from swin_quant.config import architecture, from_dict, load_config
+from swin_quant.config.files import shipped_configs
+from swin_quant.models import build_model
+from swin_quant.models.windows import relative_coords_table
+from swin_quant.quant.quantizer import named_nodes
+
+SHIPPED = shipped_configs()
+TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
+
+
+def config(kind="swin", image=32, classes=10, **keys):
+    keys = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4, **keys}
+    if kind == "swinv2":
+        keys.setdefault("PRETRAINED_WINDOW_SIZES", [0] * len(keys["DEPTHS"]))
+    tree = {"DATA": {"IMG_SIZE": image}, "MODEL": {"TYPE": kind, "NUM_CLASSES": classes, kind.upper(): keys}}
+    return from_dict(tree, "test")
+
+
+def on_meta(cfg):
+    """The state_dict of a model, shapes only but for the coordinates, whose values tell the pretrained window."""
+    with torch.device("meta"):
+        model = build_model(cfg)
+    state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
+    for key in [key for key in state if key.endswith("relative_coords_table")]:
+        pretrained = architecture(cfg).PRETRAINED_WINDOW_SIZES[int(key.split(".")[1])]
+        state[key] = relative_coords_table((state[key].shape[1] + 1) // 2, pretrained)
+    return state
+
+
+@functools.cache
+def shipped(name):
+    cfg = load_config(SHIPPED[name])
+    return cfg, on_meta(cfg)
+
+
+def bare(state):
+    return {key: value for key, value in state.items() if not key.endswith(TABLES)}
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """weights(state, name) -> as if they had been read from a file of that name, which is as large as any real one."""
+
+    def make(state, name="mine.pth"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 4 << 30)  # takes no disk
+        return Weights(state, Source(tmp_path / name, "0" * 64, "pth"))
+
+    return make
+
+
+def same_model(one, other):
+    return (
+        one.MODEL.TYPE == other.MODEL.TYPE
+        and architecture(one) == architecture(other)
+        and one.MODEL.NUM_CLASSES == other.MODEL.NUM_CLASSES
+        and one.DATA.IMG_SIZE == other.DATA.IMG_SIZE
+    )
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_configuration_is_found_again(name, weights):
+    cfg, state = shipped(name)
+    for file in (f"{name}.pth", f"{name}_calib.pth", "renamed.pth"):
+        found = config_for(weights(state, file))
+        assert same_model(found, cfg)
+        assert (found.TEST.CROP, found.DATA.INTERPOLATION) == (cfg.TEST.CROP, cfg.DATA.INTERPOLATION)
+        assert found.MODEL.NAME == cfg.MODEL.NAME or file == "renamed.pth"
+        assert found.MODEL.NAME in {load_config(file).MODEL.NAME for file in SHIPPED.values()}
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("swin_")])
+def test_v1_needs_no_tables(name, weights):
+    """timm stores none: the window is in the bias table, and only one shipped model has each at its size."""
+    cfg, state = shipped(name)
+    assert same_model(config_for(weights(bare(state))), cfg)
+
+
+def test_v2_without_tables_is_ambiguous_and_the_candidates_are_named(weights):
+    state = bare(shipped("swinv2_base_patch4_window8_256")[1])
+    with pytest.raises(UsageError) as caught:
+        config_for(weights(state))
+    message = str(caught.value)
+    assert "IMG_SIZE, PRETRAINED_WINDOW_SIZES, WINDOW_SIZE" in message and "--cfg NAME" in message
+    for name in ("window8_256", "window16_256", "window12to16_192to256_22kto1k_ft", "window12to24_192to384_22kto1k_ft"):
+        assert f"swinv2_base_patch4_{name}" in message
+    assert "22k," not in message, "another head"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "swinv2_base_patch4_window12to16_192to256_22kto1k_ft.pth",
+        "swinv2_base_window12to16_192to256.ms_in22k_ft_in1k.safetensors",
+        "swinv2-base-patch4-window12to16-192to256-22kto1k-ft.bin",
+    ],
+)
+def test_a_name_decides_between_candidates_that_fit(file, weights):
+    cfg, state = shipped("swinv2_base_patch4_window12to16_192to256_22kto1k_ft")
+    assert same_model(config_for(weights(bare(state), file)), cfg)
+
+
+def test_a_name_decides_nothing_against_the_shapes(weights):
+    cfg, state = shipped("swin_small_patch4_window7_224")
+    assert same_model(config_for(weights(state, "swin_tiny_patch4_window7_224.pth")), cfg)
+
+
+def test_the_user_decides_what_the_file_leaves_open(weights):
+    state = bare(shipped("swinv2_tiny_patch4_window8_256")[1])
+    for window in (8, 16):
+        found = config_for(weights(state), {"MODEL.SWINV2.WINDOW_SIZE": window})
+        assert found.MODEL.NAME == f"swinv2_tiny_patch4_window{window}_256"
+    found = config_for(weights(state), {"MODEL.SWINV2.WINDOW_SIZE": "12", "DATA.IMG_SIZE": "384"})
+    assert (found.MODEL.SWINV2.WINDOW_SIZE, found.DATA.IMG_SIZE) == (12, 384)
+    assert found.MODEL.SWINV2.EMBED_DIM == 96
+
+
+def test_a_head_of_the_users_own_keeps_the_shipped_preprocessing(weights):
+    cfg = load_config(SHIPPED["swin_base_patch4_window12_384_finetune"], overrides={"MODEL.NUM_CLASSES": 7})
+    found = config_for(weights(bare(on_meta(cfg)), "flowers_calib.pth"))
+    assert (found.MODEL.NAME, found.MODEL.NUM_CLASSES) == ("flowers", 7)
+    assert (found.DATA.IMG_SIZE, found.TEST.CROP) == (384, False)
+
+
+def test_a_geometry_of_its_own_says_so(weights, caplog):
+    cfg = config("swin", DEPTHS=[2, 4], WINDOW_SIZE=8)
+    caplog.set_level(logging.INFO, "swin_quant")
+    found = config_for(weights(on_meta(cfg), "own.v2.pth"))
+    assert same_model(found, cfg) and found.MODEL.NAME == "own.v2"
+    assert "the nearest is swin_digits" in caplog.text and "TEST.CROP" in caplog.text
+
+
+def test_a_geometry_of_its_own_without_a_size_names_the_nearest(weights):
+    tiny = {"PATCH_SIZE": 4, "EMBED_DIM": 96, "NUM_HEADS": [3, 6, 12, 24], "WINDOW_SIZE": 7}
+    cfg = config("swin", image=448, DEPTHS=[2, 2, 8, 2], **tiny)
+    state = bare(on_meta(cfg))
+    with pytest.raises(UsageError) as caught:
+        config_for(weights(state))
+    for word in ("DATA.IMG_SIZE open", "swin_tiny", "DEPTHS [2, 2, 8, 2]", "DEPTHS [2, 2, 6, 2]", "--cfg NAME"):
+        assert word in str(caught.value)
+    assert same_model(config_for(weights(state), {"DATA.IMG_SIZE": 448}), cfg)
+
+
+def test_windows_of_each_stage_are_refused(weights):
+    state = bare(shipped("swin_tiny_patch4_window7_224")[1])
+    for key in [key for key in state if key.startswith("layers.2.") and key.endswith("bias_table")]:
+        state[key] = torch.empty(27**2, 12, device="meta")
+    with pytest.raises(SwinQuantError, match=r"windows of their own, \[7, 7, 14, 7\], as those of Swin-S3"):
+        config_for(weights(state))
+
+
+def test_a_file_without_a_head_asks_for_the_classes(weights):
+    cfg = config()
+    state = {key: value for key, value in on_meta(cfg).items() if not key.startswith("head.")}
+    with pytest.raises(UsageError, match="has no head: set MODEL.NUM_CLASSES"):
+        config_for(weights(state))
+    assert config_for(weights(state), {"MODEL.NUM_CLASSES": 5}).MODEL.NUM_CLASSES == 5
+
+
+@pytest.mark.parametrize("lost", ["patch_embed.proj.weight", "layers.0.blocks.0.mlp.fc1.weight"])
+def test_a_file_that_lost_a_tensor_is_damaged(lost, weights):
+    state = on_meta(config())
+    del state[lost]
+    with pytest.raises(SwinQuantError, match="damaged checkpoint of a Swin: no tensor tells"):
+        config_for(weights(state))
+
+
+def test_a_stage_that_is_left_out_is_damage(weights):
+    state = {key.replace("layers.1.", "layers.7."): value for key, value in on_meta(config()).items()}
+    with pytest.raises(SwinQuantError, match="not every stage has its first block"):
+        config_for(weights(state))
+
+
+@pytest.mark.parametrize("key", ["layers.99.blocks.0.norm1.weight", "layers.0.blocks.9999.norm1.weight"])
+def test_numbers_in_keys_build_nothing(key, weights):
+    with pytest.raises(SwinQuantError):
+        config_for(weights({**on_meta(config()), key: torch.ones(16)}))
+
+
+def test_shapes_ask_for_no_more_memory_than_the_file_has(tmp_path):
+    cfg = config(EMBED_DIM=4096, NUM_HEADS=[64, 64], DEPTHS=[8, 8])
+    file = tmp_path / "small.pth"
+    file.write_bytes(b"x" * 1000)
+    with pytest.raises(SwinQuantError, match="damaged checkpoint of a Swin: its keys and shapes are of a model of"):
+        config_for(Weights(on_meta(cfg), Source(file, "0" * 64, "pth")))
+
+
+@st.composite
+def geometries(draw):
+    """A small model that can be built: map, window and depth of each stage, with what else a config may say."""
+    kind, stages = draw(st.sampled_from(["swin", "swinv2"])), draw(st.integers(1, 3))
+    window, patch = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    side = window * draw(st.integers(1, 2)) * 2 ** draw(st.integers(0, 1)) * 2 ** (stages - 1)
+    keys = {
+        "PATCH_SIZE": patch,
+        "IN_CHANS": draw(st.integers(1, 4)),
+        "EMBED_DIM": 8 * draw(st.integers(1, 3)),
+        "DEPTHS": draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages)),
+        "NUM_HEADS": draw(st.lists(st.sampled_from([1, 2, 4]), min_size=stages, max_size=stages)),
+        "WINDOW_SIZE": draw(st.sampled_from([window, side])),
+        "MLP_RATIO": draw(st.floats(0.5, 5)),
+        "QKV_BIAS": draw(st.booleans()),
+        "APE": draw(st.booleans()),
+        "PATCH_NORM": draw(st.booleans()),
+    }
+    if kind == "swinv2":
+        keys["PRETRAINED_WINDOW_SIZES"] = [draw(st.sampled_from([0, 5, 6]))] * stages
+    return config(kind, image=side * patch, classes=draw(st.integers(1, 5)), **keys)
+
+
+@settings(max_examples=12)
+@given(cfg=geometries(), container=st.sampled_from(["pth", "safetensors", "calibrated"]))
+def test_what_was_built_is_found_and_loads(tmp_path_factory, cfg, container):
+    model, folder = build_model(cfg), tmp_path_factory.mktemp("built")
+    file = folder / ("x.safetensors" if container == "safetensors" else "x.pth")
+    if container == "calibrated":
+        for node in named_nodes(model).values():
+            node.amax = torch.tensor(1.0)
+        save_calibrated(model, file)
+    else:
+        save_float(model, file)
+    shifted = any(key.endswith("attn_mask") for key in model.state_dict())
+    clipped = architecture(cfg).WINDOW_SIZE > model.geometry.resolution(len(model.layers) - 1)
+    told = shifted or clipped or cfg.MODEL[cfg.MODEL.TYPE.upper()].APE
+    found = config_for(file, None if told else {"DATA.IMG_SIZE": cfg.DATA.IMG_SIZE})
+    assert found.DATA.IMG_SIZE == cfg.DATA.IMG_SIZE
+    ours, theirs = architecture(found), architecture(cfg)
+    same = {key for key in theirs if ours[key] == theirs[key]}
+    assert set(theirs) - same <= {"MLP_RATIO", "PRETRAINED_WINDOW_SIZES"}, "equal but in how they are written"
+    again = build_model(found)
+    load_float(again, file)
+    pictures = torch.randn(1, theirs.IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
+    with torch.no_grad():
+        assert torch.equal(again(pictures), model(pictures))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "window"), [("swin_tiny_patch4_window7_224", "swin", 7), ("swinv2_tiny_window8_256", "swinv2", 8)]
+)
+def test_timms_files_are_identified(tmp_path, name, kind, window):
+    sizes = {"embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "num_classes": 10, "img_size": 4 * window}
+    theirs = import_timm().create_model(name, **sizes, window_size=window, patch_size=2)
+    file = tmp_path / "timm.safetensors"
+    save_file(theirs.state_dict(), file)
+    open_keys = {"DATA.IMG_SIZE": 4 * window} | ({"MODEL.SWINV2.WINDOW_SIZE": 8} if kind == "swinv2" else {})
+    cfg = config_for(file, open_keys)
+    assert same_model(cfg, config(kind, image=4 * window, WINDOW_SIZE=window))
+    load_float(build_model(cfg), file)
+
+
+def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):
+    run("calibrate", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures,
+        "--calib-output-path", tmp_path, "--int8-mode", 1, "--num-calib-batch", 1, "--calib-batchsz", 2)  # fmt: skip
+    file = tmp_path / "swin_micro_calib.pth"
+    assert config_for(file).TEST.CROP is False, "the card's, which no tensor tells"
+    assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3
+    file.with_suffix(".json").unlink()
+    assert config_for(file).TEST.CROP is True
