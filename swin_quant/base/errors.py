@@ -20,3 +20,10 @@ def listed(names: Iterable[str], limit: int = 5) -> str:
     names = list(names)
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def one_line(text: str) -> str:
+    """Text of a file, fit to print: what is not printable (line ends, escape codes) is shown as its Python escape."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -3,16 +3,16 @@
 Rows of which the same is said share a footnote.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swin_quant.base.errors import listed
+from swin_quant.base.errors import listed, one_line
 from swin_quant.cards.records import Result
 from swin_quant.engines.engine import FAKE_QUANT
-from swin_quant.report.table import BLANK, COLUMN, ReportRow, dataset_key, is_float, one_line
+from swin_quant.report.table import BLANK, COLUMN, ReportRow, dataset_key
 
-Rule: TypeAlias = Callable[[ReportRow, Sequence[ReportRow]], str | None]
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
 _EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would
 _LONGEST_NOTE = 300
@@ -35,29 +35,55 @@ class Footnote:
     text: str
     rows: tuple[int, ...]
 
-    def about(self, rows: Sequence[ReportRow]) -> str:
-        """The sentence, after the shortest names that single its rows out; alone if it is about all of them."""
-        if len(self.rows) == len(rows):
-            return self.text
-        for keys in _NAMES:
-            labels = [" ".join(cell for key in keys if (cell := COLUMN[key].cell(row)) != BLANK) for row in rows]
-            named = {labels[index] for index in self.rows}
-            if sum(label in named for label in labels) == len(self.rows):
-                break
-        return f"{listed(dict.fromkeys(labels[index] for index in self.rows), 4)}: {self.text}"
+
+class Others:
+    """What rules compare a row with: the rows of the whole table, gathered in one pass.
+
+    `baselines`: of each float checkpoint and list of pictures, the float32 accuracies that rows have (top-1, top-5).
+    `lists`: of each name of a data set, the lists of pictures that rows have under it.
+    """
+
+    def __init__(self, rows: Sequence[ReportRow]) -> None:
+        self.baselines: dict[Hashable, set[tuple[float, float]]] = defaultdict(set)
+        self.lists: dict[str, set[Hashable]] = defaultdict(set)
+        for row in rows:
+            self.lists[row.place].add(dataset_key(row.dataset))
+            if row.float32:
+                self.baselines[_baseline_of(row)].add((row.float32.acc1, row.float32.acc5))
+
+
+Rule: TypeAlias = Callable[[ReportRow, Others], str | None]
 
 
 def footnotes(rows: Sequence[ReportRow]) -> list[Footnote]:
     """The footnotes of a table, in the order of RULES."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, dict[int, None]] = {}
+    others = Others(rows)
     for rule in RULES:
         for index, row in enumerate(rows):
-            if text := rule(row, rows):
-                found.setdefault(one_line(text), []).append(index)
-    return [Footnote(text, tuple(dict.fromkeys(indices))) for text, indices in found.items()]
+            if text := rule(row, others):
+                found.setdefault(one_line(text), {})[index] = None
+    return [Footnote(text, tuple(indices)) for text, indices in found.items()]
 
 
-def _simulated(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def attributed(notes: Sequence[Footnote], rows: Sequence[ReportRow]) -> list[str]:
+    """Each sentence after the shortest names that single its rows out; alone if it is about all of them."""
+    labels = [
+        [" ".join(cell for key in keys if (cell := COLUMN[key].cell(row)) != BLANK) for row in rows] for keys in _NAMES
+    ]
+    counted = [(names, Counter(names)) for names in labels]
+    return [note.text if len(note.rows) == len(rows) else f"{_named(note, counted)}: {note.text}" for note in notes]
+
+
+def _named(note: Footnote, counted: Sequence[tuple[list[str], Counter[str]]]) -> str:
+    for labels, count in counted:
+        named = dict.fromkeys(labels[index] for index in note.rows)
+        if sum(count[label] for label in named) == len(note.rows):
+            break
+    return listed(named, 4)
+
+
+def _simulated(row: ReportRow, others: Others) -> str | None:
     quantized = row.quantized
     if quantized is None or quantized.ms_per_picture is None:
         return None
@@ -66,7 +92,7 @@ def _simulated(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     return None
 
 
-def _settings(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _settings(row: ReportRow, others: Others) -> str | None:
     timed = [result for result in row.measured if result.ms_per_picture is not None]
     settings = dict.fromkeys(f"{result.device}, batch {result.batch_size}" for result in timed)
     if len(settings) > 1:
@@ -75,7 +101,7 @@ def _settings(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     return f"latency measured on {next(iter(settings))}" if settings else None
 
 
-def _no_baseline(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _no_baseline(row: ReportRow, others: Others) -> str | None:
     if row.float32:
         return None
     if row.card.is_qat:
@@ -86,7 +112,7 @@ def _no_baseline(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     return f"float32 was not scored on {row.place}, so there is no delta"
 
 
-def _other_pictures(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _other_pictures(row: ReportRow, others: Others) -> str | None:
     counts = {result.precision: result.pictures for result in row.measured}
     if len(set(counts.values())) < 2:
         return None
@@ -94,13 +120,13 @@ def _other_pictures(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     return f"not scored on the same number of pictures ({each}): the delta is not of one set of pictures"
 
 
-def _stale(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _stale(row: ReportRow, others: Others) -> str | None:
     if not row.stale:
         return None
     return "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
-def _unreadable(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _unreadable(row: ReportRow, others: Others) -> str | None:
     worst = max(row.measured, key=lambda result: result.unreadable)
     if not worst.unreadable:
         return None
@@ -108,12 +134,12 @@ def _unreadable(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     return f"{pictures}: {_note(worst).removeprefix(_UNREADABLE)}" if _names_unreadable(worst) else pictures
 
 
-def _remark(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _remark(row: ReportRow, others: Others) -> str | None:
     remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
     return "; ".join(remarks) or None
 
 
-def _verified(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _verified(row: ReportRow, others: Others) -> str | None:
     """How far the row's engine was found to be from its checkpoint, where that was a matter of pass or fail."""
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
     said = [
@@ -126,43 +152,37 @@ def _verified(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
     return f"verified: {'; '.join(said)}" if said else None
 
 
-def _dead_nodes(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _dead_nodes(row: ReportRow, others: Others) -> str | None:
     dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
     if not dead:
         return None
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
-def _unlike_baselines(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _unlike_baselines(row: ReportRow, others: Others) -> str | None:
     """The same float checkpoint on the same pictures must have one accuracy."""
     source = row.card.original_sha256
-    if not row.float32 or not source:
-        return None
-    same = [
-        other.float32
-        for other in rows
-        if other.float32
-        and other.card.original_sha256 == source
-        and dataset_key(other.dataset) == dataset_key(row.dataset)
-    ]
-    figures = sorted({(result.acc1, result.acc5) for result in same})
+    figures = sorted(others.baselines[_baseline_of(row)]) if row.float32 and source else []
     if len(figures) < 2:
         return None
     each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
     return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 
 
-def _unlike_pictures(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
-    lists = {dataset_key(other.dataset) for other in rows if other.place == row.place}
-    return f"{row.place} is not the same list of pictures in all rows: do not compare them" if len(lists) > 1 else None
+def _unlike_pictures(row: ReportRow, others: Others) -> str | None:
+    if len(others.lists[row.place]) < 2:
+        return None
+    return f"{row.place} is not the same list of pictures in all rows: do not compare them"
 
 
-def _not_shown(row: ReportRow, rows: Sequence[ReportRow]) -> str | None:
+def _not_shown(row: ReportRow, others: Others) -> str | None:
     """Float results beside those of the row, such as a second half-precision type."""
-    here = [result for result in row.card.measured() if dataset_key(result.dataset) == dataset_key(row.dataset)]
-    shown = [result for other in rows if other.card is row.card for result in other.measured]
-    rest = [f"{r.precision} on {r.engine}: acc@1 {r.acc1:.3f}" for r in here if is_float(r) and r not in shown]
+    rest = [f"{result.precision} on {result.engine}: acc@1 {result.acc1:.3f}" for result in row.others]
     return f"also scored on {row.place}: {'; '.join(rest)}" if rest else None
+
+
+def _baseline_of(row: ReportRow) -> Hashable:
+    return row.card.original_sha256, dataset_key(row.dataset)
 
 
 def _names_unreadable(result: Result) -> bool:

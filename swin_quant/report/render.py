@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard
-from swin_quant.report.footnotes import Footnote, footnotes
+from swin_quant.report.footnotes import Footnote, attributed, footnotes
 from swin_quant.report.table import COLUMNS, Column, ReportRow, legend, rows_of, shown
 from swin_quant.report.terminal import terminal
 
@@ -47,7 +47,7 @@ def markdown(rows: Sequence[ReportRow], notes: Sequence[Footnote]) -> str:
         *([_markdown_cell(column, row) for column in columns] for row in rows),
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    remarks = [*legend(rows), *(_markdown_text(note.about(rows)) for note in notes)]
+    remarks = [*legend(rows), *map(_markdown_text, attributed(notes, rows))]
     return table + "\n" + "".join(f"* {remark}\n" for remark in remarks)
 
 
@@ -56,9 +56,12 @@ def comma_separated(rows: Sequence[ReportRow], notes: Sequence[Footnote]) -> str
     output = io.StringIO()
     writer = csv.writer(output)
     writer.writerow([*(column.key for column in COLUMNS), "notes"])
-    for index, row in enumerate(rows):
-        about = " | ".join(note.text for note in notes if index in note.rows)
-        writer.writerow([_no_formula(value) for value in (*(column.value(row) for column in COLUMNS), about)])
+    about: list[list[str]] = [[] for _ in rows]
+    for note in notes:
+        for index in note.rows:
+            about[index].append(note.text)
+    for row, said in zip(rows, about, strict=True):
+        writer.writerow([_no_formula(value) for value in (*(c.value(row) for c in COLUMNS), " | ".join(said))])
     return output.getvalue()
 
 

@@ -4,10 +4,11 @@ The columns are those of FasterTransformer's guide (docs/reference, section 5.3)
 them needs. Three deltas printed in that guide contradict their own columns; here a delta is always computed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
 from swin_quant.engines.engine import EAGER, HALF_TYPES
@@ -32,7 +33,8 @@ class ReportRow:
 
     `quantized` is None for a data set on which a card has torch's float results only. `own` is the fastest float
     result of the row's engine with the same checkpoint, from whichever card has it. `policy` is what that of
-    `quantized` is called beside the others.
+    `quantized` is called beside the others. `others` are float results of torch that no column shows, such as those of
+    a second half-precision type.
     """
 
     card: RunCard
@@ -42,6 +44,7 @@ class ReportRow:
     quantized: Result | None
     own: Result | None = None
     policy: str | None = None
+    others: tuple[Result, ...] = ()
 
     @property
     def measured(self) -> list[Result]:
@@ -180,8 +183,9 @@ def rows_of(cards: Iterable[RunCard]) -> list[ReportRow]:
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
     rows = [row for row in rows if row.weights != "PTQ" or _measurement(row, _start(row.card)) not in known]
-    names = told_apart(_policy(row) for row in rows)
-    return sorted((replace(row, own=_own(row, rows), policy=names[_policy(row)]) for row in rows), key=_order)
+    names, fastest = told_apart(_policy(row) for row in rows), _fastest(rows)
+    named = (replace(row, own=_own(row, fastest), policy=names[_policy(row)]) for row in rows)
+    return sorted(named, key=_order)
 
 
 def shown(rows: Sequence[ReportRow]) -> list[Column]:
@@ -200,11 +204,6 @@ def is_float(result: Result) -> bool:
     return result.precision == "float32" or result.precision in HALF_TYPES
 
 
-def one_line(text: str) -> str:
-    """Text of a card, fit to print: what is not printable (line ends, escape codes) is shown as its Python escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
     """What tells one list of pictures from another."""
     return dataset["name"], dataset["split"], str(dataset["sha256"]), str(dataset["pictures"])
@@ -215,13 +214,18 @@ def _rows_of_card(card: RunCard) -> Iterable[ReportRow]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        baselines = [r for r in group if is_float(r) and r.engine == EAGER and r.weights in (None, ORIGINAL)]
+        baselines = [result for result in group if _is_baseline(result)]
         baselines.sort(key=lambda result: result.weights is None)
         float32 = next((result for result in baselines if result.precision == "float32"), None)
         half = next((result for result in baselines if result.precision in HALF_TYPES), None)
-        rows: list[Result | None] = [result for result in group if result not in baselines]
+        others = tuple(result for result in baselines if result not in (float32, half))
+        rows: list[Result | None] = [result for result in group if not _is_baseline(result)]
         for quantized in rows or [None]:
-            yield ReportRow(card, group[0].dataset, float32, half, quantized)
+            yield ReportRow(card, group[0].dataset, float32, half, quantized, others=others)
+
+
+def _is_baseline(result: Result) -> bool:
+    return is_float(result) and result.engine == EAGER and result.weights in (None, ORIGINAL)
 
 
 def _measurement(row: ReportRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
@@ -236,20 +240,28 @@ def _start(card: RunCard) -> CheckpointRecord | None:
     return card.training["start"] if card.training else None
 
 
-def _own(row: ReportRow, rows: Sequence[ReportRow]) -> Result | None:
-    """The fastest float result of the row's engine on the same pictures, of the same weights; not the row itself."""
-    if row.quantized is None or is_float(row.quantized):
-        return None
-    found = [
-        other.quantized
-        for other in rows
-        if other.quantized
-        and is_float(other.quantized)
-        and other.quantized.engine == row.quantized.engine
-        and _weights(other.card) == _weights(row.card)
-        and dataset_key(other.dataset) == dataset_key(row.dataset)
-    ]
-    return min(found, key=lambda result: (result.ms_per_picture is None, result.ms_per_picture), default=None)
+def _fastest(rows: Iterable[ReportRow]) -> dict[Hashable, Result]:
+    """The fastest float result of each engine, of the same weights on the same pictures."""
+    found: dict[Hashable, Result] = {}
+    for row in rows:
+        if row.quantized and is_float(row.quantized):
+            key = _engine_of_weights(row)
+            found[key] = min(found.get(key, row.quantized), row.quantized, key=_latency)
+    return found
+
+
+def _own(row: ReportRow, fastest: Mapping[Hashable, Result]) -> Result | None:
+    is_quantized = row.quantized is not None and not is_float(row.quantized)
+    return fastest.get(_engine_of_weights(row)) if is_quantized else None
+
+
+def _latency(result: Result) -> tuple[bool, float]:
+    return result.ms_per_picture is None, result.ms_per_picture or 0.0
+
+
+def _engine_of_weights(row: ReportRow) -> Hashable:
+    engine = row.quantized.engine if row.quantized else None
+    return engine, _weights(row.card), dataset_key(row.dataset)
 
 
 def _weights(card: RunCard) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swin_quant.report.footnotes import Footnote
+from swin_quant.report.footnotes import Footnote, attributed
 from swin_quant.report.table import BLANK, COLUMN, ReportRow, dataset_key, is_float, legend, shown
 
 Stack: TypeAlias = tuple[str, ...]  # keys of the table's columns that are one column here, one above the other
@@ -56,7 +56,7 @@ def terminal(rows: Sequence[ReportRow], notes: Sequence[Footnote], width: int = 
     """The table and its footnotes for a terminal of `width` columns; with ANSI styles if `color`."""
     quantized = [row for row in rows if row.quantized]
     shared = [key for key in _HEADING_IF_ALL_THE_SAME if _same(key, quantized)]
-    lacking = [key for key, column in COLUMN.items() if column not in shown(rows)]
+    lacking = COLUMN.keys() - {column.key for column in shown(rows)}
     layouts = [_without([*shared, *lacking], layout) for layout in (_ONE_LINE, _TWO_LINES)]
     stacks = next((stacks for stacks in layouts if _total(_widths(quantized, stacks)) <= width), layouts[-1])
     widths = _widths(quantized, stacks)
@@ -72,7 +72,7 @@ def terminal(rows: Sequence[ReportRow], notes: Sequence[Footnote], width: int = 
         if lines:
             console.print(_table(lines, stacks, widths))
         console.print()
-    console.print(_footer([*legend(rows), *(note.about(rows) for note in notes)]), width=width)
+    console.print(_footer([*legend(rows), *attributed(notes, rows)]), width=width)
     return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.footnotes import footnotes
+from swin_quant.report.footnotes import attributed, footnotes
 from swin_quant.report.table import rows_of
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
@@ -38,7 +38,7 @@ def card(*results, name="swin_micro", dead=(), sha="a" * 64) -> RunCard:
 
 def said(*cards) -> list[str]:
     rows = rows_of(cards)
-    return [note.about(rows) for note in footnotes(rows)]
+    return attributed(footnotes(rows), rows)
 
 
 def with_(result, **changes) -> Result:

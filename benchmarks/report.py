@@ -1,0 +1,61 @@
+"""Seconds that `swin-quant report` takes for many run cards, by number and form.
+
+    python benchmarks/report.py [--cards 100 400 3000]
+
+CPU seconds of the whole command, start included, on as many cards in one folder. Each card has a name, a checkpoint and
+footnotes of its own: two float results, and two quantized ones.
+"""
+
+import argparse
+import dataclasses
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
+from swin_quant.report.formats import SUFFIXES
+
+DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
+FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=12.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cards", type=int, nargs="+", default=(100, 400, 3000))
+    args = parser.parse_args()
+    print("| cards | " + " | ".join(SUFFIXES.values()) + " |\n" + "|---:" * (1 + len(SUFFIXES)) + "|")
+    for count in args.cards:
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(count):
+                card(number).write(Path(folder) / f"{number}.json")
+            seconds = [cpu_seconds(folder, form) for form in SUFFIXES.values()]
+        print(f"| {count} | " + " | ".join(f"{taken:.2f}" for taken in seconds) + " |", flush=True)
+
+
+def card(number: int) -> RunCard:
+    """One of many, which shares nothing with the others but its data set."""
+    quantized = dataclasses.replace(FLOAT, precision="int8", policy="qdq", acc1=79.0 - number / 1000)
+    results = (
+        FLOAT,
+        dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=3.0),
+        dataclasses.replace(quantized, engine="torch fake-quant", note=f"remark {number}"),
+        dataclasses.replace(quantized, engine="openvino", ms_per_picture=1.0 + number / 1000),
+    )
+    source = {"file": "x.pth", "sha256": f"{number:064x}", "format": "pth"}
+    return RunCard(f"model_{number}", {}, {"size": 32}, source=source, results=[*map(dataclasses.asdict, results)])
+
+
+def cpu_seconds(folder: str, form: str) -> float:
+    """User and system seconds of the command in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "swin_quant", "report", folder, "--format", form]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()
