@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +40,7 @@ SCHEMA = f"{FAMILY}{FORMAT}"
 class RunCard:
     """A run, as recorded. `results` holds what `Result`s are in JSON; `measured()` gives them back as such.
 
-    `newer` holds the keys beside these that a newer version wrote.
+    `newer` holds the keys beside these that a newer version wrote; `checked`: the file was, which this is made of.
     """
 
     name: str
@@ -57,9 +57,11 @@ class RunCard:
     verification: list[VerificationRecord] = field(default_factory=list)
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
+    checked: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
-        _check_card(self.to_dict(), "the new run card")
+    def __post_init__(self, checked: bool) -> None:
+        if not checked:
+            _check_card(self.to_dict(), "the new run card")
 
     def to_dict(self) -> dict[str, Any]:
         """The card as it is in JSON."""
@@ -125,7 +127,7 @@ class RunCard:
             content = with_paths(content, lambda file: located(file, Path(path)))
             del content["schema"]
             newer = {key: content.pop(key) for key in content.keys() - fields_of(cls)[0]}
-            card = cls(**content, newer=newer)
+            card = cls(**content, newer=newer, checked=True)
         except RecursionError as error:
             raise SwinQuantError(f"{path}: is not a run card: it is nested too deeply") from error
         if unknown:
