@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, open_artifact
-from swin_quant.backends.onnx.export import Options, export
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.bench import table
@@ -38,7 +39,8 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.tasks.lineup import REFERENCE, artifact_engine, torch_engine
+from swin_quant.tasks.lineup import REFERENCE
+from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 CALIBRATION = 16  # pictures
 
@@ -57,7 +59,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     model, card, checkpoint = calibrated(args.model, args.work)
     side = model.geometry.image_size
-    plain = exported(model, card, args.work / "plain", Options(precision="float", rewrites=frozenset()))
+    plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
     float_file = str(plain.file)
     contenders = [
         Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint),
@@ -76,7 +78,7 @@ def main() -> None:
         ("onnxruntime", "qdq", None),
     ):
         told = replace(card, policy=load_policy(policy).to_dict())
-        artifact = exported(model, told, args.work / policy, Options(target=target))
+        artifact = exported(model, told, args.work / policy, OnnxOptions(target=target))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
         contenders.append(on(target, artifact, name, float_type))
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
@@ -111,7 +113,7 @@ def calibrated(name: str, folder: Path) -> tuple:
     return model, RunCard(name, portable_config(cfg), preprocess, checkpoint=record), file
 
 
-def exported(model: Swin, card: RunCard, folder: Path, options: Options) -> Artifact:
+def exported(model: Swin, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
     """The export that lies in `folder`, or a new one."""
     file = folder / f"{card.name}_{options.suffix}.onnx"
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
@@ -119,7 +121,7 @@ def exported(model: Swin, card: RunCard, folder: Path, options: Options) -> Arti
 
 def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> Contender:
     """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
-    load = partial(artifact_engine, str(artifact.file), engine, EngineOptions(usable_cores(), float_type))
+    load = partial(artifact_engine, str(artifact.file), engine_named(engine), EngineOptions(usable_cores(), float_type))
     return Contender(name, load, artifact.file, f"{engine} float32")
 
 

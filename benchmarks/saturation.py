@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from swin_quant.backends.registry import engine_named
 from swin_quant.bench import pictures, table
 from swin_quant.bench.cpu import usable_cores
 from swin_quant.bench.measure import BenchPlan, measure
@@ -28,7 +29,8 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.versions import versions
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
-from swin_quant.tasks.lineup import REFERENCE, artifact_engine, torch_engine
+from swin_quant.tasks.lineup import REFERENCE
+from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
@@ -121,7 +123,7 @@ def measured(model: str, engine: str, args: argparse.Namespace) -> table.Report:
             load = partial(simulated, str(checkpoint), config, way)
         else:
             file = str(artifact(args.work, model, engine, way))
-            load = partial(artifact_engine, file, engine, EngineOptions(args.threads))
+            load = partial(artifact_engine, file, engine_named(engine), EngineOptions(args.threads))
         contenders.append(Contender(way, load, None, "plain" if way == "safe" else None))
     if engine == "onnxruntime" and "OLDER_CPU" in os.environ:
         file = str(artifact(args.work, model, engine, "plain"))

@@ -22,6 +22,7 @@ import yaml
 from hypothesis import settings
 from PIL import Image
 
+from swin_quant.backends import registry
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR, run_command
@@ -298,3 +299,21 @@ def forked(fork):
         return [child.wait() for child in children]
 
     return go
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """install(entry) announces `entry` ("name = module:object") as an installed package would."""
+    (tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(Path(__file__).parent / "plugins")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    registry._found.cache_clear()
+
+    def announce(entry):
+        info = tmp_path / "site" / f"{entry.split()[0]}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {entry.split()[0]}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINTS}]\n{entry}\n")
+
+    yield announce
+    registry._found.cache_clear()

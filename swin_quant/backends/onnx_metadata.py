@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of_data
 from swin_quant.cards.card import RunCard, without_paths
@@ -44,6 +46,17 @@ def write(model: "ModelProto", card: RunCard, options: Mapping[str, Any], labels
         entries[LABELS] = json.dumps(list(labels))
     for key, value in entries.items():
         model.metadata_props.add(key=key, value=value)
+
+
+def labels_of(artifact: Artifact) -> list[str]:
+    """The class names that the file of an artifact carries; none if it has none."""
+    try:
+        names = json.loads(open_onnx(artifact.file).metadata.get(LABELS, "[]"))
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SwinQuantError(f"{artifact.file}: its metadata {LABELS} is not a JSON list of names: export it again")
+    return names
 
 
 def read(model: "ModelProto") -> dict[str, Any]:

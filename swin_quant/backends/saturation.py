@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import engine_named, engines, takers
 from swin_quant.base.progress import log
 from swin_quant.quant.policy import Policy, Rule, enabled_nodes
 from swin_quant.quant.quantizer import Role
@@ -32,15 +34,23 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
 
 
 def saturates(engine: str) -> bool | None:
-    """Whether int8 products of full range saturate on this CPU in `engine`, onnxruntime or openvino; None: unknown."""
+    """Whether int8 products of full range saturate on this CPU in `engine`; None: unknown."""
+    found = engine_named(engine).saturation
+    if found is None:
+        return False
     cpu = getattr(torch.cpu, "get_capabilities", dict)()  # torch has it since 2.10
     if any(cpu.get(name) for name in _DOT_PRODUCTS):
         return False
     if "avx2" not in cpu:
         return None
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
-    usable = _LIMITS.get(limit.lower(), _VNNI) if engine == "openvino" else _VNNI
-    return not any(cpu.get(name) for name in usable)
+    limit = next(filter(None, map(os.environ.get, found.limits)), "")
+    return not any(cpu.get(name) for name in _LIMITS.get(limit.lower(), _VNNI))
+
+
+def at_risk(target: Backend) -> tuple[str, ...]:
+    """The engines, among those that `target` exports for, whose int8 products saturate on some CPUs."""
+    exported_for = [target] if target.load or not target.exports else takers(target.exports.artifact)
+    return tuple(engine.name for engine in exported_for if engine.saturation)
 
 
 def without_saturation(policy: Policy) -> Policy:
@@ -58,13 +68,19 @@ def safe_on(model: nn.Module) -> list[str]:
     nodes = enabled_nodes(model).values()
     if any(node.role is Role.GEMM_WEIGHT and node.bits > SAFE_BITS for node in nodes):
         return []
-    return ["onnxruntime"] if any(node.role is Role.MATMUL_INPUT for node in nodes) else ["onnxruntime", "openvino"]
+    products = any(node.role is Role.MATMUL_INPUT for node in nodes)
+    known = {name: engine.saturation for name, engine in engines().items() if engine.saturation}
+    return [name for name, found in known.items() if found.exact_products or not products]
 
 
-def needs_exact_kernels(artifact: Artifact) -> bool:
-    """Whether ONNX Runtime must be told to make uint8 of the weights. It cannot load files of before we knew of it."""
-    safe = artifact.record["options"].get(SAFE_ON)
-    return safe is not None and "onnxruntime" not in safe and bool(saturates("onnxruntime"))
+def exact_kernels(engine: str, artifact: Artifact) -> str | None:
+    """The setting that `engine` needs, if it has one, so that products of `artifact` do not saturate on this CPU.
+
+    Files of before we knew of it cannot be loaded so.
+    """
+    found, safe = engine_named(engine).saturation, artifact.record["options"].get(SAFE_ON)
+    needed = safe is not None and engine not in safe and saturates(engine)
+    return found.exact_kernels if found and needed else None
 
 
 def caution(engine: str, artifact: Artifact) -> str | None:
@@ -73,10 +89,10 @@ def caution(engine: str, artifact: Artifact) -> str | None:
     if record["precision"] != "int8" or engine in record["options"].get(SAFE_ON, ()) or not saturates(engine):
         return None
     remedy = f"`export --backend {engine} --saturation-safe`"
-    if engine == "onnxruntime" and needs_exact_kernels(artifact):
+    if setting := exact_kernels(engine, artifact):
         return (
             f"{engine}: this CPU has no VNNI: {artifact.file.name} runs on slower kernels, which do not saturate "
-            f"(session.x64quantprecision=1: set it in sessions of your own); {remedy} makes a file for the fast ones"
+            f"({setting}: set it in sessions of your own); {remedy} makes a file for the fast ones"
         )
     return (
         f"{engine}: this CPU has no VNNI: int8 products of {artifact.file.name} saturate at 16 bits, which costs "

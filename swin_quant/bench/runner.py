@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
+from swin_quant.bench.clock import milliseconds
 from swin_quant.engines.engine import Engine
 
 _ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
@@ -145,20 +145,18 @@ def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
 
 
 def _time(engine: Engine, batch: int, side: int, seconds: float) -> list[float]:
-    images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(engine.device)
     with torch.inference_mode():
         engine(images)
         taken: list[float] = []
         while not taken or sum(taken) < 1000 * seconds:
-            start = time.perf_counter()
-            engine(images)
-            taken.append(1000 * (time.perf_counter() - start))
+            taken.append(milliseconds(engine, images))
     return taken
 
 
 def _logits(engine: Engine, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
-        return engine(torch.from_numpy(images)).float().numpy()
+        return engine(torch.from_numpy(images).to(engine.device)).float().cpu().numpy()
 
 
 def _details(engine: Engine) -> dict[str, Any]:

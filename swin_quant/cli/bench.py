@@ -49,25 +49,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pictures", type=whole, default=256, metavar="N", help="evenly spread over those there are")
     parser.add_argument("--output", metavar="DIR", help="also write bench.md, bench.csv and bench.json there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="of torch, and of engines that run on either (default cpu)")  # fmt: skip
 
 
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("bench runs in one process: start it without torchrun")
     from swin_quant.base.progress import log
-    from swin_quant.bench import measure, pictures, table
+    from swin_quant.bench import pictures, table
+    from swin_quant.bench.measure import BenchPlan
+    from swin_quant.tasks.bench import bench
 
     if args.pictures < 1:
         raise UsageError(f"--pictures {args.pictures}: must be at least 1")
     threads = usable_cores() if args.threads is None else args.threads
-    plan = measure.Plan(tuple(dict.fromkeys(args.batch)), args.rounds, args.seconds, threads)
+    plan = BenchPlan(tuple(dict.fromkeys(args.batch)), args.rounds, args.seconds, threads)
     if args.output:
         ensure_writable_dir(args.output)
     shown = None
     if args.data_path:
         shown = pictures.load(args.files[0], args.data_path, args.split, args.zip, args.pictures)
-    report = measure.bench(args.files, plan, shown, args.engines, args.float_types, args.resume)
+    device = world.device.type
+    report = bench(args.files, plan, shown, args.engines, args.float_types, args.resume, device)
     if args.output:
         for name, write in table.FILES.items():
             atomic_write_bytes(f"{args.output}/{name}", write(report).encode())

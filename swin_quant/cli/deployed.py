@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends import ENGINES
+from swin_quant.backends.registry import engines
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.options import CONFIG_KEYS
@@ -22,7 +22,7 @@ DEFAULT_BATCH = 32
 def add_engines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engines")
     group.add_argument("--engine", nargs="+", metavar="NAME", dest="engines",
-                       help=f"{', '.join(ENGINES)} (default: what it is exported for, else all)")  # fmt: skip
+                       help=f"{', '.join(engines())} (default: what it is exported for, else all)")  # fmt: skip
     group.add_argument("--threads", type=whole, metavar="N", help="of an engine (default: its own choice)")
     group.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip

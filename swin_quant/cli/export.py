@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_quant.backends.targets import PRECISIONS, TARGETS
+from swin_quant.backends.backend import PRECISIONS
+from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.numbers import whole
 
@@ -27,21 +28,13 @@ EXAMPLES = """examples:
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
 FasterTransformer takes the card's, ft-mode1 or ft-mode2. Other backends have each their own (every node was
 calibrated), unless the card's is not a built-in one, by its rules, or is the one that the model was trained under."""
-# Backend -> the commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
-NEXT = {
-    "fastertransformer": ("swin-quant verify {file} --resume {checkpoint} --data-path DIR",),
-    "onnx": ("swin-quant inspect {file}", "swin-quant bench {file} --resume {checkpoint}"),
-    "onnxruntime": ("swin-quant bench {file} --resume {checkpoint}",),
-    "openvino": ("swin-quant bench {file} --resume {checkpoint}",),
-    "tensorrt": ("swin-quant inspect {file} --backend tensorrt", "swin-quant build-engine {file}"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", required=True, metavar="FILE", help="calibrated checkpoint, ours or FasterTransformer's"
     )
-    parser.add_argument("--backend", required=True, choices=tuple(TARGETS))
+    parser.add_argument("--backend", required=True, choices=tuple(targets()))
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the artifact and its run card")
     parser.add_argument("--cfg", metavar="FILE", help="YAML or shipped name, for a checkpoint without run card")
     parser.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of --cfg, as KEY VALUE pairs")
@@ -66,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("export runs in one process: start it without torchrun")
-    from swin_quant.backends.saturation import warn
+    from swin_quant.backends.saturation import at_risk, warn
     from swin_quant.base.files import read_lines
     from swin_quant.base.progress import log
     from swin_quant.quant.policies import load_policy
@@ -76,19 +69,20 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("--opts sets keys of --cfg: give both, or none to take the config of the run card")
     cfg = _config(args) if args.cfg else None
     policy = load_policy(args.policy) if args.policy else None
-    onnx = TARGETS[args.backend].exporter == "onnx"
+    backend = targets()[args.backend]
+    checks_itself = "check" in backend.exports.flags
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias")}
-    given["check"] = args.check and not onnx
+    given["check"] = args.check and checks_itself
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
     artifact, model = export_checkpoint(
         args.resume, args.backend, args.output, cfg, policy, args.precision, given, args.saturation_safe
     )
-    if args.check and onnx:
+    if args.check and not checks_itself:
         from swin_quant.tasks.export_check import check_export
 
         log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
     else:
-        for engine in TARGETS[args.backend].saturates:
+        for engine in at_risk(backend):
             warn(engine, artifact)
     _print(artifact, args)
 
@@ -110,6 +104,7 @@ def _print(artifact: Artifact, args: argparse.Namespace) -> None:
         log.info("with it: %s", artifact.file.with_name(other["file"]))
     log.info("run card: %s", card_path(artifact.file))
     print(artifact.file)
-    emulated = args.backend != "fastertransformer" or record["precision"] == "int8"  # no emulator of its float kernels
-    for command in NEXT[args.backend] if emulated else ():
+    backend = targets()[args.backend]
+    runnable = record["precision"] == "int8" or not backend.only_quantized
+    for command in backend.exports.next_step if runnable else ():
         log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.resume)))

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.backends.fastertransformer.export import Options, export
+    from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
     from swin_quant.tasks.evaluate import load_for_scoring
     from swin_quant.tasks.export import naming
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("--policy: one policy is exported at a time")
     subject = load_for_scoring(cfg, args.resume, policies, world, args.replace_head)
     card = replace(subject.card, policy=policies[0].to_dict()) if policies else subject.card
-    made = Options(args.sm, args.kind, args.batch, args.fix_gelu_bias, args.check)
+    made = FasterTransformerOptions(args.sm, args.kind, args.batch, args.fix_gelu_bias, args.check)
     folder: Path = output_dir(cfg) / "fastertransformer"
     if world.is_main:
         print(export(subject.model, naming(card, args.resume), folder, made).file)

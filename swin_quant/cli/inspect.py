@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_quant.backends import ONNX_ENGINES
+from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import write_json
 
 if TYPE_CHECKING:
-    from swin_quant.backends.onnx_inspect import Report
+    from swin_quant.backends.onnx_inspect import Inspection
     from swin_quant.base.distributed import World
 
 HELP = "What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."
@@ -23,7 +23,9 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx")
-    parser.add_argument("--backend", choices=ONNX_ENGINES, help="only what this engine will not fuse (default: all)")
+    parser.add_argument(
+        "--backend", choices=engines_for("onnx"), help="only what this engine will not fuse (default: all)"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the whole report there")
 
 
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     if not world.is_main:
         return
     try:
-        report = inspect_model(read_model(Path(args.model)), [args.backend] if args.backend else ONNX_ENGINES)
+        report = inspect_model(read_model(Path(args.model)), [args.backend] if args.backend else None)
     except SwinQuantError as error:
         named = str(error).startswith(args.model)
         raise error if named else SwinQuantError(f"{args.model}: {error}") from error
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     _print(report)
 
 
-def _print(report: Report) -> None:
+def _print(report: Inspection) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -72,7 +74,7 @@ def _print(report: Report) -> None:
         say(f"not recognised: {sentence}", "yellow")
 
 
-def _table(report: Report):
+def _table(report: Inspection):
     """A line for each block: its products by type, and the pattern of its attention."""
     from rich.table import Table
     from rich.text import Text

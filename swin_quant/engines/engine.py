@@ -31,7 +31,8 @@ class Engine:
     """Images float32 [B, 3, H, W] to logits float [B, classes], at one precision and, if quantized, under one policy.
 
     `details` is what the engine knows of itself (versions, types that its layers really run in), for reports;
-    `weights` is whose they are, as in a card's results.
+    `weights` is whose they are, as in a card's results; `device` is where it runs: it takes images from anywhere, and
+    what times it puts them there.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Engine:
     details: Mapping[str, Any] = field(default_factory=dict)
     policy_sha256: str | None = None
     weights: str | None = None
+    device: str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
         if self.max_batch and len(images) > self.max_batch:

@@ -1,8 +1,5 @@
 """An artifact as something to run: its config and preprocessing, the engines that take it, what it was made from."""
 
-import importlib.util
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +7,12 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from swin_quant.backends import ENGINES, engine_loader
+from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import function
+from swin_quant.backends.registry import backends, engine_named, takers
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.extras import installing
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
@@ -26,20 +24,6 @@ from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.tasks.evaluate import Subject, load_for_scoring
 
-# Backend of an artifact -> the engines that run it, those of the first choice first.
-RUN_BY = {
-    "onnx": ("onnxruntime", "openvino"),
-    "fastertransformer": ("fastertransformer",),
-    "tensorrt": ("tensorrt",),
-}
-# Engine -> the package it needs, and how to get it. FasterTransformer's emulator is plain torch.
-NEEDS = {
-    "onnxruntime": ("onnxruntime", installing("onnx")),
-    "openvino": ("openvino", installing("openvino")),
-    "tensorrt": ("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),
-}
-# Engine -> where it runs, whatever device torch has; others run where the options say.
-HOME = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}
 _PARENTS = 2  # the artifact's own folder, and the one above it
 
 
@@ -83,41 +67,31 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
 
 def on_its_device(name: str, options: EngineOptions) -> EngineOptions:
     """The options with the device on which that engine runs."""
-    return replace(options, device=HOME.get(name, options.device))
+    return replace(options, device=engine_named(name).home or options.device)
 
 
 def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[str]:
     """Which engines `load_engines` takes."""
-    backend = artifact.record["backend"]
-    takers = RUN_BY.get(backend)
-    if takers is None:
-        raise SwinQuantError(f"{card_path(artifact.file)}: artifact.backend is {backend!r:.40}: no engine runs that")
+    kind = artifact.record["backend"]
+    able = {backend.name: backend for backend in takers(kind)}
+    if not able:
+        raise SwinQuantError(f"{card_path(artifact.file)}: artifact.backend is {kind!r:.40}: no engine runs that")
     if names is None:
         target = artifact.record["options"].get("target")
-        installed = [name for name in takers if is_installed(name)]
+        installed = [name for name, backend in able.items() if backend.is_installed]
         if target in installed:
             return [target]
         if not installed:
-            raise UsageError(f"{artifact.file}: no engine for it is installed: {' or '.join(map(_remedy, takers))}")
+            remedies = " or ".join(backend.remedy for backend in able.values())
+            raise UsageError(f"{artifact.file}: no engine for it is installed: {remedies}")
         return installed
     for name in names:
-        if name not in ENGINES:
-            raise UsageError(f"no engine {name!r}: there are {', '.join(ENGINES)}")
-        if name not in takers:
-            raise UsageError(f"{artifact.file}: {name} does not run {backend} artifacts: use {' or '.join(takers)}")
-        if not is_installed(name):
-            raise UsageError(f"engine {name} is not installed: {_remedy(name)}")
+        backend = engine_named(name)
+        if name not in able:
+            raise UsageError(f"{artifact.file}: {name} does not run {kind} artifacts: use {' or '.join(able)}")
+        if not backend.is_installed:
+            raise UsageError(f"engine {name} is not installed: {backend.remedy}")
     return list(dict.fromkeys(names))
-
-
-def is_installed(name: str) -> bool:
-    """Whether the package that an engine needs can be found; it is not imported."""
-    package = NEEDS[name][0] if name in NEEDS else None
-    return package is None or package in sys.modules or importlib.util.find_spec(package) is not None
-
-
-def _remedy(name: str) -> str:
-    return NEEDS[name][1]
 
 
 def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path | None:
@@ -158,16 +132,6 @@ def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World
 
 
 def labels_in(artifact: Artifact) -> list[str]:
-    """The class names that an ONNX file carries in its metadata; none if it, or another artifact, has none."""
-    if artifact.record["backend"] != "onnx":
-        return []
-    from swin_quant.backends.onnx_file import open_onnx
-    from swin_quant.backends.onnx_metadata import LABELS
-
-    try:
-        names = json.loads(open_onnx(artifact.file).metadata.get(LABELS, "[]"))
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SwinQuantError(f"{artifact.file}: its metadata {LABELS} is not a JSON list of names: export it again")
-    return names
+    """The class names that an artifact carries; none if it, or all of its kind, have none."""
+    backend = backends().get(artifact.record["backend"])
+    return function(backend.labels)(artifact) if backend and backend.labels else []

@@ -1,6 +1,5 @@
 """From a calibrated checkpoint to an artifact: the model of its run card, the policy of the target, the exporter."""
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from swin_quant.backends import EXPORTERS
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.saturation import safe_on, without_saturation
-from swin_quant.backends.targets import TARGETS
+from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.registry import targets
+from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
@@ -34,7 +33,7 @@ def export_checkpoint(
     options: Mapping[str, Any] | None = None,
     saturation_safe: bool = False,
 ) -> tuple[Artifact, Swin]:
-    """Export `checkpoint` for `target`, one of TARGETS; returns the artifact, and the model that it was made from.
+    """Export `checkpoint` for `target`, a backend's name; returns the artifact, and the model that it was made from.
 
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. `policy` None: as
     `policy_for` says. `precision` float leaves every node out. `options`: opset, float_type, batch, sm, fix_gelu_bias,
@@ -42,25 +41,25 @@ def export_checkpoint(
 
     Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
-    if target not in TARGETS:
-        raise UsageError(f"--backend {target}: there are {', '.join(TARGETS)}")
+    if target not in targets():
+        raise UsageError(f"--backend {target}: there are {', '.join(targets())}")
+    backend = targets()[target]
     if precision == "float" and policy:
         raise UsageError("--policy chooses what is int8: leave it out with --precision float")
-    if saturation_safe and (precision == "float" or not TARGETS[target].saturates):
+    if saturation_safe and (precision == "float" or not at_risk(backend)):
         raise UsageError(f"--saturation-safe: means nothing to --backend {target} with precision {precision}")
-    exporter = importlib.import_module(EXPORTERS[TARGETS[target].exporter])
-    told = exporter.Options(**exporter_options(target, precision, options or {}))
+    told = exporter_options(backend, precision, options or {})
     card = card_of(str(checkpoint))
     chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card)
     used = without_saturation(chosen) if saturation_safe else chosen
     model, card = model_and_card(checkpoint, card, cfg, used)
-    if saturation_safe and not set(TARGETS[target].saturates) & set(safe_on(model)):
+    if saturation_safe and not set(at_risk(backend)) & set(safe_on(model)):
         raise UsageError(
             f"--saturation-safe: {target} multiplies two activations where policy {chosen.name} quantizes attention, "
             "which saturates whatever the weights are: give --policy cpu"
         )
     card = replace(card, policy=None if precision == "float" else used.to_dict())
-    return exporter.export(model, card, ensure_writable_dir(folder), told), model
+    return function(backend.exports.export)(model, card, ensure_writable_dir(folder), told), model
 
 
 def policy_for(target: str, card: RunCard | None) -> Policy:
@@ -69,10 +68,11 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
     One that the checkpoint was trained under stays, and one of the user's own, whatever it is called. FasterTransformer
     takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes.
     """
-    fitting = [name for name in TARGETS[target].policies if name in builtin_policies()]
+    exports = targets()[target].exports
+    fitting = [name for name in exports.policies if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
     is_ours = own is not None and is_builtin(own)
-    if TARGETS[target].only:
+    if exports.only:
         if own is None or (is_ours and own.name not in fitting):
             has = f"the run card's is {own.name}" if own else "there is no run card"
             raise UsageError(f"--backend {target} needs the policy {' or '.join(fitting)}, {has}: give --policy")
@@ -106,14 +106,11 @@ def naming(card: RunCard, checkpoint: str | Path) -> RunCard:
     return replace(card, checkpoint={**record, "path": str(file.resolve())})
 
 
-def exporter_options(target: str, precision: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Our options as the exporter's; None values are left to it. UsageError for one that means nothing there."""
+def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any]) -> Any:
+    """The exporter's options; None values of `given` are left to it. UsageError for one that means nothing there."""
+    exports = backend.exports
+    known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
     wanted = {key: value for key, value in given.items() if value is not None and value is not False}
-    wanted["precision"] = precision
-    flags = TARGETS[target].flags
-    if "kind" in flags:  # FasterTransformer's word for precision and float type in one
-        precision = wanted.pop("precision")
-        wanted["kind"] = precision if precision == "int8" else wanted.pop("float_type", "float16")
-    if idle := [key for key in wanted if key not in flags]:
-        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to --backend {target} with {precision}")
-    return {**TARGETS[target].fixed, **{flags[key]: value for key, value in wanted.items()}}
+    if idle := [key for key in wanted if key not in known]:
+        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to --backend {backend.name} with {precision}")
+    return function(exports.options)(precision=precision, **exports.fixed, **wanted)

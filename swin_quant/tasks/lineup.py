@@ -1,6 +1,5 @@
 """Who competes: what the user names, and beside it always the float model in torch and on the same engines."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,8 +7,10 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from swin_quant.backends import ENGINES
 from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import engines as known_engines
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
@@ -24,7 +25,6 @@ from swin_quant.tasks.loaders import artifact_engine, torch_engine
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the contender whose logits the others are compared with
 _OF_QAT = ", QAT weights"  # behind the name of a float contender whose weights are no longer the original's
-CPU_ENGINES = ("onnxruntime", "openvino")
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
@@ -52,35 +52,60 @@ def line_up(
     checkpoint: str | None,
     workspace: Path,
     threads: int | None,
+    device: str = "cpu",
 ) -> Lineup:
     """Contenders for artifacts and checkpoints of one model, at `paths`.
 
-    A checkpoint competes on the CPU engines (or `engines`) under the policies of its targets. What is exported for
-    that, and for the float baselines of each ONNX engine, goes to `workspace`. `float_types` are those that what is
-    not int8 runs in, where an engine can choose; None: float32, and bfloat16 where this CPU has it.
+    A checkpoint competes on the installed engines of `device` (or `engines`) under the policies of its targets. What is
+    exported for that, and for the float baseline of each such engine, goes to `workspace`. `float_types` are those that
+    what is not int8 runs in, where an engine can choose; None: float32, and bfloat16 where this CPU has it. `device` is
+    that of torch, and of engines that can choose; on a GPU torch competes in float16 too.
     """
     artifacts, checkpoints = _opened(paths)
     origin = _origin(artifacts, checkpoints, checkpoint)
     card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
     cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
-    for target in (engines or CPU_ENGINES) if checkpoints else ():
-        if target not in CPU_ENGINES:
-            raise UsageError(f"--engine {target}: a checkpoint is tried on {', '.join(CPU_ENGINES)}: export it first")
+    for target in (engines or _tried_on(device)) if checkpoints else ():
+        if not _is_tried(engine_named(target)):
+            able = [name for name, backend in known_engines().items() if _is_tried(backend)]
+            raise UsageError(f"--engine {target}: a checkpoint is tried on {', '.join(able)}: export it first")
         artifact = export_checkpoint(origin, target, workspace / f"{target}_int8", cfg)[0]
         entries += [_Entry(artifact, name) for name in names_of_engines(artifact, [target])]
     used = list(dict.fromkeys(entry.engine for entry in entries))
     for engine in used:
         present = any(entry.engine == engine and _precision(entry) == FLOAT32 for entry in entries)
-        if engine in CPU_ENGINES and not present:
+        if _has_float_baseline(engine_named(engine)) and not present:
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
     whose = _OF_QAT if card.is_qat else ""
-    contenders = [Contender(REFERENCE + whose, partial(torch_engine, str(origin), card.config), origin)]
+    contenders = [
+        Contender(f"{EAGER} {half or FLOAT32}{whose}", partial(torch_engine, str(origin), card.config, device, half),
+                  origin, REFERENCE + whose if half else None)
+        for half in (None, *(["float16"] if device == "cuda" else []))
+    ]  # fmt: skip
     for entry in entries:
-        contenders += _contenders(entry, float_types, threads, whose)
+        contenders += _contenders(entry, float_types, EngineOptions(threads=threads, device=device), whose)
     return Lineup(_named_apart(contenders), cfg, card)
+
+
+def _is_tried(backend: Backend) -> bool:
+    """Whether `bench` exports a checkpoint for an engine: one that runs the very file, as fast as it can."""
+    return backend.runs_its_export and not backend.emulates
+
+
+def _tried_on(device: str) -> list[str]:
+    """The engines that a checkpoint is tried on where none is named: those that are there."""
+    able = {name: one for name, one in known_engines().items() if _is_tried(one) and one.home in (None, device)}
+    if not any(one.is_installed for one in able.values()):
+        remedies = " or ".join(one.remedy for one in able.values())
+        raise UsageError(f"no engine for {device} is installed" + (f": {remedies}" if remedies else ""))
+    return [name for name, one in able.items() if one.is_installed]
+
+
+def _has_float_baseline(backend: Backend) -> bool:
+    return _is_tried(backend) and not backend.only_quantized
 
 
 def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
@@ -123,7 +148,8 @@ def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
     if engines:
         return names_of_engines(artifact, engines)
     target = artifact.record["options"].get("target")
-    return names_of_engines(artifact, [target] if target in CPU_ENGINES else None)
+    own = known_engines().get(target)
+    return names_of_engines(artifact, [target] if own and _is_tried(own) else None)
 
 
 def _precision(entry: _Entry) -> str:
@@ -134,19 +160,22 @@ def _is_float(entry: _Entry) -> bool:
     return _precision(entry) in (FLOAT32, *HALF_TYPES)
 
 
-def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int | None, whose: str) -> list[Contender]:
+def _contenders(
+    entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, whose: str
+) -> list[Contender]:
     """One contender for each float type that the engine offers; the baseline always runs in float32 too.
 
     `whose` is added to the names of float ones.
     """
     engine, policy = entry.engine, entry.artifact.card.policy
-    offered = getattr(importlib.import_module(ENGINES[engine]), "float_types", None)
+    backend = engine_named(engine)
     kinds: Sequence[str | None] = [None]
-    if offered:
-        kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered()]
+    if backend.float_types:
+        offered = function(backend.float_types)()
+        kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered]
         if _precision(entry) == FLOAT32:
             kinds = list(dict.fromkeys((FLOAT32, *kinds)))
-    baseline = (f"{engine} {FLOAT32}" if engine in CPU_ENGINES else REFERENCE) + whose
+    baseline = (f"{engine} {FLOAT32}" if _has_float_baseline(backend) else REFERENCE) + whose
     contenders = []
     for kind in kinds:
         if _is_float(entry):
@@ -158,8 +187,8 @@ def _contenders(entry: _Entry, float_types: Sequence[str] | None, threads: int |
                 policy["name"] if policy else "",
                 f"+{kind}" if kind not in (None, FLOAT32) else "",
             ]
-        options = on_its_device(engine, EngineOptions(threads=threads, float_type=kind))
-        load = partial(artifact_engine, str(entry.artifact.file), engine, options)
+        how = on_its_device(engine, replace(options, float_type=kind))
+        load = partial(artifact_engine, str(entry.artifact.file), backend, how)
         name = " ".join(filter(None, words)) + (whose if _is_float(entry) else "")
         contenders.append(Contender(name, load, entry.artifact.file, baseline))
     return contenders

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from swin_quant.engines.engine import Engine
 
 if TYPE_CHECKING:
+    from swin_quant.backends.backend import Backend
     from swin_quant.engines.options import EngineOptions
 
 
-def torch_engine(checkpoint: str, config: Mapping[str, Any]) -> Engine:
-    """The float32 model of a checkpoint, in torch."""
+def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> Engine:
+    """The float model of a checkpoint in torch, in float32 or autocast to `half`."""
     import torch
 
     from swin_quant.checkpoint import load_float
@@ -20,12 +21,13 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any]) -> Engine:
 
     model = build_model(from_dict(config, checkpoint))
     load_float(model, checkpoint)
-    return torch_engines(model, torch.device("cpu"), None)["float32"]
+    return torch_engines(model.to(device), torch.device(device), half)[half or "float32"]
 
 
-def artifact_engine(file: str, engine: str, options: "EngineOptions") -> Engine:
-    """An artifact on an engine of `backends.ENGINES`."""
-    from swin_quant.backends import engine_loader
+def artifact_engine(file: str, backend: "Backend", options: "EngineOptions") -> Engine:
+    """An artifact on the engine of a backend, which this process may not know yet."""
     from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.backend import function
+    from swin_quant.backends.registry import register
 
-    return engine_loader(engine)(open_artifact(file), options)
+    return function(register(backend).load)(open_artifact(file), options)

@@ -1,8 +1,9 @@
 """Whether an artifact computes what its checkpoint computes: logits compared on real pictures, against tolerances."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from swin_quant.backends.registry import engine_named
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.sampling import digest
 from swin_quant.engines.difference import difference
@@ -10,34 +11,15 @@ from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 from swin_quant.engines.infer import Inferred
 
 
-@dataclass(frozen=True)
-class Tolerances:
-    """Limits of mean |Δlogit|: of a quantized artifact against fake-quant, of a float32 or half one against float32."""
-
-    quantized: float
-    float32: float
-    half: float
-
-
-# FasterTransformer's are its own parity targets (docs/reference, section 8), TensorRT's those of its plugin.
-# The ONNX engines compute fake-quant's own formulas: what is left is sums in another order, which move a value by one
-# step where it lies between two, and what a half-precision body rounds. Measured on micro models of logits up to 6:
-# quantized 0.002, where quantization itself costs 0.015; bfloat16 0.005.
-TOLERANCES: Mapping[str, Tolerances] = {
-    "fastertransformer": Tolerances(quantized=0.1, float32=0.01, half=0.01),
-    "onnxruntime": Tolerances(quantized=0.02, float32=0.001, half=0.05),
-    "openvino": Tolerances(quantized=0.02, float32=0.001, half=0.05),
-    "tensorrt": Tolerances(quantized=0.1, float32=0.01, half=0.05),
-}
-
-
 def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:
-    """The mean |Δlogit| below which an artifact passes on the engine of that name in ENGINES.
+    """The mean |Δlogit| below which an artifact passes on the engine of that name.
 
     `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
     weights and scales that were rounded to half stay so on an engine that computes in float32.
     """
-    limits = TOLERANCES[engine]
+    limits = engine_named(engine).tolerances
+    if limits is None:
+        raise SwinQuantError(f"engine {engine} says no tolerances: there is nothing to verify it against")
     base = limits.quantized if is_quantized(precision) else limits.float32
     is_half = float_type in HALF_TYPES or precision.rpartition("+")[2] in HALF_TYPES
     return max(base, limits.half) if is_half else base
@@ -59,7 +41,7 @@ def compare(
 
     That is fake-quant for a quantized artifact, which is then compared with float32 as well, float32 for a float one.
 
-    `keys` gives an engine's name in ENGINES by its key in `engines`; `inferred` has the logits of all by their keys;
+    `keys` gives an engine's name by its key in `engines`; `inferred` has the logits of all by their keys;
     `float_type` is that of the artifact.
     """
     records = []

@@ -310,7 +310,7 @@ def test_hostile_graphs_end_in_one_error_or_a_report():
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory, tiny_model, use_policy):
     """Our own export of a random tiny model of either version, for TensorRT."""
-    from swin_quant.backends.onnx.export import Options, export
+    from swin_quant.backends.onnx.export import OnnxOptions, export
     from swin_quant.cards.card import RunCard
     from swin_quant.quant.calibration import Method, calibrate
     from swin_quant.quant.policies import load_policy
@@ -321,7 +321,7 @@ def exports(tmp_path_factory, tiny_model, use_policy):
         calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
         card = RunCard(kind, {}, {}, policy=load_policy("qdq").to_dict())
         folder = tmp_path_factory.mktemp(kind)
-        made[kind] = onnx.load(export(model, card, folder, Options(target="tensorrt")).file)
+        made[kind] = onnx.load(export(model, card, folder, OnnxOptions(target="tensorrt")).file)
     return made
 
 

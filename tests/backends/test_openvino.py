@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.backends import engine_loader, openvino
+from swin_quant.backends import engine_loader
+from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.options import EngineOptions
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swin_quant.backends import saturation
-from swin_quant.backends.saturation import SAFE_BITS, caution, needs_exact_kernels, safe_on, saturates
+from swin_quant.backends.saturation import SAFE_BITS, caution, exact_kernels, safe_on, saturates
 from swin_quant.quant.fake_quant import grid
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
@@ -105,8 +105,8 @@ def test_a_caution_names_file_engine_and_flag_where_products_saturate(cpu, artif
 def test_exact_kernels_are_for_files_that_saturate_and_that_the_runtime_can_load_so(cpu, artifact_of, small_net):
     cpu(AVX2)
     assert [
-        needs_exact_kernels(artifact_of(small_net(), options=options))
+        exact_kernels("onnxruntime", artifact_of(small_net(), options=options))
         for options in ({saturation.SAFE_ON: []}, {saturation.SAFE_ON: ["onnxruntime"]}, {})
-    ] == [True, False, False]
+    ] == ["session.x64quantprecision=1", None, None]
     cpu(AVX2 | {"avx512_vnni": True})
-    assert not needs_exact_kernels(artifact_of(small_net(), options={saturation.SAFE_ON: []}))
+    assert not exact_kernels("onnxruntime", artifact_of(small_net(), options={saturation.SAFE_ON: []}))

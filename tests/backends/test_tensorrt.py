@@ -16,8 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.backends.onnx_inspect import inspect_model
-from swin_quant.backends.tensorrt import host, load
+from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
+from swin_quant.backends.tensorrt.engine import load
 from swin_quant.backends.tensorrt.layers import read_layers
 from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, default_output, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError

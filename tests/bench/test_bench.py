@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.bench import cpu, table
 from swin_quant.bench.interleave import Timing, interleave, rotated
@@ -55,7 +56,7 @@ def contender(tmp_path_factory, weight):
     def make(name, factor=1.0, batch="batch", baseline=None, noise=0.0):
         other = factor * weight + noise * weight.flip(0)
         file = linear(tmp_path_factory.mktemp("contender") / f"{name}.onnx", other, batch)
-        load = partial(artifact_engine, str(file), "onnxruntime", EngineOptions(threads=1))
+        load = partial(artifact_engine, str(file), engine_named("onnxruntime"), EngineOptions(threads=1))
         return Contender(name, load, file, baseline)
 
     return make
@@ -133,7 +134,7 @@ def test_a_batch_above_a_fixed_engine_s_limit_is_refused(contender):
 
 
 def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
-    load = partial(artifact_engine, str(tmp_path / "gone.onnx"), "onnxruntime", EngineOptions())
+    load = partial(artifact_engine, str(tmp_path / "gone.onnx"), engine_named("onnxruntime"), EngineOptions())
     with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such file$"):
         interleave([Contender("gone", load)], [1], 1, 0.001, SIDE)
 

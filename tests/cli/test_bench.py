@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from swin_quant.backends.backend import Backend
 from swin_quant.cli import main
 
 QUICK = ("--rounds", 1, "--seconds", 0.001, "--threads", 1)
@@ -105,7 +106,7 @@ def test_what_cannot_be_done_is_refused(run, artifact, words, text):
 
 
 def test_an_engine_that_is_not_installed_says_which_extra(run, artifact, monkeypatch):
-    monkeypatch.setattr("swin_quant.tasks.deployed.is_installed", lambda name: False)
+    monkeypatch.setattr(Backend, "is_installed", False)
     line = run("bench", artifact, "--engine", "openvino", *QUICK).error(2)
     assert "pip install -c constraints.txt -e '.[openvino]' in the checkout" in line
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.onnx.export import Options, export
-from swin_quant.backends.tensorrt import host, load
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.tensorrt import host
+from swin_quant.backends.tensorrt.engine import load
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
@@ -29,7 +30,7 @@ def exported(tmp_path_factory, micro, tiny_model, use_policy):
     calibrate(model, [torch.randn(4, 3, 32, 32)], Method("max"))
     preprocess = Preprocess.from_config(cfg).to_dict()
     card = RunCard("micro", {}, preprocess, policy=load_policy("qdq").to_dict())
-    artifact = export(model, card, tmp_path_factory.mktemp("onnx"), Options(target="tensorrt"))
+    artifact = export(model, card, tmp_path_factory.mktemp("onnx"), OnnxOptions(target="tensorrt"))
     return model, artifact.file
 
 

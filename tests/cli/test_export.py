@@ -12,10 +12,11 @@ from safetensors import safe_open
 from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_file import open_onnx
+from swin_quant.backends.registry import targets
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.deployed import labels_in
-from swin_quant.tasks.export import TARGETS, policy_for
+from swin_quant.tasks.export import policy_for
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
     before = RunCard.read(calibrated.with_suffix(".json"))
     assert artifact.card.preprocess == before.preprocess
     assert artifact.card.checkpoint == {**before.checkpoint, "path": str(calibrated)}
-    assert artifact.card.policy["name"] in TARGETS["openvino"].policies
+    assert artifact.card.policy["name"] in targets()["openvino"].exports.policies
     assert open_onnx(artifact.file).quantizers > 0
     assert "check: " in done.err and "mean |Δlogit|" in done.err
     assert f"next: swin-quant bench {artifact.file} --resume {calibrated}" in done.err
@@ -169,7 +170,7 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target):
     own = load_policy("qdq").to_dict() | {"name": "searched"}
     assert policy_for(target, RunCard("x", {}, {}, policy=own)).name == "searched"
     built_in = policy_for(target, RunCard("x", {}, {}, policy=load_policy("ft-mode1").to_dict()))
-    assert built_in.name in TARGETS[target].policies
+    assert built_in.name in targets()[target].exports.policies
     assert policy_for(target, None) == built_in
 
 
@@ -194,7 +195,11 @@ def test_a_model_keeps_the_policy_that_it_was_trained_under(target, stays, caplo
     own = load_policy(stays)
     assert policy_for(target, RunCard("x", {}, {}, policy=own.to_dict(), training=RUN)) == own
     said = [record.getMessage() for record in caplog.records]
-    assert said == [] if stays in TARGETS[target].policies else "ft-mode1 stays" in said[0] and "cpu best" in said[0]
+    assert (
+        said == []
+        if stays in targets()[target].exports.policies
+        else "ft-mode1 stays" in said[0] and "cpu best" in said[0]
+    )
 
 
 def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, write_config, pictures, tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer import engine as emulator
-from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.cards.card import RunCard
 from swin_quant.engines.engine import half_type
 from swin_quant.engines.options import EngineOptions
@@ -40,7 +40,7 @@ def test_fastertransformer_s_emulator_computes_on_a_gpu_what_it_does_on_a_cpu(
     gpu, calibrated, images, sqnr, tmp_path, kind
 ):
     card = RunCard("tiny", {}, {}, policy=load_policy("ft-mode1").to_dict())
-    file = export(calibrated(kind), card, tmp_path, Options()).file
+    file = export(calibrated(kind), card, tmp_path, FasterTransformerOptions()).file
     options = (EngineOptions(device="cuda" if gpu.type == "cuda" else "cpu"), EngineOptions())
     with torch.inference_mode():
         ours, theirs = (

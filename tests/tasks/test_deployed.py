@@ -3,12 +3,12 @@
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.config.portable import portable_config
 from swin_quant.engines.options import EngineOptions
-from swin_quant.tasks import deployed
 from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, no_checkpoint, on_its_device
 
 PREPROCESS = {"size": 32, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -32,7 +32,7 @@ def exported(tmp_path, tiny_config):
 @pytest.fixture
 def installed(monkeypatch):
     def only(*names):
-        monkeypatch.setattr(deployed, "is_installed", lambda name: name in names or name not in deployed.NEEDS)
+        monkeypatch.setattr(Backend, "is_installed", property(lambda one: one.name in names or one.needs is None))
 
     return only
 

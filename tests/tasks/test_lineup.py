@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swin_quant.backends import openvino
+from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.portable import portable_config

@@ -5,4 +5,25 @@ the kernels read; `export` writes it, `stored` reads it back, `check` compares; 
 Facts: docs/reference, sections 3, 4 and 6.
 """
 
+from swin_quant.backends.backend import Backend, Exports, Tolerances
+
 KINDS = ("int8", "float16", "float32")  # of its ops
+
+BACKEND = Backend(
+    name="fastertransformer",
+    exports=Exports(
+        artifact="fastertransformer",
+        export="swin_quant.backends.fastertransformer.export:export",
+        options="swin_quant.backends.fastertransformer.export:options_of",
+        policies=("ft-mode1", "ft-mode2"),
+        flags=("sm", "batch", "fix_gelu_bias", "check"),
+        float_flags=("float_type",),
+        only=True,
+        next_step=("swin-quant verify {file} --resume {checkpoint} --data-path DIR",),
+    ),
+    runs=("fastertransformer",),
+    load="swin_quant.backends.fastertransformer.engine:load",
+    tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.01),  # its own parity targets (docs/reference, section 8)
+    emulates=True,
+    only_quantized=True,  # no emulator of its float kernels
+)

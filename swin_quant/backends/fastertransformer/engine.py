@@ -53,6 +53,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention
             },
             partial(_gemms, stored),
         ),
+        device=options.device,
     )
 
 

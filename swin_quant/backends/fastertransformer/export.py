@@ -40,7 +40,7 @@ BACKEND = "fastertransformer"
 
 
 @dataclass(frozen=True)
-class Options:
+class FasterTransformerOptions:
     """What to export: `sm` is the target's compute capability (80 for 8.0), `kind` int8, float16 or float32.
 
     `max_batch` is the most pictures that the op takes. `fix_gelu_bias` stores fc1's biases of more than 4096 channels
@@ -55,7 +55,22 @@ class Options:
     check: bool = False
 
 
-def export(model: Swin, card: RunCard, folder: Path, options: Options = Options()) -> Artifact:  # noqa: B008
+def options_of(
+    precision: str = "int8",
+    float_type: str = "float16",
+    sm: int = 80,
+    batch: int = 128,
+    fix_gelu_bias: bool = False,
+    check: bool = False,
+) -> FasterTransformerOptions:
+    """From the words of `swin-quant export`: precision and float type are one here."""
+    kind = precision if precision == "int8" else float_type
+    return FasterTransformerOptions(sm, kind, batch, fix_gelu_bias, check)
+
+
+def export(
+    model: Swin, card: RunCard, folder: Path, options: FasterTransformerOptions = FasterTransformerOptions()
+) -> Artifact:  # noqa: B008
     """Write the export of a calibrated `model` into `folder`. The policy of `card` decides the int8 mode.
 
     UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
@@ -87,7 +102,7 @@ def export(model: Swin, card: RunCard, folder: Path, options: Options = Options(
     return artifact
 
 
-def _case(model: Swin, card: RunCard, options: Options) -> Case:
+def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case:
     mode = None
     if options.kind == "int8":
         policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None

@@ -15,7 +15,7 @@ from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
-from swin_quant.backends.onnx.options import Options
+from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.store import store
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -30,7 +30,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["Options", "export"]
+__all__ = ["OnnxOptions", "export"]
 
 FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
@@ -46,7 +46,7 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
 }
 
 
-def export(model: Swin, card: RunCard, folder: str | Path, options: Options = Options()) -> Artifact:  # noqa: B008
+def export(model: Swin, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
     """Write `<NAME>_<int8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
 
     `model` holds the ranges of its nodes and comes back with the policy applied and every node off. Everything that
@@ -70,7 +70,7 @@ def export(model: Swin, card: RunCard, folder: str | Path, options: Options = Op
     return finish_artifact(file, card, "onnx", precision, recorded, others)
 
 
-def choose_nodes(model: Swin, card: RunCard, options: Options) -> None:
+def choose_nodes(model: Swin, card: RunCard, options: OnnxOptions) -> None:
     """Apply the policy of `card` (none for float) and refuse nodes that Q/DQ cannot say, by name."""
     for node in named_nodes(model).values():
         node.enabled = False
@@ -87,7 +87,7 @@ def choose_nodes(model: Swin, card: RunCard, options: Options) -> None:
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
 
 
-def to_onnx(model: nn.Module, images: Tensor, options: Options) -> "ModelProto":
+def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelProto":
     """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]."""
     shapes = None if options.batch else ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings(), torch.no_grad():
@@ -112,7 +112,7 @@ def to_onnx(model: nn.Module, images: Tensor, options: Options) -> "ModelProto":
     return proto
 
 
-def recorded_options(options: Options) -> dict:
+def recorded_options(options: OnnxOptions) -> dict:
     """As a run card keeps them."""
     given = {key: value for key, value in asdict(options).items() if key != "labels"}
     return given | {"float_type": options.floats, "rewrites": sorted(options.applied)}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.half import halve, match_scales
 from swin_quant.backends.onnx.layers import lower
-from swin_quant.backends.onnx.options import Options
+from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.rewrites import apply_rewrites
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
@@ -34,7 +34,7 @@ class Network(nn.Module):
         return self.head(self.norm(x).mean(dim=1)).to(self.io_type)
 
 
-def network(model: Swin, options: Options, beyond_half: Iterable[str] = ()) -> Network:
+def network(model: Swin, options: OnnxOptions, beyond_half: Iterable[str] = ()) -> Network:
     """A copy of `model`, whose policy is applied and whose nodes have ranges, as it is exported, on the CPU.
 
     `beyond_half` names the nodes whose values overflow float16.
@@ -49,7 +49,7 @@ def network(model: Swin, options: Options, beyond_half: Iterable[str] = ()) -> N
     return exported
 
 
-def example(geometry: Geometry, options: Options, batch: int) -> Tensor:
+def example(geometry: Geometry, options: OnnxOptions, batch: int) -> Tensor:
     """Black pictures [batch, in, S, S]."""
     shape = batch, geometry.in_chans, geometry.image_size, geometry.image_size
     return torch.zeros(shape, dtype=getattr(torch, options.io_type))

@@ -20,7 +20,7 @@ TARGETS = {  # the rewrites of each, and the float type when none is asked for
 
 
 @dataclass(frozen=True)
-class Options:
+class OnnxOptions:
     """How a model is exported.
 
     `precision` float leaves every node out. `float_type` is of what is not int8, None: the target's own; `io_type` of

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends import ONNX_ENGINES
 from swin_quant.backends.onnx_inspect.attention import CONDITIONS, Verdict, find_attention, judge
 from swin_quant.backends.onnx_inspect.gemms import INTEGER_PRODUCTS, PRODUCTS, Gemm, find_gemms
 from swin_quant.backends.onnx_inspect.graph import Graph, index
 from swin_quant.backends.onnx_inspect.rules import Facts, Finding, apply_rules
+from swin_quant.backends.registry import engines_for
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -54,8 +54,8 @@ class Inspection:
         }
 
 
-def inspect_model(model: "ModelProto", backends: Iterable[str] = ONNX_ENGINES) -> Inspection:
-    """Analyse a model; nothing is run. SwinQuantError for a graph without nodes."""
+def inspect_model(model: "ModelProto", backends: Iterable[str] | None = None) -> Inspection:
+    """Analyse a model for `backends` (all that read ONNX); nothing is run. SwinQuantError for a graph without nodes."""
     graph = index(model)
     gemms = find_gemms(graph)
     attention, strange = find_attention(graph)
@@ -71,7 +71,7 @@ def inspect_model(model: "ModelProto", backends: Iterable[str] = ONNX_ENGINES) -
         float_ops={op: n for op, n in counts.most_common() if op not in _QUIET},
         layout_ops={op: counts[op] for op in LAYOUT if counts[op]},
         pairs=(_count(graph, "QuantizeLinear"), _count(graph, "DequantizeLinear")),
-        findings=apply_rules(facts, backends),
+        findings=apply_rules(facts, engines_for("onnx") if backends is None else backends),
         unrecognised=_unrecognised(graph, gemms, verdicts, strange, blocks),
     )
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from swin_quant.backends import ONNX_ENGINES
 from swin_quant.backends.onnx_inspect.attention import Verdict
 from swin_quant.backends.onnx_inspect.gemms import Gemm, wrong_axis
 from swin_quant.backends.onnx_inspect.graph import Graph
 
+ALL: tuple[str, ...] = ()  # every engine that reads ONNX
 _TRT_FACTS = "TensorRT documentation, explicit quantization"
 _TRT_OPSETS = range(9, 26)
 
@@ -45,13 +45,13 @@ class Finding:
     source: str
 
 
-def apply_rules(facts: Facts, backends: Iterable[str] = ONNX_ENGINES) -> list[Finding]:
+def apply_rules(facts: Facts, backends: Iterable[str]) -> list[Finding]:
     """Findings of the given backends, in the order of the table."""
     return [
         Finding(backend, rule.name, nodes, rule.why, rule.source)
         for backend in backends
         for rule in RULES
-        if backend in rule.backends and (nodes := list(dict.fromkeys(rule.find(facts))))
+        if backend in (rule.backends or [backend]) and (nodes := list(dict.fromkeys(rule.find(facts))))
     ]
 
 
@@ -152,7 +152,7 @@ RULES: tuple[PlacementRule, ...] = (
     PlacementRule("opset", ("onnxruntime",), lambda f: _whole(f, f.quantized and f.graph.opsets.get("", 0) >= 21),
          "from opset 21 on, Q/DQ around a Transpose can end session creation (output_dtype INT8 does not match UINT8); "
          "export at 17 to 20", "measured with 1.31.1; onnxruntime#25526, #29192"),
-    PlacementRule("computed scale", ONNX_ENGINES, _computed_scales,
+    PlacementRule("computed scale", ALL, _computed_scales,
          "a scale or zero point is not a constant: the Q/DQ pair stays an op of its own", _TRT_FACTS),
     PlacementRule("not symmetric int8", ("tensorrt",), _not_symmetric,
          "only int8 with zero point 0 is taken", _TRT_FACTS),
@@ -160,17 +160,17 @@ RULES: tuple[PlacementRule, ...] = (
          "attention matmuls of asymmetric inputs fall back to float32", "measured with 2026.4.1"),
     PlacementRule("per-channel activation", ("tensorrt",), _channels_of_activations,
          "only weights may have a scale per channel", _TRT_FACTS),
-    PlacementRule("weight axis", ONNX_ENGINES, lambda f: (g.name for g in f.gemms if wrong_axis(f.graph, g)),
+    PlacementRule("weight axis", ALL, lambda f: (g.name for g in f.gemms if wrong_axis(f.graph, g)),
          "the weight's scales are not along its output channels: the product cannot stay integer", _TRT_FACTS),
-    PlacementRule("one int8 input", ONNX_ENGINES, _half_quantized,
+    PlacementRule("one int8 input", ALL, _half_quantized,
          "only one of both inputs has Q/DQ: the product runs in float", _TRT_FACTS),
-    PlacementRule("cast after dequantize", ONNX_ENGINES, _casts,
+    PlacementRule("cast after dequantize", ALL, _casts,
          "a Cast between DequantizeLinear and the product may break their fusion; opset 19 and up take float16 scales",
          "ONNX operators, DequantizeLinear-19"),
     PlacementRule("residual add in int8", ("tensorrt",), _residual_adds,
          "fast, but the classic loss of accuracy of vision transformers; leave residuals float unless it was measured",
          "TRT#1992, #1144, #3861"),
-    PlacementRule("lone output pair", ONNX_ENGINES, _lone_outputs,
+    PlacementRule("lone output pair", ALL, _lone_outputs,
          "the product's output is quantized and goes on in float: the pair splits its fusion; do not quantize it",
          _TRT_FACTS),
     PlacementRule("float16 norm", ("tensorrt",), _half_norms,

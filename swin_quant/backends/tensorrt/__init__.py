@@ -1,9 +1,22 @@
 """TensorRT: engines built from our ONNX files, run on the caller's CUDA stream, and a report of what runs in int8.
 
 `plan` checks what is to be built, `build` makes an engine, `engine` runs it, `layers` reads what the engine inspector
-says; `host` is all that knows the library and the GPU of this machine. `swin_quant.backends` takes `load` from here.
+says; `host` is all that knows the library and the GPU of this machine.
 """
 
-from swin_quant.backends.tensorrt.engine import load
+from swin_quant.backends.backend import Backend, Tolerances
+from swin_quant.backends.onnx_target import onnx_target
 
-__all__ = ["load"]
+BACKEND = Backend(
+    name="tensorrt",
+    exports=onnx_target(
+        "tensorrt",
+        ("tensorrt", "qdq"),
+        ("swin-quant inspect {file} --backend tensorrt", "swin-quant build-engine {file}"),
+    ),
+    runs=("tensorrt",),
+    load="swin_quant.backends.tensorrt.engine:load",
+    needs=("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),
+    home="cuda",
+    tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.05),  # those of FasterTransformer's TensorRT plugin
+)

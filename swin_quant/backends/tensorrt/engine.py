@@ -104,7 +104,8 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
         "batch": [session.smallest, session.largest],
     }
     details = Details(known, partial(_gemms, artifact))
-    return Engine(NAME, artifact.record["precision"], policy_of(artifact), session, session.largest, details)
+    precision, policy = artifact.record["precision"], policy_of(artifact)
+    return Engine(NAME, precision, policy, session, session.largest, details, device=str(gpu.device))
 
 
 def _gemms(artifact: Artifact) -> Mapping[str, str]:

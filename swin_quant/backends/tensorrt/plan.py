@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
-from swin_quant.backends.onnx_inspect import Report, inspect_model
+from swin_quant.backends.onnx_inspect import Inspection, inspect_model
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
@@ -46,7 +46,7 @@ class EnginePlan:
 
     artifact: Artifact
     file: OnnxFile
-    report: Report
+    report: Inspection
     options: BuildOptions
 
     @property

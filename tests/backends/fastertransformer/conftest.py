@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policies import load_policy
@@ -42,7 +42,7 @@ def exported(tmp_path, calibrated, card):
 
     def make(version="swin", mode=1, **options):
         model = calibrated(version)
-        made = export(model, card(mode), tmp_path / f"{version}{mode}", Options(**options))
+        made = export(model, card(mode), tmp_path / f"{version}{mode}", FasterTransformerOptions(**options))
         return open_artifact(made.file), model
 
     return make

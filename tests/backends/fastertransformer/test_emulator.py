@@ -10,7 +10,7 @@ from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer.arithmetic import EXACT_PRODUCTS, gelu_table, int8_gemm, look_up
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.engine import load
-from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
@@ -213,7 +213,9 @@ def test_a_block_computed_by_hand(exported, kind, mode, fused):
 def test_a_wide_block_computed_by_hand(calibrated, card, tmp_path, kind, fix):
     """4352 hidden channels: the bias is misread, or stored so that it is not."""
     model = calibrated(kind, MLP_RATIO=68.0)  # 64 * 68
-    stored = read_export(open_artifact(export(model, card(), tmp_path, Options(fix_gelu_bias=fix)).file))
+    stored = read_export(
+        open_artifact(export(model, card(), tmp_path, FasterTransformerOptions(fix_gelu_bias=fix)).file)
+    )
     x = torch.randn(1, 2, 2, 64).half()
     block = model.layers[1].blocks[0]
     expected = by_hand(block, x[0].numpy(), int(kind == "swinv2") + 1, 1, True, np.array if fix else misread)
@@ -323,7 +325,9 @@ def test_a_trained_model_on_real_pictures(trained, tmp_path, attention, mode):
         pytest.skip("the kernels have no mode 2 for V2")
     policy = load_policy(f"ft-mode{mode}")
     card = RunCard(kind, {}, {}, policy=policy.to_dict())
-    engine = load(open_artifact(export(done.model, card, tmp_path, Options()).file), attention=attention)
+    engine = load(
+        open_artifact(export(done.model, card, tmp_path, FasterTransformerOptions()).file), attention=attention
+    )
     fake = torch_engines(done.model, torch.device("cpu"), None, [policy])[f"int8 ft-mode{mode}"]
     with torch.inference_mode():
         expected, got = fake(pictures), engine(pictures)

@@ -14,7 +14,7 @@ from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.backends.fastertransformer import export as module
 from swin_quant.backends.fastertransformer.check import check, summary
 from swin_quant.backends.fastertransformer.engine import load
-from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, load_float
@@ -140,7 +140,7 @@ def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
 def test_what_is_said_of_a_bias_that_the_kernel_misreads(calibrated, card, tmp_path, caplog, fix):
     model = calibrated("swin", MLP_RATIO=68.0)
     with caplog.at_level("INFO"):
-        artifact = export(model, card(), tmp_path, Options(fix_gelu_bias=fix, check=True))
+        artifact = export(model, card(), tmp_path, FasterTransformerOptions(fix_gelu_bias=fix, check=True))
     assert artifact.record["options"]["fix_gelu_bias"] is fix
     manifest = json.loads((tmp_path / "micro_int8_sm80_manifest.json").read_text())
     assert manifest["target"]["fix_gelu_bias"] is fix
@@ -159,7 +159,7 @@ def test_what_is_said_of_a_bias_that_the_kernel_misreads(calibrated, card, tmp_p
     else:
         assert "three places off" in warning and "--fix-gelu-bias" in warning
         noise = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-        fixed = export(model, card(), tmp_path / "fixed", Options(fix_gelu_bias=True))
+        fixed = export(model, card(), tmp_path / "fixed", FasterTransformerOptions(fix_gelu_bias=True))
         change = load(artifact)(noise) - load(open_artifact(fixed.file))(noise)
         assert f"mean |Δlogit| {change.abs().mean():.3g}, max {change.abs().max():.3g}" in said and change.any()
 
@@ -206,13 +206,13 @@ def test_exporting_again_and_for_another_gpu(calibrated, card, tmp_path):
     first = export(calibrated(), card(), tmp_path)
     before = first.file.read_bytes()
     export(calibrated(), card(), tmp_path)
-    export(calibrated(), card(), tmp_path, Options(sm=75))
+    export(calibrated(), card(), tmp_path, FasterTransformerOptions(sm=75))
     assert first.file.read_bytes() == before
     open_artifact(first.file)
     changed = calibrated()
     changed.norm.bias.data += 1
     with pytest.raises(UsageError, match="micro_calib.pth: is another checkpoint"):
-        export(changed, card(), tmp_path, Options(sm=86))
+        export(changed, card(), tmp_path, FasterTransformerOptions(sm=86))
     export(changed, card(), tmp_path)  # what this very export wrote, it may replace
     with pytest.raises(SwinQuantError, match="micro_calib.pth: is not the file of its run card"):
         open_artifact(tmp_path / "micro_int8_sm75.safetensors")

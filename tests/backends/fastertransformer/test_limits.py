@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -162,4 +162,4 @@ def test_values_beyond_float16(calibrated, card, tmp_path):
     overflowing = replace(card(), calibration=record)
     with pytest.raises(SwinQuantError, match=f"beyond float16 .* in {node}"):
         export(calibrated(), overflowing, tmp_path)
-    export(calibrated(), overflowing, tmp_path, Options(kind="float32"))
+    export(calibrated(), overflowing, tmp_path, FasterTransformerOptions(kind="float32"))

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 
-from swin_quant.backends.onnx.export import Options, export
+from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
@@ -49,7 +49,7 @@ def exported(calibrated, tmp_path_factory):
         given = (kind, policy, repr(sorted(options.items())))
         if given not in made:
             model, card = calibrated(kind, policy)
-            made[given] = export(model, card, tmp_path_factory.mktemp("onnx"), Options(**options))
+            made[given] = export(model, card, tmp_path_factory.mktemp("onnx"), OnnxOptions(**options))
         return made[given]
 
     return make

@@ -13,7 +13,7 @@ import torch
 from swin_quant.backends import exporter, onnx_metadata
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx import store
-from swin_quant.backends.onnx.export import Options, export
+from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
 from swin_quant.quant.policies import load_policy
@@ -159,7 +159,7 @@ def test_onnxruntime_can_avoid_saturation(kind, exported, run, images, assert_qu
 def test_metadata_and_card(calibrated, tmp_path):
     model, card = calibrated("swin")
     labels = tuple(f"digit {i}" for i in range(10))
-    artifact = exporter("onnx")(model, card, tmp_path, Options(labels=labels))
+    artifact = exporter("onnx")(model, card, tmp_path, OnnxOptions(labels=labels))
     again = open_artifact(artifact.file)
     assert again.record["backend"] == "onnx" and again.record["precision"] == "int8" and again.record["others"] == []
     assert again.record["options"]["opset"] == 20 and "window-order" in again.record["options"]["rewrites"]
@@ -192,7 +192,7 @@ def test_weights_beyond_the_limit_go_into_a_second_file(
 
 def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_path):
     model, card = calibrated("swin", APE=True)
-    artifact = export(model, card, tmp_path, Options(precision="float"))
+    artifact = export(model, card, tmp_path, OnnxOptions(precision="float"))
     with torch.no_grad():
         np.testing.assert_allclose(run(artifact.file, images)["logits"], model(images), atol=1e-5)
 
@@ -215,7 +215,7 @@ def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_pat
 )
 def test_options_that_cannot_be(options, says):
     with pytest.raises(UsageError, match=says):
-        Options(**options)
+        OnnxOptions(**options)
 
 
 def test_models_that_cannot_be_exported(calibrated, tmp_path):
@@ -227,7 +227,7 @@ def test_models_that_cannot_be_exported(calibrated, tmp_path):
             export(model, card, tmp_path)
     model, card = calibrated("swin")
     with pytest.raises(UsageError, match="3 labels for 10 classes"):
-        export(model, card, tmp_path, Options(labels=("a", "b", "c")))
+        export(model, card, tmp_path, OnnxOptions(labels=("a", "b", "c")))
     with pytest.raises(SwinQuantError, match="names no policy"):
         export(model, replace(card, policy=None), tmp_path)
     with pytest.raises(UsageError, match="quantizes no node"):

@@ -6,7 +6,7 @@ import onnx
 import pytest
 import torch
 
-from swin_quant.backends.onnx.export import Options, export
+from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.half import SMALLEST_SCALE
 from swin_quant.backends.onnx.network import network
 
@@ -57,7 +57,7 @@ def test_it_is_near_the_float32_graph(kind, exported, run, sqnr, fake_quant, ima
 
 def test_input_and_output_in_float16(calibrated, tmp_path, run, images):
     model, card = calibrated("swin", "tensorrt")
-    file = export(model, card, tmp_path, Options(target="tensorrt", io_type="float16")).file
+    file = export(model, card, tmp_path, OnnxOptions(target="tensorrt", io_type="float16")).file
     of = types(onnx.load(file))
     assert of["images"] == of["logits"] == HALF
     assert run(file, images.half())["logits"].dtype == "float16"
@@ -80,7 +80,7 @@ def test_what_overflows_stays_float32(kind, node, calibrated):
     model, _ = calibrated(kind)
     name = f"{BLOCK}.attn.{node}_quantizer" if "." not in node and not node.endswith("quantizer") else f"{BLOCK}.{node}"
     model.get_submodule(name)  # there is such a node
-    exported = network(model, Options(float_type="float16"), [name])
+    exported = network(model, OnnxOptions(float_type="float16"), [name])
     wide, half = WIDE[node]
     if node == "layernorm_input1_quantizer":  # V1: on the residual stream; V2: on the result of attention
         wide = {"attn.proj"} if kind == "swinv2" else wide
@@ -93,7 +93,7 @@ def test_a_residual_stream_that_overflows_is_float32_to_the_end(node, calibrated
     model, card = calibrated("swin", "tensorrt")
     calibration = {"beyond_half": [f"{BLOCK}.{node}"]}
     card = replace(card, calibration={**EMPTY_CALIBRATION, **calibration})
-    file = export(model, card, tmp_path, Options(target="tensorrt")).file
+    file = export(model, card, tmp_path, OnnxOptions(target="tensorrt")).file
     of, graph = types(onnx.load(file)), onnx.load(file).graph
     sums = [
         n for n in graph.node if n.op_type == "Add" and n.name.rpartition(".")[0].endswith(("blocks.0", "blocks.1"))
@@ -113,6 +113,6 @@ def test_a_scale_too_small_for_float16_stays_float32(calibrated):
     model, _ = calibrated("swin")
     layer = model.get_submodule(f"{BLOCK}.mlp.fc1")
     layer._input_quantizer.amax = 127 * SMALLEST_SCALE / 2
-    exported = network(model, Options(float_type="float16"))
+    exported = network(model, OnnxOptions(float_type="float16"))
     assert exported.get_submodule(f"{BLOCK}.mlp.fc1").dtype == torch.float32
     assert exported.get_submodule(f"{BLOCK}.mlp.fc2").dtype == torch.float16

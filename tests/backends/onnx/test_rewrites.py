@@ -6,7 +6,7 @@ import torch
 
 from swin_quant.backends.onnx import tokens
 from swin_quant.backends.onnx.network import network
-from swin_quant.backends.onnx.options import Options
+from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.rewrites import REWRITES
 from swin_quant.models.windows import window_partition
 
@@ -21,10 +21,10 @@ LAYOUT = ("Reshape", "Transpose", "Slice", "Concat", "Split", "Squeeze", "Unsque
 def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, assert_quantized_alike):
     model, _ = calibrated(kind, policy)
     with torch.no_grad():
-        assert_quantized_alike(network(model, Options(rewrites=rewrites))(images).numpy(), kind, policy)
+        assert_quantized_alike(network(model, OnnxOptions(rewrites=rewrites))(images).numpy(), kind, policy)
         for node in model.modules():
             node.enabled = False
-        floats = network(model, Options(rewrites=rewrites))(images)
+        floats = network(model, OnnxOptions(rewrites=rewrites))(images)
         torch.testing.assert_close(floats, model(images), rtol=1e-4, atol=1e-5)
 
 
@@ -36,8 +36,8 @@ def test_onnx_runtime_computes_the_same(rewrites, exported, run, images, assert_
 def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
     """ "Equal in float and on the int8 grid": levels stay, the scales of q's columns and of its node are multiplied."""
     model, _ = calibrated("swin")
-    plain = network(model, Options(rewrites=frozenset({"fusible-attention"})))
-    folded = network(model, Options(rewrites=frozenset({"fusible-attention", "scale-in-weights"})))
+    plain = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention"})))
+    folded = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention", "scale-in-weights"})))
     name, channels = "layers.0.blocks.1.attn", model.geometry.embed_dim
     trained, attn = model.get_submodule(name), folded.get_submodule(name)
     before, after = (net.get_submodule(f"{name}.qkv._weight_quantizer") for net in (plain, folded))

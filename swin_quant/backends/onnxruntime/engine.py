@@ -13,7 +13,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
-from swin_quant.backends.saturation import needs_exact_kernels, warn
+from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.engines.engine import Engine
@@ -35,7 +35,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
     library("onnxruntime", "onnx")
     file = verified(artifact)
-    exact = needs_exact_kernels(artifact)
+    exact = exact_kernels(NAME, artifact)
     session = _session(file, options, exact)
     known = _known(session, file, options) | {"caution": warn(NAME, artifact) if options.optimize else None}
     return Engine(
@@ -48,8 +48,8 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     )
 
 
-def _session(file: OnnxFile, options: EngineOptions, exact: bool, optimized: Path | None = None) -> Any:
-    """A session; `exact`: none of the kernels that saturate; `optimized` is where it leaves the graph that it runs."""
+def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimized: Path | None = None) -> Any:
+    """A session; `exact`: the setting against saturation; `optimized`: where it leaves the graph that it runs."""
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _SILENT
@@ -57,7 +57,7 @@ def _session(file: OnnxFile, options: EngineOptions, exact: bool, optimized: Pat
     levels = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
     if exact:
-        settings.add_session_config_entry("session.x64quantprecision", "1")
+        settings.add_session_config_entry(*exact.split("="))
     if optimized:
         settings.optimized_model_filepath = str(optimized)
     # Of a linear with a fixed batch it would make a float Gemm, which the int8 fusion that comes after leaves alone.
@@ -89,7 +89,7 @@ def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, An
     }
 
 
-def _gemms(file: OnnxFile, options: EngineOptions, exact: bool) -> Mapping[str, str]:
+def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping[str, str]:
     """Matrix product -> the type that it runs in: those of the graph that the runtime makes of the file."""
     onnx = library("onnx", "onnx")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,105 @@
+"""A backend as data: what it exports, which artifacts its engine runs, and all that commands must know of it.
+
+A descriptor costs nothing to import: functions are named as "module:function" and imported when they are called for.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PRECISIONS = ("int8", "float")
+
+
+@dataclass(frozen=True)
+class Exports:
+    """What `export --backend NAME` writes.
+
+    `artifact` is the kind of its files, as run cards have it. `export` names a function `export(model, card, folder,
+    options) -> Artifact`, `options` what makes its options from the words that it takes: `precision` (int8, float),
+    and those of opset, float_type, batch, sm, fix_gelu_bias, labels and check that are in `flags`, or in `float_flags`
+    with precision float. `fixed` are words that make the target. `policies`: the built-in ones that fit, best first;
+    with `only`, no other can be run there. `next_step`: commands to go on with; {file} is the artifact, {checkpoint}
+    the calibrated file.
+    """
+
+    artifact: str
+    export: str
+    options: str
+    policies: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    float_flags: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    only: bool = False
+    next_step: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Limits of mean |Δlogit|: of a quantized artifact against fake-quant, of a float32 or half one against float32."""
+
+    quantized: float
+    float32: float
+    half: float
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """An engine whose int8 products saturate on CPUs without VNNI (`saturation`).
+
+    `limits`: environment variables that forbid it later instructions. `exact_products`: those of two activations do
+    not saturate. `exact_kernels`: the setting of slower kernels that do not, for files that were made to bear it.
+    """
+
+    limits: tuple[str, ...] = ()
+    exact_products: bool = False
+    exact_kernels: str | None = None
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A target of `export`, an engine, or both.
+
+    `runs`: the kinds of artifacts that its engine takes; `load` names a function `load(artifact, options) -> Engine`.
+    `needs`: the package that the engine imports, and how to get it. `home`: the device that it runs on, whatever torch
+    has; None: where the options say. `float_types` names a function that lists the types in which it can run what is
+    not int8, where it chooses. `emulates`: what it computes is meant, not how fast. `only_quantized`: it runs no float
+    export. `labels` names a function from an artifact of the backend's own kind to the class names that it carries.
+    """
+
+    name: str
+    exports: Exports | None = None
+    runs: tuple[str, ...] = ()
+    load: str | None = None
+    needs: tuple[str, str] | None = None
+    home: str | None = None
+    tolerances: Tolerances | None = None
+    float_types: str | None = None
+    emulates: bool = False
+    only_quantized: bool = False
+    saturation: Saturation | None = None
+    labels: str | None = None
+
+    @property
+    def runs_its_export(self) -> bool:
+        """Whether its engine takes the very file that `export` writes for it."""
+        return self.exports is not None and self.exports.artifact in self.runs
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package that the engine needs can be found; it is not imported."""
+        package = self.needs[0] if self.needs else None
+        return package is None or package in sys.modules or importlib.util.find_spec(package) is not None
+
+    @property
+    def remedy(self) -> str:
+        """How to get what the engine needs."""
+        return self.needs[1] if self.needs else ""
+
+
+def function(place: str) -> Callable[..., Any]:
+    """What "module:function" names, imported now."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

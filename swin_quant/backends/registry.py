@@ -1,0 +1,94 @@
+"""All backends by name: ours, those of installed packages, and what a program registers."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from swin_quant.backends.backend import Backend, function
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
+
+BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino")
+ENTRY_POINTS = "swin_quant.backends"  # the group of an installed package's BACKEND: no line of ours is needed
+_registered: dict[str, Backend] = {}
+
+
+def register(backend: Backend) -> Backend:
+    """Add a backend, for this process. UsageError if another one has its name."""
+    if backends().get(backend.name, backend) != backend:
+        raise UsageError(f"backend {backend.name!r}: there is one of that name already: choose another")
+    _registered[backend.name] = backend
+    return backend
+
+
+def backends() -> Mapping[str, Backend]:
+    """Every backend by its name: the built-in ones first."""
+    return MappingProxyType({**_found(), **_registered})
+
+
+def targets() -> dict[str, Backend]:
+    """Those that `export` writes for."""
+    return {name: backend for name, backend in backends().items() if backend.exports}
+
+
+def engines() -> dict[str, Backend]:
+    """Those with an engine."""
+    return {name: backend for name, backend in backends().items() if backend.load}
+
+
+def takers(artifact: str) -> list[Backend]:
+    """Those whose engine runs artifacts of a kind."""
+    return [backend for backend in engines().values() if artifact in backend.runs]
+
+
+def engines_for(artifact: str) -> tuple[str, ...]:
+    """The engines that run what is exported as a kind of artifact, as it is or after a build of their own."""
+    return tuple(
+        name for name, backend in engines().items() if backend.exports and backend.exports.artifact == artifact
+    )
+
+
+def target_named(name: str) -> Backend:
+    """A backend that exports. UsageError names those there are."""
+    return _named(name, targets(), "backend")
+
+
+def engine_named(name: str) -> Backend:
+    """A backend with an engine. UsageError names those there are."""
+    return _named(name, engines(), "engine")
+
+
+def exporter(name: str) -> Callable:
+    """The `export(model, card, folder, options)` of a backend."""
+    return function(target_named(name).exports.export)
+
+
+def engine_loader(name: str) -> Callable:
+    """The `load(artifact, options)` of an engine."""
+    return function(engine_named(name).load)
+
+
+def _named(name: str, known: Mapping[str, Backend], kind: str) -> Backend:
+    if name not in known:
+        raise UsageError(f"no {kind} {name!r}: there are {', '.join(known)}")
+    return known[name]
+
+
+@cache
+def _found() -> dict[str, Backend]:
+    """The BACKEND of each built-in module, and those that installed packages announce."""
+    found = {name: importlib.import_module(f"swin_quant.backends.{name}").BACKEND for name in BUILT_IN}
+    for entry in entry_points(group=ENTRY_POINTS):
+        whose = f"entry point {entry.name} of {entry.dist.name if entry.dist else 'a package'}"
+        try:
+            backend = entry.load()
+        except Exception as error:  # noqa: BLE001  whatever a foreign module may raise: ours go on without it
+            log.warning("%s: left out, it cannot be imported: %s", whose, error)
+            continue
+        if not isinstance(backend, Backend):
+            log.warning("%s: left out, it is no Backend", whose)
+        elif found.setdefault(backend.name, backend) != backend:
+            log.warning("%s: left out, another backend is called %s", whose, backend.name)
+    return found

@@ -1,0 +1,63 @@
+"""Engines on a GPU are timed by what the GPU does, each in a process of its own."""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from swin_quant.bench.clock import milliseconds
+from swin_quant.bench.interleave import interleave
+from swin_quant.bench.runner import Contender
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.torch_engines import torch_engines
+
+
+class Busy(nn.Module):
+    """Logits of pictures, after `products` products of large matrices that nobody waits for."""
+
+    def __init__(self, products: int) -> None:
+        super().__init__()
+        self.products = products
+        self.register_buffer("matrix", torch.randn(2048, 2048))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.products):
+            self.matrix = (self.matrix @ self.matrix).clamp(-1, 1)
+        return images.mean((2, 3)) + self.matrix[0, 0]
+
+
+def busy(products: int, device: str) -> Engine:
+    return torch_engines(Busy(products).to(device), torch.device(device), None)["float32"]
+
+
+def test_the_time_is_that_of_the_work_not_of_queueing_it(gpu):
+    if gpu.type != "cuda":
+        pytest.skip("a CPU queues nothing")
+    images = torch.zeros(1, 3, 8, 8, device=gpu)
+    engine = busy(200, str(gpu))
+    with torch.inference_mode():
+        engine(images)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        engine(images)
+        queued = 1000 * (time.perf_counter() - start)
+        torch.cuda.synchronize()
+        done = 1000 * (time.perf_counter() - start)
+        taken = milliseconds(engine, images)
+    assert queued < 0.8 * done and 0.5 * done < taken < 2 * done
+
+
+def test_contenders_run_where_their_engine_is(gpu):
+    products = (1, 200) if gpu.type == "cuda" else (1, 4)
+    few, many = (Contender(f"{n} products", partial(busy, n, str(gpu))) for n in products)
+    outputs = {}
+
+    def examine(runner):
+        outputs[runner.name] = runner.logits(torch.ones(2, 3, 8, 8))
+
+    one, other = interleave([few, replace(many, baseline=few.name)], [2], 2, 0.01, 8, afterwards=examine)
+    assert other.p50_ms > 2 * one.p50_ms > 0
+    assert all(logits.shape == (2, 3) and logits.device.type == "cpu" for logits in outputs.values())
