@@ -22,7 +22,7 @@ import torch
 from swin_quant.backends.registry import engine_named
 from swin_quant.bench import pictures, table
 from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.measure import BenchPlan, measure
+from swin_quant.bench.measure import BenchPlan, BenchReport, measure
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -113,7 +113,7 @@ def artifact(work: Path, model: str, engine: str, way: str) -> Path:
     return work / way / f"{model}_int8_{engine}.onnx"
 
 
-def measured(model: str, engine: str, args: argparse.Namespace) -> table.Report:
+def measured(model: str, engine: str, args: argparse.Namespace) -> BenchReport:
     """The plain and the safe file beside the float model, in this process's environment."""
     checkpoint = args.work / f"{model}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config
