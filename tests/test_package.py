@@ -64,7 +64,7 @@ def test_wheel_holds_the_configurations_where_they_are_looked_for(tmp_path, monk
     assert configs_dir() == ROOT / "configs"
     installed = tmp_path / mapping["configs"]
     installed.mkdir(parents=True)
-    monkeypatch.setattr("swin_quant.config.files.__file__", str(tmp_path / "swin_quant" / "config" / "files.py"))
+    monkeypatch.setattr("swin_quant.base.shipped.__file__", str(tmp_path / "swin_quant" / "base" / "shipped.py"))
     assert configs_dir() == installed
 
 

@@ -52,7 +52,7 @@ TRAINING = {
     "epochs": [],
 }
 HERE = Path(__file__).parent
-CARDS = [*(HERE / "cards").glob("*.json"), *(HERE.parent / "examples").rglob("*.json")]
+CARDS = [*HERE.glob("*.json"), *(HERE.parents[1] / "examples").rglob("*.json")]
 RESULT = Result("fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", sqnr_db=35.6)
 
 
