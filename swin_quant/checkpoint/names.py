@@ -1,7 +1,8 @@
 """One convention of names inside the house, Microsoft's (docs/reference, section 1.2); others are renamed.
 
 timm's patch merging concatenates the four neighbours in Microsoft's order, (0,0), (1,0), (0,1), (1,1), and its V2
-keeps `q_bias` and `v_bias` apart as Microsoft does: no tensor is changed, only names.
+keeps `q_bias` and `v_bias` apart as Microsoft does: no tensor is changed, only names. Those of transformers are in
+a file of their own.
 """
 
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint.transformers_names import NAME, from_transformers, uses_transformers_names
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         if convention.used_by(state):
             found.append(convention.name)
             state = _renamed(state, convention)
+    if uses_transformers_names(state):
+        found.append(NAME)
+        state = from_transformers(state)
     return state, " + ".join(dict.fromkeys(found)) or "microsoft"
 
 
