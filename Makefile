@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test faults lint clean
+.PHONY: help demo test faults fuzz test-cpus lint clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -28,6 +28,10 @@ test: lint  ## lint, then every test
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour
 	OMP_NUM_THREADS=1 FAULT_CASES=$(CASES) FAULT_TABLE=docs/results/faults.md $(BIN)/python -m pytest tests/faults
+
+fuzz: CASES ?= 5000
+fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliability.md); half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --cases $(CASES) --table docs/results/reliability.md
 
 test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short for a minute of it
 	WORKERS=$(WORKERS) $(BIN)/python tests/cpus.py $(FORM)

@@ -2,11 +2,21 @@
 
 from collections.abc import Iterable
 
+_LONGEST = 1500  # characters: more than any list of ours takes, less than a screenful
+
 
 class SwinQuantError(Exception):
-    """The work failed for a reason that is outside the program (exit code 1)."""
+    """The work failed for a reason that is outside the program (exit code 1).
+
+    The message is one printable line of bounded length, whatever file or library its words are from.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        line = one_line(" ".join(message.splitlines()))
+        half = _LONGEST // 2
+        super().__init__(line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}")
 
 
 class UsageError(SwinQuantError):

@@ -22,6 +22,7 @@ from swin_quant.quant.ranges import Statistics
 SUFFIX = ".stats.npz"
 MAX_BYTES = 64 * 1024 * 1024
 _HEADER = 4096  # bytes: more than numpy writes before the values of an array
+_MAGIC = b"\x93NUMPY\x01\x00"  # then two bytes of length and the text of the header: numpy.lib.format
 _LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within int64
 
 
@@ -61,13 +62,13 @@ def _part(archive: zipfile.ZipFile, name: str, dtype: type, shape: tuple[int, ..
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if not size <= info.file_size <= size + _HEADER:
         raise ValueError(f"{name} has another size")
-    data = archive.read(info)
-    buffer = io.BytesIO(data)
-    if np.lib.format.read_magic(buffer) != (1, 0):
+    header, _, values = archive.read(info).partition(b"\n")  # numpy's own reader evaluates the header as Python
+    if header[: len(_MAGIC)] != _MAGIC:
         raise ValueError(f"{name} is no array")
-    if np.lib.format.read_array_header_1_0(buffer) != (shape, False, np.dtype(dtype)):
+    wanted = f"{{'descr': {np.dtype(dtype).str!r}, 'fortran_order': False, 'shape': {shape}, }}"
+    if header[len(_MAGIC) + 2 :].rstrip() != wanted.encode():
         raise ValueError(f"{name} has another shape or type")
-    return np.frombuffer(data, dtype, offset=buffer.tell()).reshape(shape)
+    return np.frombuffer(values, dtype).reshape(shape)
 
 
 def _check(counts: NDArray[np.int64], width: NDArray[np.float64], largest: NDArray[np.float64]) -> None:

@@ -78,6 +78,7 @@ BROKEN = {
     "in another order": {"counts": np.asfortranarray(GOOD)},
     "a header that lies": {"counts": lie((3, 2**50))},
     "a header that counts down": {"counts": lie((-3, BINS))},
+    "a header of no Python": {"counts": lie((3, BINS)).replace(b", 'fortran", b" (\n'fortran")},
     "objects": {"width": np.array([object()] * 3)},
     "a pickle": {"width": b"cos\nsystem\n(S'true'\ntR."},
     "nothing": {"counts": b""},

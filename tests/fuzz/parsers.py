@@ -1,0 +1,368 @@
+"""The parsers that are attacked: what a valid file of each is, made here, and how the tool would read it.
+
+A case is a folder of files. `parse` may succeed or raise a SwinQuantError; all else that it does is a fault.
+"""
+
+import contextlib
+import csv
+import functools
+import importlib.util
+import io
+import json
+import random
+import sys
+import tempfile
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from swin_quant.backends import onnx_metadata
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
+from swin_quant.backends.onnx_file import open_onnx, read_model
+from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.base.distributed import World
+from swin_quant.base.shipped import configs_dir
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
+from swin_quant.checkpoint import load_calibrated
+from swin_quant.cli import report
+from swin_quant.config import from_dict, load_config, to_dict
+from swin_quant.data.pictures import UnreadablePicture, decode
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.zip import ZipPictures
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.histogram import BINS
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
+from swin_quant.quant.ranges import Statistics
+from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
+from swin_quant.tasks.predict import class_names
+from swin_quant.train.outdir import open_folder
+from swin_quant.train.recipe import Recipe
+from swin_quant.train.recipes import load_recipe
+from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
+from swin_quant.train.snapshot import FORMAT
+from swin_quant.train.state import Position, TrainingState, check_snapshot
+
+Files = dict[str, bytes]
+TESTS = Path(__file__).parents[1]
+MICRO = {"EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
+NODES = ["layers.0.a_quantizer", "layers.0.b_quantizer"]
+DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`valid()`: folders that the parser accepts, as {name: bytes}; `parse(folder)`: what the tool does with one.
+
+    `refuses`: False where damage is passed over with a warning.
+    """
+
+    name: str
+    valid: Callable[[], list[Files]]
+    parse: Callable[[Path], object]
+    refuses: bool = True
+
+
+@functools.cache
+def config():
+    keys = {f"MODEL.SWIN.{key}": value for key, value in MICRO.items()}
+    return load_config(
+        configs_dir() / "demo" / "swin_digits.yaml",
+        overrides={"DATA.IMG_SIZE": 8, "MODEL.NUM_CLASSES": 3, "MODEL.NAME": "micro", **keys},
+    )
+
+
+@functools.cache
+def model() -> nn.Module:
+    """A calibrated micro model."""
+    torch.manual_seed(0)
+    made = build_model(config()).eval()
+    apply_policy(made, load_policy("ft-mode1"))
+    calibrate(made, [torch.randn(4, 3, 8, 8)])
+    return made
+
+
+def encoded(content: object, save: Callable = torch.save, **options) -> bytes:
+    buffer = io.BytesIO()
+    save(content, buffer, **options)
+    return buffer.getvalue()
+
+
+# Checkpoints
+
+
+def pickled(legacy: bool) -> list[Files]:
+    state = model().state_dict()
+    training = {"optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}, "epoch": 3, "config": {"A": (1, "x")}}
+    contents = [{"model": state, **training}, state, {key: value.half() for key, value in state.items()}]
+    return [{"x.pth": encoded(content, _use_new_zipfile_serialization=not legacy)} for content in contents]
+
+
+def safe_tensors() -> list[Files]:
+    state = {key: value.contiguous() for key, value in model().state_dict().items()}
+    return [{"x.safetensors": save_tensors(kept)} for kept in (state, {key: v.double() for key, v in state.items()})]
+
+
+def load(name: str, folder: Path) -> None:
+    load_calibrated(model(), folder / name)
+
+
+# Texts
+
+
+def card(**more) -> RunCard:
+    return RunCard(
+        "micro",
+        to_dict(config()),
+        Preprocess.from_config(config()).to_dict(),
+        source={"file": "x.pth", "sha256": "1" * 64, "format": "pth", "path": "../x.pth"},
+        policy=load_policy("ft-mode1").to_dict(),
+        **more,
+    )
+
+
+def measured(precision: str, engine: str = "torch", policy: str | None = None) -> dict:
+    return asdict(
+        Result(engine, precision, policy, DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", agreement=99.0, sqnr_db=35.6)
+    )
+
+
+def cards() -> list[Files]:
+    stored = [file.read_bytes() for file in sorted((TESTS / "cards").glob("*.json"))]
+    own = card(results=[measured("float32"), measured("int8", "torch fake-quant", "ft-mode1")])
+    return [{"x.json": data} for data in (json.dumps(own.to_dict()).encode(), *stored)]
+
+
+def read_card(folder: Path) -> None:
+    read = RunCard.read(folder / "x.json")
+    read.measured()
+    from_dict(read.config, "config")
+    Preprocess.from_dict(read.preprocess)
+    if read.policy:
+        policy_from_dict(read.policy, "policy")
+
+
+def reports() -> list[Files]:
+    files = [found["x.json"] for found in cards()]
+    return [{"a.json": one, "b.json": other} for one, other in zip(files, [*files[1:], files[0]], strict=True)]
+
+
+def make_report(folder: Path) -> None:
+    for form in ("terminal", "markdown", "csv", "json"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            report.run(Namespace(cards=[str(folder)], format=form, output=None), World())
+
+
+def shipped(kind: str) -> list[Files]:
+    """The YAML files of a folder of ours, as they are and in flow style."""
+    texts = [file.read_text() for file in sorted((configs_dir() / kind).glob("[!_]*.yaml"))]
+    flow = [yaml.safe_dump(yaml.safe_load(text), default_flow_style=True, width=1000) for text in texts]
+    return [{"x.yaml": text.encode()} for text in (*texts, *flow)]
+
+
+def configs() -> list[Files]:
+    base = b"MODEL: {TYPE: swin, NAME: base, SWIN: {WINDOW_SIZE: 7}}\nDATA:\n  IMG_SIZE: 224\n"
+    own = b"BASE: ['b.yaml']\nMODEL:\n  NUM_CLASSES: 10\n  SWIN:\n    DEPTHS: [2, 2, 6, 2]\nTRAIN: {BASE_LR: 1e-4}\n"
+    flow = (
+        b'{"BASE": "b.yaml", "MODEL": {"SWIN": {"DEPTHS": [2], "NUM_HEADS": [3]}}, "AUG": {"CUTMIX_MINMAX": [0.2, 1]}}'
+    )
+    return [{"b.yaml": base, "x.yaml": text} for text in (own, flow)]
+
+
+def rules(folder: Path) -> None:
+    settings_for(model(), load_policy(str(folder / "x.yaml")))
+
+
+def tuner_files() -> list[Files]:
+    entries = [Tuned(1, 128 * i, 64 * i, 32, 21, 0, 20, 0, 0, 0, 0, 15, 0.01 * i) for i in range(1, 6)]
+    return [_written("x.in", functools.partial(write_tuned, entries=found)) for found in (entries, entries[::-1])]
+
+
+def _written(name: str, write: Callable[[Path], object]) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder, name))
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+def step_tables() -> list[Files]:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(
+        [STEP_COLUMNS, *([i, 1, i, 0.5, 1e-3, "", 2, 9] for i in range(9))]
+    )
+    return [{STEPS: buffer.getvalue().encode()}, {STEPS: (",".join(STEP_COLUMNS) + "\n").encode()}]
+
+
+def resume_table(folder: Path) -> None:
+    Table(folder / STEPS, STEP_COLUMNS, 5).add({"total": 6})
+
+
+def statistics() -> list[Files]:
+    rng = np.random.default_rng(0)
+    rows = {name: Statistics(rng.integers(0, 9, BINS), 0.5, 0.5 * BINS) for name in NODES}
+    sparse = {name: Statistics(np.eye(1, BINS, dtype=np.int64)[0], 2.0**-100, 0.0) for name in NODES}
+    return [{"x.stats.npz": statistics_bytes(found)} for found in (rows, sparse)]
+
+
+# Pictures
+
+
+def picture(kind: str, mode: str, seed: int = 0, **options) -> bytes:
+    noise = np.random.default_rng(seed).integers(0, 256, (24, 32, 4), dtype=np.uint8)
+    grey = mode.startswith("I;16")
+    image = Image.fromarray(noise[..., 0].astype(np.uint16) * 257) if grey else Image.fromarray(noise).convert(mode)
+    return encoded(kind, lambda kind, file, **more: image.save(file, kind, **more), **options)
+
+
+def pictures(*kinds: tuple) -> list[Files]:
+    return [{"x": picture(kind, mode, **(more[0] if more else {}))} for kind, mode, *more in kinds]
+
+
+PNGS = [("PNG", "RGB"), ("PNG", "I;16"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", "1")]
+JPEGS = [("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("JPEG", "RGB", {"progressive": True})]
+OTHERS = [("GIF", "P"), ("BMP", "RGB"), ("TIFF", "RGB"), ("TIFF", "L", {"compression": "tiff_lzw"}), ("TIFF", "I;16"),
+          ("WEBP", "RGB"), ("PPM", "RGB"), ("PPM", "L")]  # fmt: skip
+
+
+def see(folder: Path) -> None:
+    decode((folder / "x").read_bytes(), "x")
+
+
+def archives() -> list[Files]:
+    found = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method) as archive:
+            for number in range(4):
+                archive.writestr(f"c{number % 3}/{number}.png", picture("PNG", "RGB", number))
+        lines = "".join(f"c{number % 3}/{number}.png\t{number % 3}\n" for number in range(4))
+        found.append({"val.zip": buffer.getvalue(), "val_map.txt": lines.encode(), "classes.txt": b"cat\ndog\nfox\n"})
+    return found
+
+
+def read_archive(folder: Path) -> None:
+    opened = ZipPictures(folder, "val", 3)
+    for index in range(min(len(opened), 8)):
+        with contextlib.suppress(UnreadablePicture):
+            opened.read(index)
+
+
+def labels() -> list[Files]:
+    return [{"x.txt": text.encode()} for text in ("cat\ndog\nfox\n", "\ufeffchat\n\nchien\r\nrenard é")]
+
+
+# Graphs and exports
+
+
+def graphs() -> list[Files]:
+    path = TESTS / "backends" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("graphs_of_tests", path)
+    nets = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclass looks for its module there
+    spec.loader.exec_module(nets)
+    found = []
+    for net in (nets.SmallNet(), nets.SmallNet(int8=False, opset=17, batch=2), nets.SmallNet(dtype=np.float16)):
+        proto = net.proto()
+        onnx_metadata.write(proto, card(), {"batch": 2}, ["cat", "dog"])
+        found.append({"x.onnx": proto.SerializeToString(), "x.data": bytes(4096)})
+    proto = nets.SmallNet(opset=18).proto()
+    for tensor in (each for each in proto.graph.initializer if each.name in ("fc1.weight", "head.weight")):
+        tensor.data_location = 1
+        for key, value in (("location", "x.data"), ("offset", "0"), ("length", str(len(tensor.raw_data)))):
+            entry = tensor.external_data.add()
+            entry.key, entry.value = key, value
+        tensor.ClearField("raw_data")
+    return [*found, {"x.onnx": proto.SerializeToString(), "x.data": np.ones(2048, np.float32).tobytes()}]
+
+
+def open_graph(folder: Path) -> None:
+    try:
+        open_onnx(folder / "x.onnx")
+    finally:  # what is no classifier is still looked into
+        found = read_model(folder / "x.onnx")
+        inspect_model(found)
+        onnx_metadata.read(found)
+
+
+@functools.cache
+def artifact(sm: int) -> tuple[Files, dict]:
+    made: list[Artifact] = []
+    files = _written("out", lambda folder: made.append(export(model(), card(), folder.parent, Options(sm=sm))))
+    names = {"x.safetensors": made[0].file.name, "x_manifest.json": f"{made[0].file.stem}_manifest.json"}
+    manifest = json.loads(files[names["x_manifest.json"]])
+    kept = {"x.safetensors": files[names["x.safetensors"]]}
+    return kept | {"x_manifest.json": json.dumps(manifest | {"file": "x.safetensors"}).encode()}, made[0].card.artifact
+
+
+def exports() -> list[Files]:
+    return [artifact(80)[0], artifact(75)[0]]
+
+
+def read_artifact(folder: Path) -> None:
+    read_export(Artifact(folder / "x.safetensors", replace(card(), artifact=artifact(80)[1])))
+
+
+# Training
+
+
+@functools.cache
+def state() -> TrainingState:
+    made = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    optimizer = torch.optim.AdamW(made.parameters())
+    made(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return TrainingState(made, optimizer, schedule, torch.amp.GradScaler("cpu", enabled=False), None, Position())
+
+
+SETTINGS = {"epochs": Recipe().epochs, "seed": 0}
+SNAPSHOT = "snapshots/step_000000001.pt"
+
+
+def snapshots() -> list[Files]:
+    random.seed(0)
+    content = {"format": FORMAT, "settings": SETTINGS, **state().capture()}
+    later = content | {"position": asdict(Position(epoch=2, total=9, best_epoch=1, epochs=[{"epoch": 1, "total": 4}]))}
+    return [{SNAPSHOT: encoded(found)} for found in (content, later)]
+
+
+def go_on(folder: Path) -> None:
+    check = functools.partial(check_snapshot, model=state().model)
+    content = open_folder(folder, SETTINGS, True, False, 2, check)
+    if content:
+        state().restore(content)
+
+
+PARSERS = (
+    Parser("checkpoint .pth", lambda: pickled(legacy=False), functools.partial(load, "x.pth")),
+    Parser("checkpoint .pth, before torch 1.6", lambda: pickled(legacy=True), functools.partial(load, "x.pth")),
+    Parser("checkpoint .safetensors", safe_tensors, functools.partial(load, "x.safetensors")),
+    Parser("run card", cards, read_card),
+    Parser("report", reports, make_report),
+    Parser("policy", lambda: shipped("policies"), rules),
+    Parser("configuration", configs, lambda folder: load_config(folder / "x.yaml")),
+    Parser("recipe", lambda: shipped("recipes"), lambda folder: load_recipe(str(folder / "x.yaml"))),
+    Parser("zip and map", archives, read_archive),
+    Parser("class names", labels, lambda folder: class_names(3, str(folder / "x.txt"))),
+    Parser("PNG", lambda: pictures(*PNGS), see),
+    Parser("JPEG", lambda: pictures(*JPEGS), see),
+    Parser("other pictures", lambda: pictures(*OTHERS), see),
+    Parser("ONNX", graphs, open_graph),
+    Parser("FasterTransformer export", exports, read_artifact),
+    Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
+    Parser("statistics", statistics, lambda folder: read_statistics(folder / "x.stats.npz", NODES)),
+    Parser("snapshot", snapshots, go_on),
+    Parser("steps.csv", step_tables, resume_table, refuses=False),
+)
