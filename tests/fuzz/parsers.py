@@ -27,7 +27,7 @@ from torch import nn
 
 from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.fastertransformer.export import Options, export
+from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
 from swin_quant.backends.onnx_file import open_onnx, read_model
@@ -299,7 +299,9 @@ def open_graph(folder: Path) -> None:
 @functools.cache
 def artifact(sm: int) -> tuple[Files, dict]:
     made: list[Artifact] = []
-    files = _written("out", lambda folder: made.append(export(model(), card(), folder.parent, Options(sm=sm))))
+    files = _written(
+        "out", lambda folder: made.append(export(model(), card(), folder.parent, FasterTransformerOptions(sm=sm)))
+    )
     names = {"x.safetensors": made[0].file.name, "x_manifest.json": f"{made[0].file.stem}_manifest.json"}
     manifest = json.loads(files[names["x_manifest.json"]])
     kept = {"x.safetensors": files[names["x.safetensors"]]}
