@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
-from swin_quant.engines.scores import Engine as Run
+from swin_quant.engines.carry import Run
 
 FAKE_QUANT = "torch fake-quant"
 EAGER = "torch"

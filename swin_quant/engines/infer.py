@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.progress import track
-from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
+from swin_quant.engines.carry import carry, readable
 from swin_quant.engines.engine import Engine
 
 
@@ -45,21 +45,16 @@ def infer(
     chosen = _spread(len(pictures), count)
     limit = UnreadableLimit(len(chosen), max_unreadable)
     batches = chunks(chosen, min([batch_size, *(engine.max_batch for engine in engines.values() if engine.max_batch)]))
-    loaded = load_batches(pictures, preprocess, batches, default_workers(workers, 1, len(chosen)))
+    workers = default_workers(workers, 1, len(chosen))
+    loaded = readable(pictures, preprocess, batches, limit, workers, f"running {', '.join(engines)}")
     names: list[str] = []
     labels: list[Tensor] = []
     logits: dict[str, list[Tensor]] = {key: [] for key in engines}
-    with torch.inference_mode():
-        for batch in track(loaded, f"running {', '.join(engines)}", len(batches)):
-            limit.count(batch.unreadable)
-            limit.check()
-            if not batch.indices:
-                continue
-            names += [pictures.names[index] for index in batch.indices]
-            labels.append(batch.labels)
-            images = batch.images.to(device)
-            for key, engine in engines.items():
-                logits[key].append(_checked(key, engine(images), len(batch.indices), classes))
+    for batch, answers in carry(engines, loaded, device):
+        names += [pictures.names[index] for index in batch.indices]
+        labels.append(batch.labels)
+        for key, answer in answers.items():
+            logits[key].append(_checked(key, answer.logits, len(batch.indices), classes))
     return Inferred(names, torch.cat(labels), {key: torch.cat(parts) for key, parts in logits.items()}, limit.names)
 
 
@@ -71,9 +66,6 @@ def _spread(total: int, count: int | None) -> list[int]:
 
 
 def _checked(key: str, logits: Tensor, pictures: int, classes: int) -> Tensor:
-    logits = logits.float().cpu()
     if logits.shape != (pictures, classes):
         raise SwinQuantError(f"{key}: logits are {list(logits.shape)}, not [{pictures}, {classes}]: another model's")
-    if not logits.isfinite().all():
-        raise SwinQuantError(f"{key}: logits hold NaN or infinity for {pictures} pictures")
-    return logits
+    return logits.cpu()

@@ -5,8 +5,7 @@ so that ranks with unequal shares never wait for each other, and every picture c
 """
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 from swin_quant.base.distributed import all_sum
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
+from swin_quant.engines.carry import Run, carry
 
-Engine = Callable[[Tensor], Tensor]
 _WARM_UP_BATCHES = 1
 
 
@@ -71,48 +70,24 @@ class Score:
 
 
 def evaluate(
-    engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, collective: bool = False
+    engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device, collective: bool = False
 ) -> dict[str, Score]:
-    """Score `engines` (images [B, 3, H, W] -> logits [B, classes]) on this rank's batches; the result is of all ranks.
+    """Score `engines` on this rank's batches; the result is of all ranks. `collective` as in `carry`.
 
-    `collective`: the passes of the ranks wait for each other, so that a batch without a picture is one, too.
     ms_per_picture is wall time of the forward passes, after a first batch of warm-up where there are more.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
     sums = {name: _Sums() for name in engines}
-    with torch.inference_mode():
-        for number, batch in enumerate(batches):
-            if len(batch.labels):
-                _add_batch(engines, batch, device, sums, timed=number >= _WARM_UP_BATCHES)
-            elif collective:
-                for engine in engines.values():
-                    engine(batch.images.to(device))
+    for number, (batch, answers) in enumerate(carry(engines, batches, device, collective)):
+        labels, baseline = batch.labels.to(device), next(iter(answers.values())).logits
+        for name, answer in answers.items():
+            if number >= _WARM_UP_BATCHES:
+                sums[name].seconds += answer.seconds
+                sums[name].timed += len(labels)
+            sums[name].add(answer.logits, labels, baseline)
     rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
     totals = dict(zip(engines, (_Sums(*row) for row in all_sum(rows, device).tolist()), strict=True))
     return {name: _score(name, total) for name, total in totals.items()}
-
-
-def _add_batch(
-    engines: Mapping[str, Engine], batch: Batch, device: torch.device, sums: dict[str, _Sums], timed: bool
-) -> None:
-    images, labels = batch.images.to(device), batch.labels.to(device)
-    baseline: Tensor | None = None
-    for name, engine in engines.items():
-        start = _now(device)
-        logits = engine(images).float()
-        if timed:
-            sums[name].seconds += _now(device) - start
-            sums[name].timed += len(labels)
-        if not logits.isfinite().all():
-            raise SwinQuantError(f"engine {name}: logits hold NaN or infinity for {len(labels)} pictures")
-        baseline = logits if baseline is None else baseline
-        sums[name].add(logits, labels, baseline)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _score(name: str, total: _Sums) -> Score:

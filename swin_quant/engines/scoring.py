@@ -1,9 +1,10 @@
 """Scoring engines: accuracy and agreement of each on the same pictures, as results for a run card."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
@@ -11,11 +12,12 @@ from swin_quant.base.errors import listed
 from swin_quant.base.progress import log, track
 from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.config.geometry import check_channels
-from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
+from swin_quant.engines.carry import readable
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.scores import Score, evaluate
 
@@ -36,8 +38,43 @@ def score_engines(
     comparisons. Every rank scores its share; all return the same results.
     """
     pictures = open_labelled(cfg, split, world)
-    scores, unreadable = _score(engines, pictures, preprocess, cfg, world, max_unreadable)
     dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
+    how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable)
+    return score_pictures(engines, pictures, preprocess, *how)
+
+
+def score_pictures(
+    engines: Mapping[str, Engine],
+    pictures: Pictures,
+    preprocess: Preprocess,
+    dataset: DatasetRecord,
+    batch_size: int,
+    workers: int = 0,
+    world: World = World(),  # noqa: B008
+    max_unreadable: float = 0.01,
+) -> dict[str, Result]:
+    """As `score_engines`, on labelled pictures that are open already."""
+    indices = chunks(shard(range(len(pictures)), world.rank, world.size), batch_size)
+    limit = UnreadableLimit(len(pictures), max_unreadable)
+    loaded = readable(pictures, preprocess, indices, limit, workers, f"scoring {', '.join(engines)}")
+    scores = evaluate(engines, loaded, world.device)
+    limit.count(gather(limit.names))
+    limit.check()
+    if limit.names:
+        log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
+    return results_of(engines, scores, dataset, batch_size, world.device, sorted(limit.names))
+
+
+def results_of(
+    engines: Mapping[str, Engine],
+    scores: Mapping[str, Score],
+    dataset: DatasetRecord,
+    batch_size: int,
+    device: torch.device,
+    unreadable: Sequence[str] = (),
+) -> dict[str, Result]:
+    """Scores as a run card keeps them."""
     results = {}
     for key, score in scores.items():
         measured = asdict(score)
@@ -49,8 +86,8 @@ def score_engines(
             policy=engines[key].policy,
             policy_sha256=engines[key].policy_sha256,
             dataset=dataset,
-            batch_size=cfg.DATA.BATCH_SIZE,
-            device=world.device.type,
+            batch_size=batch_size,
+            device=device.type,
             unreadable=len(unreadable),
             note=f"unreadable: {listed(unreadable)}" if unreadable else None,
             weights=engines[key].weights,
@@ -80,30 +117,3 @@ def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None
         world=world.size,
         track=lambda indices: track(indices, f"reading {split}", len(indices)),
     )
-
-
-def _score(
-    engines: Mapping[str, Engine],
-    pictures: Pictures,
-    preprocess: Preprocess,
-    cfg: CfgNode,
-    world: World,
-    max_unreadable: float,
-) -> tuple[dict[str, Score], list[str]]:
-    batches = chunks(shard(range(len(pictures)), world.rank, world.size), cfg.DATA.BATCH_SIZE)
-    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
-    limit = UnreadableLimit(len(pictures), max_unreadable)
-
-    def readable():
-        loaded = load_batches(pictures, preprocess, batches, workers)
-        for batch in track(loaded, f"scoring {', '.join(engines)}", len(batches)):
-            limit.count(batch.unreadable)
-            limit.check()
-            yield batch
-
-    scores = evaluate(engines, readable(), world.device)
-    limit.count(gather(limit.names))
-    limit.check()
-    if limit.names:
-        log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
-    return scores, sorted(limit.names)
