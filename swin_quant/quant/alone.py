@@ -1,7 +1,7 @@
 """Batches whose pictures show every node, to the bit, what each of them shows alone on one thread.
 
 In which order a CPU adds up a matrix product may depend on the rows beside a row and on the number of threads. MKL
-promises that it does not (MKL_CBWR in swin_quant/__init__.py), but keeps that on some CPUs only, and other libraries
+promises that it does not (MKL_CBWR, see base/reproducible.py), but keeps that on some CPUs only, and other libraries
 promise nothing. So a batch of a new size is tried: its first and last picture also run alone, on one thread. Where a
 node sees other bits, what the batch has shown is taken back, and its pictures run one by one: slower, and the same on
 every number of ranks and threads and in batches of any size.

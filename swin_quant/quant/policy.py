@@ -72,6 +72,26 @@ class Policy:
         """This policy with more rules behind its own."""
         return replace(self, rules=self.rules + rules)
 
+    def on(self, *selectors: str) -> "Policy":
+        """This policy with the nodes that `selectors` name enabled, under a name that says so."""
+        return self._with(Rule(enable=selectors), *(f"+{selector}" for selector in selectors))
+
+    def off(self, *selectors: str) -> "Policy":
+        """This policy with the nodes that `selectors` name disabled, under a name that says so."""
+        return self._with(Rule(disable=selectors), *(f"-{selector}" for selector in selectors))
+
+    def bits(self, selector: str, bits: int) -> "Policy":
+        """This policy with `bits` (2 to 8) for the nodes that `selector` names, under a name that says so."""
+        return self._with(Rule(nodes=(selector,), bits=bits), f"{selector}={bits}")
+
+    def granularity(self, selector: str, granularity: str) -> "Policy":
+        """This policy with ranges `per-tensor` or `per-channel` for the weights that `selector` names."""
+        return self._with(Rule(nodes=(selector,), granularity=granularity), f"{selector}={granularity}")
+
+    def _with(self, rule: Rule, *words: str) -> "Policy":
+        changed = replace(self.and_then(rule), name=" ".join((self.name, *words)))
+        return policy_from_dict(changed.to_dict(), f"policy {changed.name}")
+
 
 def policy_from_dict(data: Any, source: str) -> Policy:
     """Check plain data and make a Policy of it; UsageError names `source` and the key."""

@@ -1,13 +1,13 @@
 """Post-training quantization, start to end: float checkpoint and pictures in, calibrated checkpoint and card out."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
@@ -23,6 +23,7 @@ from swin_quant.config.geometry import check_channels
 from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
@@ -96,12 +97,9 @@ def calibrate_checkpoint(
     model.to(world.device)
 
     preprocess = Preprocess.from_config(cfg)
-    calibration, record, some = _calibrate(model, cfg, preprocess, plan, world)
-    report_findings(calibration)
-    if check := check_ranges(model, calibration, plan.method, some):
-        if world.is_main:
-            _report_check(check, record["method"], policy)
-        record["check"] = CheckRecord(policy=policy.name, **finite(asdict(check)))
+    pictures, transform = _open(cfg, plan), _transform(cfg, preprocess, plan)
+    found = calibrate_pictures(model, pictures, transform, plan, world, _workers(cfg, plan, world))
+    record = found.checked(model, policy, world)
     card = RunCard(
         name=cfg.MODEL.NAME,
         config=portable_config(cfg),
@@ -111,7 +109,7 @@ def calibrate_checkpoint(
         calibration=record,
         training=calibrated_again(before),
     )
-    return finish(model, path, card, calibration, world)
+    return finish(model, path, card, found.calibration, world)
 
 
 def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
@@ -149,7 +147,7 @@ def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
 
 
 def save_with_card(
-    model: Swin, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
+    model: nn.Module, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
 ) -> RunCard:
     """Write a calibrated checkpoint and the `others`, then the card that holds its hash; returns that card."""
     save_calibrated(model, path, by_channel)
@@ -162,48 +160,48 @@ def save_with_card(
     return card
 
 
-def _calibrate(
-    model: Swin, cfg: CfgNode, preprocess: Preprocess, plan: CalibrationPlan, world: World
-) -> tuple[Calibration, CalibrationRecord, list[CheckBatch]]:
-    """What was found, how it is recorded, and this rank's part of the first pictures, for `check_ranges`."""
-    pictures = open_pictures(
-        cfg.DATA.DATA_PATH,
-        plan.split,
-        zip_mode=cfg.DATA.ZIP_MODE,
-        cache_mode="no",  # a sample is read once
-        num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None,  # folders may be flat, maps have labels
-    )
-    transform: Transform = augmented(cfg, plan.seed) if plan.augment else preprocess
+@dataclass(frozen=True)
+class Found:
+    """What a calibration found, how it is recorded, and this rank's part of the first pictures, for the check."""
+
+    calibration: Calibration
+    record: CalibrationRecord
+    method: Method
+    some: Sequence[CheckBatch]
+
+    def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
+        """The record, with what the ranges cost under `policy`, which is applied; what is wrong is said on rank 0."""
+        report_findings(self.calibration)
+        check = check_ranges(model, self.calibration, self.method, self.some)
+        if check is None:
+            return self.record
+        if world.is_main:
+            _report_check(check, self.record["method"], policy)
+        return {**self.record, "check": CheckRecord(policy=policy.name, **finite(asdict(check)))}
+
+
+def calibrate_pictures(
+    model: nn.Module,
+    pictures: Pictures,
+    transform: Transform,
+    plan: CalibrationPlan,
+    world: World = World(),  # noqa: B008
+    workers: int = 0,
+) -> Found:
+    """Give every node of `model` its range from a seeded sample of `pictures`, the same on any number of ranks."""
     limit = UnreadableLimit(len(pictures), plan.max_unreadable)
-    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.batches * plan.batch_size)
     numbered = calibration_batches(
-        pictures,
-        transform,
-        plan.batches,
-        plan.batch_size,
-        plan.seed,
-        limit,
-        world.rank,
-        world.size,
-        workers,
+        pictures, transform, plan.batches, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
     )
     used: list[tuple[int, list[str]]] = []
-    shown: list[tuple[int, Tensor]] = []
-    some: list[CheckBatch] = []
 
-    def images() -> Iterator[Tensor]:
+    def images() -> Iterator[tuple[int, Tensor]]:
         mine = len(range(world.rank, plan.batches, world.size))
         for number, batch in track(numbered, "calibrating", mine):
             used.append((number, [pictures.names[index] for index in batch.indices]))
-            shown[:] = [(number, batch.images.to(world.device))]
-            yield shown[0][1]
+            yield number, batch.images.to(world.device)
 
-    def keep(logits: Tensor) -> None:
-        ((number, batch),) = shown
-        if (wanted := PICTURES - number * plan.batch_size) > 0:
-            some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
-
-    calibration = calibrate(model, images(), plan.method, keep)
+    calibration, some = calibrate_numbered(model, images(), plan.method, plan.batch_size)
     limit.count(gather(limit.names))
     limit.check()
     names = [name for _, batch in sorted(gather(used)) for name in batch]
@@ -221,17 +219,55 @@ def _calibrate(
         beyond_half=calibration.beyond_half,
         **found_by(plan.method, model, calibration),
     )
-    return calibration, record, some
+    return Found(calibration, record, plan.method, some)
 
 
-def _methods(model: Swin, method: Method) -> list[str]:
+def calibrate_numbered(
+    model: nn.Module, batches: Iterable[tuple[int, Tensor]], method: Method, batch_size: int
+) -> tuple[Calibration, list[CheckBatch]]:
+    """Calibrate on (number, images [B, 3, H, W]); also the first pictures of all ranks with their float logits."""
+    shown: list[tuple[int, Tensor]] = []
+    some: list[CheckBatch] = []
+
+    def images() -> Iterator[Tensor]:
+        for numbered in batches:
+            shown[:] = [numbered]
+            yield numbered[1]
+
+    def keep(logits: Tensor) -> None:
+        ((number, batch),) = shown
+        if (wanted := PICTURES - number * batch_size) > 0:
+            some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
+
+    return calibrate(model, images(), method, keep), some
+
+
+def _open(cfg: CfgNode, plan: CalibrationPlan) -> Pictures:
+    return open_pictures(
+        cfg.DATA.DATA_PATH,
+        plan.split,
+        zip_mode=cfg.DATA.ZIP_MODE,
+        cache_mode="no",  # a sample is read once
+        num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None,  # folders may be flat, maps have labels
+    )
+
+
+def _transform(cfg: CfgNode, preprocess: Preprocess, plan: CalibrationPlan) -> Transform:
+    return augmented(cfg, plan.seed) if plan.augment else preprocess
+
+
+def _workers(cfg: CfgNode, plan: CalibrationPlan, world: World) -> int:
+    return default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.batches * plan.batch_size)
+
+
+def _methods(model: nn.Module, method: Method) -> list[str]:
     """The range methods of the activation nodes that are on, or of all where none is."""
     nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
     on = [node for node in nodes if node.enabled] or nodes
     return sorted({method.for_bits(node.bits) for node in on})
 
 
-def found_by(method: Method, model: Swin, calibration: Calibration) -> dict[str, Any]:
+def found_by(method: Method, model: nn.Module, calibration: Calibration) -> dict[str, Any]:
     """What a calibration record says of the search itself."""
     methods = _methods(model, method)
     return {
