@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swin_quant.base.reproducible import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
@@ -49,6 +50,7 @@ CASES: dict[str, Case] = {
 
 
 def main() -> None:
+    reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cfg", default="swin_tiny_patch4_window7_224")
     parser.add_argument("--data-path", default="")

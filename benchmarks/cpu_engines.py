@@ -23,6 +23,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
+from swin_quant.base.reproducible import reproducible
 from swin_quant.bench import table
 from swin_quant.bench.cpu import usable_cores
 from swin_quant.bench.measure import BenchPlan, measure, noise
@@ -46,6 +47,7 @@ CALIBRATION = 16  # pictures
 
 
 def main() -> None:
+    reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
     parser.add_argument("--work", type=Path, default=Path("out/cpu_engines"))

@@ -25,6 +25,7 @@ from swin_quant.backends.fastertransformer.arithmetic import as_half, layer_norm
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.backends.fastertransformer.weights import WeightSource
+from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
@@ -177,6 +178,7 @@ def rows(checkpoint: str, data_path: str, zipped: bool, count: int) -> Iterator[
 
 
 def main() -> None:
+    reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--data-path", required=True)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from swin_quant.base.reproducible import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
@@ -33,6 +34,7 @@ MODELS = (
 
 
 def main() -> None:
+    reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, default=32)

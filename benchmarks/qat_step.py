@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_quant.base.reproducible import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
@@ -34,6 +35,7 @@ MODES = ("float", "frozen", "learned")
 
 
 def main() -> None:
+    reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["swin_digits", "swinv2_digits"])
     parser.add_argument("--batch", type=int, default=64)

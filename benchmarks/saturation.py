@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from swin_quant.backends.registry import engine_named
+from swin_quant.base.reproducible import reproducible
 from swin_quant.bench import pictures, table
 from swin_quant.bench.cpu import usable_cores
 from swin_quant.bench.measure import BenchPlan, BenchReport, measure
@@ -41,6 +42,7 @@ FAKE_QUANT, OWN = "torch fake-quant", "onnxruntime, default session"
 
 
 def main() -> None:
+    reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--pictures", type=int, default=1000)

@@ -1,9 +1,64 @@
-"""swin-quant: Swin Transformer V1 and V2 from a float checkpoint to INT8 that was measured."""
+"""swin-quant: Swin Transformer V1 and V2 from a float checkpoint to INT8 that was measured.
 
-import os
+    import swin_quant as sq
 
-# MKL reads this once, at its first call. STRICT makes a matrix product independent of the thread count and
-# of the other rows in the batch, so that calibration over 1 or 2 ranks, or batch 1 or 32, is bit-identical.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    model = sq.load("swin_tiny_patch4_window7_224.pth")
+    sq.calibrate(model, sq.pictures("imagenet", "train", 80), sq.policy("qdq").off("layers.3.*"))
+    print(sq.evaluate(model, sq.pictures("imagenet", "val")))
+    engine = sq.export(model, "openvino", "out").load()
+    logits = engine(images)
+
+Importing it changes nothing in the process; what is slow is imported when it is asked for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swin_quant.base.reproducible import reproducible as reproducible
+    from swin_quant.face.calibration import calibrate as calibrate
+    from swin_quant.face.evaluation import Evaluation as Evaluation
+    from swin_quant.face.evaluation import evaluate as evaluate
+    from swin_quant.face.exporting import Exported as Exported
+    from swin_quant.face.exporting import artifact as artifact
+    from swin_quant.face.exporting import export as export
+    from swin_quant.face.model import Model as Model
+    from swin_quant.face.model import load as load
+    from swin_quant.face.pictures import pictures as pictures
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import Policy as Policy
+
+    policy = load_policy
 
 __version__ = "0.1.0"
+
+# Name -> its module, and what it is called there.
+_FACE = {
+    "load": ("swin_quant.face.model", "load"),
+    "Model": ("swin_quant.face.model", "Model"),
+    "pictures": ("swin_quant.face.pictures", "pictures"),
+    "policy": ("swin_quant.quant.policies", "load_policy"),
+    "Policy": ("swin_quant.quant.policy", "Policy"),
+    "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
+    "calibrate": ("swin_quant.face.calibration", "calibrate"),
+    "evaluate": ("swin_quant.face.evaluation", "evaluate"),
+    "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
+    "export": ("swin_quant.face.exporting", "export"),
+    "artifact": ("swin_quant.face.exporting", "artifact"),
+    "Exported": ("swin_quant.face.exporting", "Exported"),
+    "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),
+    "UsageError": ("swin_quant.base.errors", "UsageError"),
+    "reproducible": ("swin_quant.base.reproducible", "reproducible"),
+}
+__all__ = [*_FACE, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _FACE[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FACE})

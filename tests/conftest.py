@@ -23,6 +23,7 @@ from hypothesis import settings
 from PIL import Image
 
 from swin_quant.backends import registry
+from swin_quant.base.reproducible import reproducible
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR, run_command
@@ -31,6 +32,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 
+reproducible()  # as the command line does, before any matrix product
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 

@@ -14,7 +14,7 @@ FLOORS = [
     ["engines"],
     ["backends", "train", "report", "bench"],
     ["tasks"],
-    ["cli"],
+    ["face", "cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 

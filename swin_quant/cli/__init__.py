@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import swin_quant
+from swin_quant.base.reproducible import reproducible
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps say nothing that our one line does not
 
@@ -32,6 +33,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 bad usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    reproducible()
     try:
         from swin_quant.cli.guard import guarded
 

@@ -1,0 +1,104 @@
+"""`calibrate` in memory."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from swin_quant.base.distributed import World
+from swin_quant.base.progress import track
+from swin_quant.cards.records import CalibrationRecord
+from swin_quant.cards.versions import versions
+from swin_quant.face.model import Model
+from swin_quant.face.pictures import PictureSet, Source, batches
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.names import DEFAULT_PERCENTILE
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.tasks.calibrate import (
+    CalibrationPlan,
+    Found,
+    calibrate_numbered,
+    calibrate_pictures,
+    calibrated_again,
+    found_by,
+)
+
+BATCHES, BATCH_SIZE = 10, 8  # those of the command
+
+
+def calibrate(
+    model: Model | nn.Module,
+    pictures: Source,
+    policy: str | Policy = "ft-mode1",
+    *,
+    method: str | None = None,
+    percentile: float = DEFAULT_PERCENTILE,
+    exact: bool = False,
+) -> Model:
+    """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
+
+    The ranges are those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None
+    is the one that suits a node's bits. A warning says where the ranges lose the signal, and which method does better.
+    SwinQuantError for NaN or infinity in weights or activations, naming the module.
+    """
+    model = model if isinstance(model, Model) else Model(model)
+    policy = load_policy(policy) if isinstance(policy, str) else policy
+    apply_policy(model.module, policy)
+    how, world = Method(method, percentile, exact), World(device=model.device)
+    if isinstance(pictures, PictureSet):
+        found = _on_pictures(model, pictures, how, world)
+    else:
+        found = _on_batches(model, pictures, how)
+    record = found.checked(model.module, policy, world)
+    before = model.card if model.card.is_qat else None
+    model.card = replace(
+        model.card,
+        policy=policy.to_dict(),
+        calibration=record,
+        training=calibrated_again(before),
+        checkpoint=None,
+        results=[],
+        verification=[],
+        versions=versions(),
+    )
+    model.calibration, model.file = found.calibration, None
+    return model
+
+
+def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: World) -> Found:
+    opened = pictures.open()
+    count = min(len(opened), BATCHES * BATCH_SIZE) if pictures.count is None else pictures.count
+    size = next(size for size in range(BATCH_SIZE, 0, -1) if count % size == 0)  # ranges do not depend on it
+    plan = CalibrationPlan(count // size, size, pictures.split or "", pictures.seed, method=method)
+    return calibrate_pictures(model.module, opened, model.preprocess, plan, world)
+
+
+def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
+    seen, sizes = hashlib.sha256(), []
+
+    def numbered() -> Iterator[tuple[int, Tensor]]:
+        total = len(source) if hasattr(source, "__len__") else None
+        for number, batch in enumerate(track(batches(source, labelled=False), "calibrating", total)):
+            seen.update(batch.images.numpy(force=True).tobytes())
+            sizes.append(len(batch.images))
+            yield number, batch.images.to(model.device)
+
+    calibration, some = calibrate_numbered(model.module, numbered(), method, BATCH_SIZE)
+    record = CalibrationRecord(
+        exact=method.exact,
+        batches=len(sizes),
+        batch_size=max(sizes),
+        seed=0,
+        split="",
+        augment=False,
+        pictures=calibration.pictures,
+        pictures_sha256=seen.hexdigest(),  # of their values: they have no names
+        files=[],
+        unreadable=[],
+        beyond_half=calibration.beyond_half,
+        **found_by(method, model.module, calibration),
+    )
+    return Found(calibration, record, method, some)

@@ -1,0 +1,128 @@
+"""`evaluate`: the float model first, half precision, and what is quantized, on the same pictures."""
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from swin_quant.base.distributed import World
+from swin_quant.base.progress import track
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import DatasetRecord, Result
+from swin_quant.data.loader import default_workers
+from swin_quant.data.pictures import Pictures
+from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline
+from swin_quant.engines.engine import Engine, half_type
+from swin_quant.engines.scores import evaluate as score
+from swin_quant.engines.scoring import dataset_record, results_of, score_pictures
+from swin_quant.face.model import Model
+from swin_quant.face.pictures import PictureSet, Source, batches
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.report.render import render
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table."""
+
+    results: tuple[Result, ...]
+    card: RunCard
+
+    def __str__(self) -> str:
+        return render([self.card])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    @property
+    def float32(self) -> Result | None:
+        """Of the float model that the user had; None where that was not to be had."""
+        return next((result for result in self.results if result.precision == "float32"), None)
+
+    @property
+    def quantized(self) -> Result | None:
+        """Of the first quantized engine."""
+        return next((result for result in self.results if result.policy), None)
+
+
+def evaluate(
+    model: Model | nn.Module,
+    pictures: Source,
+    policies: Sequence[str | Policy] | None = None,
+    *,
+    half: str = "auto",
+    batch_size: int = 32,
+    original: str | Path | None = None,
+) -> Evaluation:
+    """Score `model` on labelled `pictures`: float32, half precision, and quantized under `policies` (None: its own).
+
+    Every engine sees the same pictures; deltas and their paired standard error compare with the float model that the
+    user had: `original`, or what the run card of a QAT checkpoint names, else the model itself with its nodes off. The
+    results go into the model's card as well. SwinQuantError where an enabled node has no range.
+    """
+    model = model if isinstance(model, Model) else Model(model)
+    own = [model.policy] if model.policy and model.is_calibrated else []
+    chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
+    world = World(device=model.device)
+    baseline = _baseline(model, chosen, world, original)
+    engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
+    results = _results(engines, model, pictures, batch_size, world)
+    scored = replace(model.card, results=[])
+    for result in results.values():
+        model.card, scored = model.card.with_result(result), scored.with_result(result)
+    return Evaluation(tuple(results.values()), scored)
+
+
+def _baseline(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
+    if not model.card.is_qat and original is None:
+        return None
+    folders = [model.file.resolve().parent] if model.file else []
+    return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)
+
+
+def _results(
+    engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int, world: World
+) -> dict[str, Result]:
+    if isinstance(pictures, PictureSet):
+        opened = _chosen(pictures, _classes(model))
+        dataset = dataset_record(pictures.path, pictures.split or "", opened)
+        workers = default_workers(8, 1, len(opened))
+        return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
+    total = len(pictures) if hasattr(pictures, "__len__") else None
+    sizes: list[int] = []
+    scores = score(engines, _counted(pictures, sizes, total), world.device)
+    dataset = DatasetRecord(name="tensors", split="", pictures=sum(sizes), sha256=None)
+    return results_of(engines, scores, dataset, max(sizes), world.device)
+
+
+def _counted(source: Iterable[Any], sizes: list[int], total: int | None) -> Iterable[Any]:
+    for batch in track(batches(source, labelled=True), "scoring", total):
+        sizes.append(len(batch.images))
+        yield batch
+
+
+def _classes(model: Model) -> int:
+    head = [module for module in model.module.modules() if isinstance(module, nn.Linear)][-1]
+    return model.config.MODEL.NUM_CLASSES if model.card.config else head.out_features
+
+
+class _Some(Pictures):
+    """Some pictures of others."""
+
+    def __init__(self, whole: Pictures, indices: Sequence[int]) -> None:
+        self.whole, self.chosen = whole, indices
+        self.names = [whole.names[index] for index in indices]
+        self.labels = [whole.labels[index] for index in indices]
+        self.class_names = whole.class_names
+
+    def open(self, index: int) -> Any:
+        return self.whole.open(self.chosen[index])
+
+
+def _chosen(pictures: PictureSet, classes: int) -> Pictures:
+    opened = pictures.open(classes)
+    return opened if pictures.count is None else _Some(opened, pictures.indices(opened))

@@ -1,0 +1,78 @@
+"""`export`, and an artifact as something to call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.cards.card import RunCard
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
+from swin_quant.face.model import Model
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.tasks.deployed import load_engines, names_of_engines
+from swin_quant.tasks.export import export_checkpoint
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is deployed: its main file, and the run card beside it."""
+
+    artifact: Artifact
+
+    @property
+    def file(self) -> Path:
+        return self.artifact.file
+
+    @property
+    def card(self) -> RunCard:
+        return self.artifact.card
+
+    def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
+             device: str = "cpu") -> Engine:  # fmt: skip
+        """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits. None: that it was made for.
+
+        UsageError for an engine that is not installed, or does not run such artifacts.
+        """
+        name = names_of_engines(self.artifact, [engine] if engine else None)[0]
+        options = EngineOptions(threads=threads, float_type=float_type, device=device)
+        (loaded,) = load_engines(self.artifact, [name], options).values()
+        return loaded
+
+    def __repr__(self) -> str:
+        record = self.artifact.record
+        policy = f", policy {self.card.policy['name']}" if self.card.policy else ""
+        return f"{self.file}: {record['backend']}, {record['precision']}{policy}"
+
+
+def export(
+    model: Model,
+    backend: str,
+    folder: str | Path,
+    policy: str | Policy | None = None,
+    *,
+    precision: str = "int8",
+    saturation_safe: bool = False,
+    **options: Any,
+) -> Exported:
+    """Export `model` for a backend ("onnx", "openvino", "onnxruntime", "tensorrt", "fastertransformer") into `folder`.
+
+    `policy` None: the best of that backend, but for one of the user's own or one that was trained. `options` are those
+    of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
+    folder first: an artifact is verified against its checkpoint.
+    """
+    if model.file is None:
+        model.save(ensure_writable_dir(folder) / f"{model.name}_calib.pth")
+    chosen = load_policy(policy) if isinstance(policy, str) else policy
+    given: Mapping[str, Any] = options
+    cfg = None if model.card.checkpoint else model.config
+    made, _ = export_checkpoint(model.file, backend, folder, cfg, chosen, precision, given, saturation_safe)
+    return Exported(made)
+
+
+def artifact(file: str | Path) -> Exported:
+    """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed."""
+    return Exported(open_artifact(file))

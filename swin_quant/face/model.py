@@ -1,0 +1,152 @@
+"""A network with all that belongs to it, and how one is loaded."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.versions import versions
+from swin_quant.checkpoint import save_float
+from swin_quant.config import from_dict, load_config
+from swin_quant.config.files import find_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.torch_engines import torch_engines
+from swin_quant.quant.calibration import Calibration
+from swin_quant.quant.listing import NodeRow, list_nodes
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.quant.quantizer import named_nodes
+from swin_quant.tasks.calibrate import finish
+from swin_quant.tasks.evaluate import load_for_scoring
+
+
+class Model:
+    """A network, and its run card: config, preprocessing, policy, how its ranges were found, what was measured.
+
+    `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes]. Called,
+    a model gives the logits that it is deployed with: quantized under its policy once it is calibrated, else float.
+    `module(images)` is always float.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str = "model",
+        preprocess: Preprocess | None = None,
+        card: RunCard | None = None,
+        file: Path | None = None,
+    ) -> None:
+        named_nodes(module)  # gives the nodes their names
+        self.module = module
+        self.card = card or RunCard(name, {}, preprocess.to_dict() if preprocess else {})
+        self.file = file
+        self.calibration: Calibration | None = None
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy that it was calibrated, trained or loaded under."""
+        return policy_from_dict(self.card.policy, f"the run card of {self.name}") if self.card.policy else None
+
+    @property
+    def config(self) -> CfgNode:
+        """UsageError for a model that was not built from one."""
+        if not self.card.config:
+            raise UsageError(f"{self.name}: was not built from a config, and this needs one: load it by `load`")
+        return from_dict(self.card.config, f"the run card of {self.name}")
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How a picture becomes its input. UsageError where nobody said."""
+        if not self.card.preprocess:
+            raise UsageError(
+                f"{self.name}: how does a picture become its input? Give Model(..., preprocess=...), or tensors"
+            )
+        return Preprocess.from_dict(self.card.preprocess)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether every node has a range."""
+        nodes = named_nodes(self.module).values()
+        return bool(nodes) and all(node.amax is not None for node in nodes)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits [B, classes] of images [B, 3, H, W], already preprocessed."""
+        policies = [self.policy] if self.policy and self.is_calibrated else []
+        engine = list(torch_engines(self.module, self.device, None, policies).values())[-1]
+        with torch.inference_mode():
+            return engine(images.to(self.device))
+
+    def nodes(self) -> list[NodeRow]:
+        """Every place where a tensor may be quantized: what the policy says of it, its range and shape."""
+        size = self.preprocess.size
+        return list_nodes(self.module, (1, 3, size, size))
+
+    def save(self, file: str | Path) -> Path:
+        """Write the checkpoint and its run card beside it, both whole or not at all; returns the checkpoint's path.
+
+        A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, so that
+        ranges can be searched again without pictures), any other as float.
+        """
+        path = Path(file)
+        ensure_writable_dir(path.parent)
+        if self.is_calibrated and self.policy:
+            self.card = finish(self.module, path, self.card, self.calibration, World()).card
+        else:
+            save_float(self.module, path)
+            record = {"file": path.name, "sha256": sha256_of(path)}
+            self.card = replace(self.card, checkpoint=record, versions=versions())
+            self.card.write(card_path(path))
+        self.file = path
+        return path
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.module.parameters())
+        parts = [f"{self.name}: {type(self.module).__name__}, {count / 1e6:.1f} M parameters"]
+        if record := self.card.calibration:
+            parts.append(f"calibrated by {record['method']} on {record['pictures']} pictures")
+        elif self.is_calibrated:
+            parts.append("calibrated")
+        if self.policy:
+            parts.append(f"policy {self.policy.name}")
+        return ", ".join(parts) + (f" ({self.file})" if self.file else "")
+
+
+def load(
+    checkpoint: str | Path,
+    config: str | Path | CfgNode | None = None,
+    policy: str | Policy | None = None,
+    *,
+    device: str = "cpu",
+    replace_head: bool = False,
+) -> Model:
+    """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
+
+    What it is, is said by the run card beside it, else by its keys and shapes, else by `config` (a YAML file or the
+    name of a shipped one). `policy` is for a calibrated checkpoint without run card. SwinQuantError for a file that is
+    no Swin, is damaged, or fits no config or several (they are named).
+    """
+    if config is None:
+        from swin_quant.checkpoint.identify import config_for
+
+        cfg = config_for(checkpoint)
+    else:
+        cfg = config if isinstance(config, CfgNode) else load_config(find_config(config))
+    chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
+    world = World(device=torch.device(device))
+    subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)
+    return Model(subject.model, card=subject.card, file=Path(checkpoint))

@@ -1,0 +1,90 @@
+"""What the face takes for pictures: a place on disk, or any iterable of tensors, a DataLoader for instance."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import UsageError
+from swin_quant.data.loader import Batch
+from swin_quant.data.named import NamedPictures
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.sampling import sample
+from swin_quant.data.sources import DIGITS, open_pictures
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """Pictures on disk, read when they are needed: a split of a data set, or files that are named one by one.
+
+    `count` None is all of them; else a sample by `seed`, the same pictures everywhere.
+    """
+
+    path: str
+    split: str | None = None
+    count: int | None = None
+    seed: int = 0
+
+    @property
+    def is_zipped(self) -> bool:
+        """Whether the split is an archive with its map."""
+        root = Path(self.path)
+        return self.split is not None and not (root / self.split).is_dir() and (root / f"{self.split}.zip").is_file()
+
+    def open(self, classes: int | None = None) -> Pictures:
+        """The pictures; labelled if the number of `classes` is given, which is checked. Errors as `open_pictures`."""
+        if self.split is None and self.path != DIGITS:
+            if classes is not None:
+                raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
+            return NamedPictures([self.path])
+        return open_pictures(
+            self.path, self.split or "val", zip_mode=self.is_zipped, cache_mode="no", num_classes=classes
+        )
+
+    def indices(self, pictures: Pictures) -> list[int]:
+        """Which of the opened pictures are meant."""
+        return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed)
+
+
+Source: TypeAlias = "PictureSet | Iterable[Any]"
+"""A PictureSet, or batches: images [B, 3, H, W], (images, labels) or a mapping with `images` or `pixel_values`."""
+
+
+def pictures(path: str | Path, split: str | None = None, count: int | None = None, seed: int = 0) -> PictureSet:
+    """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, or the word "digits".
+
+    Without a split, `path` is a picture, a folder of them or a pattern, and there are no labels. `count` of them are
+    drawn by `seed`. Nothing is read yet.
+    """
+    if count is not None and count < 1:
+        raise UsageError(f"pictures: count {count}: must be at least 1")
+    return PictureSet(str(path), split, count, seed)
+
+
+def batches(source: Iterable[Any], labelled: bool) -> Iterator[Batch]:
+    """Batches of tensors as the library's own; UsageError for what is none, or has no labels where they are needed."""
+    start = 0
+    for item in source:
+        images, labels = _parts(item)
+        if not isinstance(images, Tensor) or images.dim() != 4:
+            shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+            raise UsageError(f"pictures: a batch is images [B, 3, H, W], (images, labels) or a mapping, not {shape}")
+        if labels is None and labelled:
+            raise UsageError("pictures: accuracy needs labels: give batches of (images, labels)")
+        labels = torch.full((len(images),), -1) if labels is None else torch.as_tensor(labels).cpu().long()
+        if labels.shape != images.shape[:1]:
+            raise UsageError(f"pictures: {len(images)} images, but labels are {list(labels.shape)}")
+        yield Batch(images.float(), labels, list(range(start, start + len(images))), [])
+        start += len(images)
+
+
+def _parts(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, Mapping):
+        images = item.get("images", item.get("pixel_values"))
+        return images, item.get("labels", item.get("label"))
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item[0], item[1]
+    return (item[0], None) if isinstance(item, (tuple, list)) and len(item) == 1 else (item, None)

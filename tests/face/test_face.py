@@ -1,0 +1,186 @@
+"""The Python face gives what the commands give, in memory, and from tensors without any file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import swin_quant as sq
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint.ranges import is_range
+from swin_quant.data.loader import load_batches
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.linear import QuantLinear
+
+
+@pytest.fixture
+def model(micro):
+    return sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+
+
+@pytest.fixture
+def train(pictures):
+    return sq.pictures(pictures, "train", 8)
+
+
+@pytest.fixture
+def val(pictures):
+    return sq.pictures(pictures, "val")
+
+
+def ranges(path):
+    return {key: value for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
+
+
+def tensors(pictures, split, size=3):
+    """A DataLoader of what the pictures become."""
+    opened = sq.pictures(pictures, split).open()
+    batch = next(load_batches(opened, Preprocess(32, False, "bicubic", *MEAN_STD), [range(len(opened))]))
+    return DataLoader(TensorDataset(batch.images, batch.labels), batch_size=size)
+
+
+MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def test_importing_it_changes_nothing_and_takes_no_torch():
+    program = (
+        "import os, sys; old = dict(os.environ); import swin_quant; print('torch' in sys.modules, old == os.environ)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_everything_that_it_names_is_there_and_says_what_it_is():
+    for name in sq.__all__:
+        assert getattr(sq, name) is not None and name in dir(sq)
+        assert name == "__version__" or getattr(sq, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sq.nonsense
+
+
+def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures, tmp_path, run):
+    sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
+    flags = ["--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures, "--device", "cpu"]
+    sample = ["--num-calib-batch", 4, "--calib-batchsz", 2, "--no-eval", "--int8-mode", 1]
+    assert run("calibrate", *flags, *sample, "--calib-output-path", tmp_path).code == 0
+    assert (tmp_path / "face.pth").read_bytes() == (tmp_path / "swin_micro_calib.pth").read_bytes()
+    ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
+    assert ours["calibration"]["files"] == theirs["calibration"]["files"]
+    assert ours["policy"] == theirs["policy"] and ours["source"]["sha256"] == theirs["source"]["sha256"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_batches_of_tensors_give_the_ranges_of_the_pictures(model, micro, pictures, tmp_path, size):
+    sq.calibrate(model, sq.pictures(pictures, "train", 12), "qdq").save(tmp_path / "pictures.pth")
+    other = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+    sq.calibrate(other, tensors(pictures, "train", size), "qdq").save(tmp_path / "tensors.pth")
+    assert ranges(tmp_path / "pictures.pth") == ranges(tmp_path / "tensors.pth")
+
+
+def test_figures_are_those_of_the_command(model, train, val, pictures, tmp_path, run):
+    file = sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
+    found = sq.evaluate(model, val, half="none", batch_size=4)
+    flags = ["--cfg", model_config(model, tmp_path), "--resume", file, "--data-path", pictures, "--half", "none"]
+    assert run("evaluate", *flags, "--device", "cpu", "--batch-size", 4).code == 0
+    for ours, theirs in zip(found.results, RunCard.read(tmp_path / "x.json").measured(), strict=True):
+        for field in ("precision", "policy", "pictures", "acc1", "acc5", "loss", "agreement", "sqnr_db", "delta_acc1"):
+            assert getattr(ours, field) == getattr(theirs, field), field
+    assert found.float32.delta_acc1 is None and found.quantized.policy == "qdq"
+    assert "Δ acc@1" in str(found) and "<pre>" in found._repr_html_()
+
+
+def model_config(model, folder):
+    import yaml
+
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(model.card.config))
+    return path
+
+
+def test_labelled_tensors_score_as_their_pictures_do(model, train, val, pictures):
+    sq.calibrate(model, train, "qdq")
+    one, other = sq.evaluate(model, val, half="none"), sq.evaluate(model, tensors(pictures, "val"), half="none")
+    assert [(r.acc1, r.pictures) for r in one.results] == [(r.acc1, r.pictures) for r in other.results]
+    assert other.quantized.dataset == {"name": "tensors", "split": "", "pictures": 7, "sha256": None}
+
+
+def test_called_it_gives_what_is_deployed(model, train):
+    images = torch.randn(2, 3, 32, 32)
+    plain = model(images)
+    assert torch.equal(plain, model.module(images))
+    sq.calibrate(model, train, "qdq")
+    assert not torch.equal(model(images), plain) and torch.equal(model.module(images), plain)
+    assert "policy qdq" in repr(model) and "8 pictures" in repr(model)
+
+
+def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
+    pytest.importorskip("onnxruntime")
+    exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    assert (exported.load()(images) - model(images)).abs().mean() < 0.02  # verify's tolerance
+    again = sq.artifact(exported.file)
+    assert torch.equal(again.load("onnxruntime")(images), exported.load()(images))
+    assert "policy qdq" in repr(again)
+
+
+class Own(nn.Module):
+    """A model of the user's, of two of our layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = QuantLinear(3 * 32 * 32, 16), QuantLinear(16, 3)
+
+    def forward(self, images):
+        return self.head(self.hidden(images.flatten(1)).relu())
+
+
+def test_a_model_of_the_user_s_own_needs_no_file_and_no_config(pictures, tmp_path):
+    policy = sq.policy("float").on("role:gemm_input", "role:gemm_weight")
+    model = sq.calibrate(Own().eval(), tensors(pictures, "train"), policy)
+    found = sq.evaluate(model, tensors(pictures, "val"), half="none")
+    assert [result.precision for result in found.results] == ["float32", "int8"]
+    assert found.quantized.agreement is not None and found.quantized.sqnr_db > 20
+    assert ranges(model.save(tmp_path / "own.pth")).keys() == {
+        f"{layer}.{node}_quantizer._amax"
+        for layer in ("hidden", "head")
+        for node in ("_input", "_weight", "_aftergemm")
+    }
+    with pytest.raises(sq.UsageError, match="was not built from a config"):
+        _ = model.config
+    with pytest.raises(sq.UsageError, match="preprocess"):
+        sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy)
+
+
+def test_policies_are_built_from_others():
+    built = sq.policy("qdq").off("layers.1.*").bits("*.fc2._weight_quantizer", 4).on("layers.0.*.qkv._input_quantizer")
+    assert built.name == "qdq -layers.1.* *.fc2._weight_quantizer=4 +layers.0.*.qkv._input_quantizer"
+    assert [(rule.disable, rule.nodes, rule.bits, rule.enable) for rule in built.rules[-3:]] == [
+        (("layers.1.*",), (), None, ()),
+        ((), ("*.fc2._weight_quantizer",), 4, ()),
+        ((), (), None, ("layers.0.*.qkv._input_quantizer",)),
+    ]
+    with pytest.raises(sq.UsageError, match="`bits` must be a whole number from 2 to 8"):
+        sq.policy("qdq").bits("*", 9)
+
+
+def test_what_is_wrong_is_one_sentence(model, train, val, pictures):
+    with pytest.raises(sq.UsageError, match="'nothing.*' names no node of this model"):
+        sq.calibrate(model, train, sq.policy("qdq").off("nothing.*"))
+    with pytest.raises(sq.SwinQuantError, match="have no range"):
+        sq.evaluate(model, val, ["qdq"])
+    with pytest.raises(sq.UsageError, match="accuracy needs labels"):
+        sq.evaluate(model, [torch.zeros(2, 3, 32, 32)])
+    with pytest.raises(sq.UsageError, match=r"a batch is images .*, not \[3, 32, 32\]"):
+        sq.calibrate(model, [torch.zeros(3, 32, 32)])
+    with pytest.raises(sq.UsageError, match="2 images, but labels are"):
+        sq.evaluate(model, [(torch.zeros(2, 3, 32, 32), torch.zeros(3))])
+    with pytest.raises(sq.SwinQuantError, match="no picture"):
+        sq.calibrate(model, [])
+    with pytest.raises(sq.UsageError, match="have no labels"):
+        sq.evaluate(model, sq.pictures(pictures / "val"))
+    with pytest.raises(sq.UsageError, match="at least 1"):
+        sq.pictures(pictures, "val", 0)
