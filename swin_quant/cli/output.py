@@ -19,6 +19,6 @@ def output_dir(cfg: CfgNode) -> Path:
 
 def print_table(cards: Sequence[RunCard]) -> None:
     """The accuracy-delta table on standard output."""
-    from swin_quant.report.render import print_terminal
+    from swin_quant.report.accuracy.render import print_terminal
 
     print_terminal(cards)

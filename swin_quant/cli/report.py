@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
-    from swin_quant.report.render import print_terminal, print_text, render
+    from swin_quant.report.accuracy.render import print_terminal, render
+    from swin_quant.report.screen import print_text
 
     if not world.is_main:
         return

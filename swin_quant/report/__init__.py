@@ -1,1 +1,1 @@
-"""Tables from recorded results: what was measured, never what was not."""
+"""Tables of what was measured or found: columns are data, and one engine writes them in every form."""

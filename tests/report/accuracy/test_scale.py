@@ -7,7 +7,7 @@ import pytest
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.render import FORMATS, render
+from swin_quant.report.accuracy.render import FORMATS, render
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=12.0)

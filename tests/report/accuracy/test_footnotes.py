@@ -4,8 +4,8 @@ import dataclasses
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.footnotes import attributed, footnotes
-from swin_quant.report.table import rows_of
+from swin_quant.report.accuracy.footnotes import attributed, footnotes
+from swin_quant.report.accuracy.rows import rows_of
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu")

@@ -14,10 +14,12 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.footnotes import footnotes
-from swin_quant.report.render import FORMATS, SCHEMA, print_terminal, print_text, render
-from swin_quant.report.table import COLUMNS, rows_of
-from swin_quant.report.terminal import terminal
+from swin_quant.report.accuracy.columns import COLUMNS
+from swin_quant.report.accuracy.footnotes import footnotes
+from swin_quant.report.accuracy.render import FORMATS, SCHEMA, print_terminal, render
+from swin_quant.report.accuracy.rows import rows_of
+from swin_quant.report.accuracy.terminal import terminal
+from swin_quant.report.screen import print_text
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)

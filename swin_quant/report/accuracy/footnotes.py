@@ -11,7 +11,9 @@ from typing import TypeAlias
 from swin_quant.base.errors import listed, one_line
 from swin_quant.cards.records import Result
 from swin_quant.engines.engine import FAKE_QUANT
-from swin_quant.report.table import BLANK, COLUMN, ReportRow, dataset_key
+from swin_quant.report.accuracy.columns import COLUMN
+from swin_quant.report.accuracy.rows import AccuracyRow, dataset_key
+from swin_quant.report.column import BLANK
 
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
 _EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would
@@ -43,7 +45,7 @@ class Others:
     `lists`: of each name of a data set, the lists of pictures that rows have under it.
     """
 
-    def __init__(self, rows: Sequence[ReportRow]) -> None:
+    def __init__(self, rows: Sequence[AccuracyRow]) -> None:
         self.baselines: dict[Hashable, set[tuple[float, float]]] = defaultdict(set)
         self.lists: dict[str, set[Hashable]] = defaultdict(set)
         for row in rows:
@@ -52,10 +54,10 @@ class Others:
                 self.baselines[_baseline_of(row)].add((row.float32.acc1, row.float32.acc5))
 
 
-Rule: TypeAlias = Callable[[ReportRow, Others], str | None]
+Rule: TypeAlias = Callable[[AccuracyRow, Others], str | None]
 
 
-def footnotes(rows: Sequence[ReportRow]) -> list[Footnote]:
+def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
     """The footnotes of a table, in the order of RULES."""
     found: dict[str, dict[int, None]] = {}
     others = Others(rows)
@@ -66,7 +68,7 @@ def footnotes(rows: Sequence[ReportRow]) -> list[Footnote]:
     return [Footnote(text, tuple(indices)) for text, indices in found.items()]
 
 
-def attributed(notes: Sequence[Footnote], rows: Sequence[ReportRow]) -> list[str]:
+def attributed(notes: Sequence[Footnote], rows: Sequence[AccuracyRow]) -> list[str]:
     """Each sentence after the shortest names that single its rows out; alone if it is about all of them."""
     labels = [
         [" ".join(cell for key in keys if (cell := COLUMN[key].cell(row)) != BLANK) for row in rows] for keys in _NAMES
@@ -83,7 +85,7 @@ def _named(note: Footnote, counted: Sequence[tuple[list[str], Counter[str]]]) ->
     return listed(named, 4)
 
 
-def _simulated(row: ReportRow, others: Others) -> str | None:
+def _simulated(row: AccuracyRow, others: Others) -> str | None:
     quantized = row.quantized
     if quantized is None or quantized.ms_per_picture is None:
         return None
@@ -92,7 +94,7 @@ def _simulated(row: ReportRow, others: Others) -> str | None:
     return None
 
 
-def _settings(row: ReportRow, others: Others) -> str | None:
+def _settings(row: AccuracyRow, others: Others) -> str | None:
     timed = [result for result in row.measured if result.ms_per_picture is not None]
     settings = dict.fromkeys(f"{result.device}, batch {result.batch_size}" for result in timed)
     if len(settings) > 1:
@@ -101,7 +103,7 @@ def _settings(row: ReportRow, others: Others) -> str | None:
     return f"latency measured on {next(iter(settings))}" if settings else None
 
 
-def _no_baseline(row: ReportRow, others: Others) -> str | None:
+def _no_baseline(row: AccuracyRow, others: Others) -> str | None:
     if row.float32:
         return None
     if row.card.is_qat:
@@ -112,7 +114,7 @@ def _no_baseline(row: ReportRow, others: Others) -> str | None:
     return f"float32 was not scored on {row.place}, so there is no delta"
 
 
-def _other_pictures(row: ReportRow, others: Others) -> str | None:
+def _other_pictures(row: AccuracyRow, others: Others) -> str | None:
     counts = {result.precision: result.pictures for result in row.measured}
     if len(set(counts.values())) < 2:
         return None
@@ -120,13 +122,13 @@ def _other_pictures(row: ReportRow, others: Others) -> str | None:
     return f"not scored on the same number of pictures ({each}): the delta is not of one set of pictures"
 
 
-def _stale(row: ReportRow, others: Others) -> str | None:
+def _stale(row: AccuracyRow, others: Others) -> str | None:
     if not row.stale:
         return None
     return "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
-def _unreadable(row: ReportRow, others: Others) -> str | None:
+def _unreadable(row: AccuracyRow, others: Others) -> str | None:
     worst = max(row.measured, key=lambda result: result.unreadable)
     if not worst.unreadable:
         return None
@@ -134,12 +136,12 @@ def _unreadable(row: ReportRow, others: Others) -> str | None:
     return f"{pictures}: {_note(worst).removeprefix(_UNREADABLE)}" if _names_unreadable(worst) else pictures
 
 
-def _remark(row: ReportRow, others: Others) -> str | None:
+def _remark(row: AccuracyRow, others: Others) -> str | None:
     remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
     return "; ".join(remarks) or None
 
 
-def _verified(row: ReportRow, others: Others) -> str | None:
+def _verified(row: AccuracyRow, others: Others) -> str | None:
     """How far the row's engine was found to be from its checkpoint, where that was a matter of pass or fail."""
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
     said = [
@@ -152,14 +154,14 @@ def _verified(row: ReportRow, others: Others) -> str | None:
     return f"verified: {'; '.join(said)}" if said else None
 
 
-def _dead_nodes(row: ReportRow, others: Others) -> str | None:
+def _dead_nodes(row: AccuracyRow, others: Others) -> str | None:
     dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
     if not dead:
         return None
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
-def _unlike_baselines(row: ReportRow, others: Others) -> str | None:
+def _unlike_baselines(row: AccuracyRow, others: Others) -> str | None:
     """The same float checkpoint on the same pictures must have one accuracy."""
     source = row.card.original_sha256
     figures = sorted(others.baselines[_baseline_of(row)]) if row.float32 and source else []
@@ -169,19 +171,19 @@ def _unlike_baselines(row: ReportRow, others: Others) -> str | None:
     return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 
 
-def _unlike_pictures(row: ReportRow, others: Others) -> str | None:
+def _unlike_pictures(row: AccuracyRow, others: Others) -> str | None:
     if len(others.lists[row.place]) < 2:
         return None
     return f"{row.place} is not the same list of pictures in all rows: do not compare them"
 
 
-def _not_shown(row: ReportRow, others: Others) -> str | None:
+def _not_shown(row: AccuracyRow, others: Others) -> str | None:
     """Float results beside those of the row, such as a second half-precision type."""
     rest = [f"{result.precision} on {result.engine}: acc@1 {result.acc1:.3f}" for result in row.others]
     return f"also scored on {row.place}: {'; '.join(rest)}" if rest else None
 
 
-def _baseline_of(row: ReportRow) -> Hashable:
+def _baseline_of(row: AccuracyRow) -> Hashable:
     return row.card.original_sha256, dataset_key(row.dataset)
 
 

@@ -1,12 +1,7 @@
-"""The accuracy-delta table: from run cards to rows, and the columns as data.
+"""The rows of the accuracy-delta table, from run cards."""
 
-The columns are those of FasterTransformer's guide (docs/reference, section 5.3) and what an honest reading of
-them needs. Three deltas printed in that guide contradict their own columns; here a delta is always computed.
-"""
-
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
@@ -14,21 +9,9 @@ from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED, Checkpoint
 from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.quant.policies import told_apart
 
-BLANK = "-"
-LEGEND = (
-    "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized, or an artifact on its "
-    "engine; Δ = (I) - float32, from unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, "
-    "not distinguishable from no change"
-)
-WEIGHTS_LEGEND = (
-    "float32 and (H): of the float checkpoint that the run began with; PTQ: calibrated only, which QAT started from"
-)
-OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
-Value: TypeAlias = str | int | float | None
-
 
 @dataclass(frozen=True)
-class ReportRow:
+class AccuracyRow:
     """One quantized result, or one of an artifact on its engine, beside torch's float results on the same pictures.
 
     `quantized` is None for a data set on which a card has torch's float results only. `own` is the fastest float
@@ -97,87 +80,7 @@ class ReportRow:
         return None if delta is None or error is None else abs(delta) > 2 * error
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column: its key in CSV and JSON, its title elsewhere (none: CSV and JSON only), its value and how it looks.
-
-    `form` is what str.format makes of the value; only numbers have one. `show` replaces it where a cell is more
-    than its value. A column that `may_lack` is left out of tables for people where no row has a value.
-    """
-
-    key: str
-    title: str
-    of: Callable[[ReportRow], Value]
-    form: str = ""
-    show: Callable[[ReportRow], str] | None = None
-    may_lack: bool = False
-
-    def value(self, row: ReportRow) -> Value:
-        """What was recorded, unrounded; None if it was not. Text is one printable line."""
-        value = self.of(row)
-        return one_line(value) if isinstance(value, str) else value
-
-    def cell(self, row: ReportRow) -> str:
-        """The value as people read it."""
-        value = self.value(row)
-        if value is None or value == "":
-            return BLANK
-        if self.show:
-            return self.show(row)
-        return self.form.format(value) if self.form else str(value)
-
-
-def _of(result: str, field: str) -> Callable[[ReportRow], Value]:
-    return lambda row: getattr(getattr(row, result), field, None)
-
-
-def _delta_with_error(row: ReportRow) -> str:
-    delta, error = row.delta("acc1"), row.delta_acc1_se
-    text = f"{delta:+.3f}" if error is None else f"{delta:+.3f} ±{error:.3f}"
-    return f"{text} ~" if row.distinguishable is False else text
-
-
-def _resolution(row: ReportRow) -> int | None:
-    size = row.card.preprocess.get("size")
-    return size if type(size) is int else None
-
-
-COLUMNS = (
-    Column("name", "name", lambda row: row.card.name),
-    Column("resolution", "resolution", _resolution, "{0}x{0}"),
-    Column("dataset", "dataset", lambda row: row.place),
-    Column("policy", "policy", lambda row: row.policy),
-    Column("precision", "type", _of("quantized", "precision")),
-    Column("weights", "weights", lambda row: row.weights, may_lack=True),
-    Column("calibrator", "calibrator", lambda row: row.calibrator),
-    Column("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
-    Column("acc1", "acc@1", _of("float32", "acc1"), "{:.3f}"),
-    Column("acc5", "acc@5", _of("float32", "acc5"), "{:.3f}"),
-    Column("half_precision", "half (H)", _of("half", "precision")),
-    Column("half_acc1", "acc@1(H)", _of("half", "acc1"), "{:.3f}"),
-    Column("quantized_acc1", "acc@1(I)", _of("quantized", "acc1"), "{:.3f}"),
-    Column("quantized_acc5", "acc@5(I)", _of("quantized", "acc5"), "{:.3f}"),
-    Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=_delta_with_error),
-    Column("delta_acc1_se", "", lambda row: row.delta_acc1_se),
-    Column("delta_acc5", "Δ acc@5", lambda row: row.delta("acc5"), "{:+.3f}"),
-    Column("agreement", "agree %", _of("quantized", "agreement"), "{:.2f}"),
-    Column("sqnr_db", "SQNR dB", _of("quantized", "sqnr_db"), "{:.1f}"),
-    Column("ms", "ms", _of("float32", "ms_per_picture"), "{:.3f}"),
-    Column("half_ms", "ms(H)", _of("half", "ms_per_picture"), "{:.3f}"),
-    Column("quantized_ms", "ms(I)", _of("quantized", "ms_per_picture"), "{:.3f}"),
-    Column("engine", "engine", _of("quantized", "engine")),
-    Column("own_precision", "float (E)", _of("own", "precision"), may_lack=True),
-    Column("own_acc1", "acc@1(E)", _of("own", "acc1"), "{:.3f}", may_lack=True),
-    Column("own_ms", "ms(E)", _of("own", "ms_per_picture"), "{:.3f}", may_lack=True),
-    Column("device", "", lambda row: row.measured[-1].device),
-    Column("batch_size", "", lambda row: row.measured[-1].batch_size),
-)
-
-
-COLUMN = {column.key: column for column in COLUMNS}
-
-
-def rows_of(cards: Iterable[RunCard]) -> list[ReportRow]:
+def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     """A row for each quantized result and each of an artifact, of each card and data set, in an order of their own."""
     cards = list(cards)
     rows = [row for card in cards for row in _rows_of_card(card)]
@@ -186,17 +89,6 @@ def rows_of(cards: Iterable[RunCard]) -> list[ReportRow]:
     names, fastest = told_apart(_policy(row) for row in rows), _fastest(rows)
     named = (replace(row, own=_own(row, fastest), policy=names[_policy(row)]) for row in rows)
     return sorted(named, key=_order)
-
-
-def shown(rows: Sequence[ReportRow]) -> list[Column]:
-    """The columns that a table for people has: titled, and with a value somewhere where they may lack one."""
-    return [c for c in COLUMNS if c.title and not (c.may_lack and all(c.value(row) is None for row in rows))]
-
-
-def legend(rows: Sequence[ReportRow]) -> list[str]:
-    """What the columns of a table mean."""
-    more = ((WEIGHTS_LEGEND, any(row.weights for row in rows)), (OWN_LEGEND, any(row.own for row in rows)))
-    return [LEGEND, *(text for text, due in more if due)]
 
 
 def is_float(result: Result) -> bool:
@@ -209,7 +101,7 @@ def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
     return dataset["name"], dataset["split"], str(dataset["sha256"]), str(dataset["pictures"])
 
 
-def _rows_of_card(card: RunCard) -> Iterable[ReportRow]:
+def _rows_of_card(card: RunCard) -> Iterable[AccuracyRow]:
     results: dict[tuple[str, ...], list[Result]] = {}
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
@@ -221,14 +113,14 @@ def _rows_of_card(card: RunCard) -> Iterable[ReportRow]:
         others = tuple(result for result in baselines if result not in (float32, half))
         rows: list[Result | None] = [result for result in group if not _is_baseline(result)]
         for quantized in rows or [None]:
-            yield ReportRow(card, group[0].dataset, float32, half, quantized, others=others)
+            yield AccuracyRow(card, group[0].dataset, float32, half, quantized, others=others)
 
 
 def _is_baseline(result: Result) -> bool:
     return is_float(result) and result.engine == EAGER and result.weights in (None, ORIGINAL)
 
 
-def _measurement(row: ReportRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
+def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
     """What was measured of the checkpoint `record` by the row's quantized result."""
     result = row.quantized
     if result is None or record is None:
@@ -240,7 +132,7 @@ def _start(card: RunCard) -> CheckpointRecord | None:
     return card.training["start"] if card.training else None
 
 
-def _fastest(rows: Iterable[ReportRow]) -> dict[Hashable, Result]:
+def _fastest(rows: Iterable[AccuracyRow]) -> dict[Hashable, Result]:
     """The fastest float result of each engine, of the same weights on the same pictures."""
     found: dict[Hashable, Result] = {}
     for row in rows:
@@ -250,7 +142,7 @@ def _fastest(rows: Iterable[ReportRow]) -> dict[Hashable, Result]:
     return found
 
 
-def _own(row: ReportRow, fastest: Mapping[Hashable, Result]) -> Result | None:
+def _own(row: AccuracyRow, fastest: Mapping[Hashable, Result]) -> Result | None:
     is_quantized = row.quantized is not None and not is_float(row.quantized)
     return fastest.get(_engine_of_weights(row)) if is_quantized else None
 
@@ -259,7 +151,7 @@ def _latency(result: Result) -> tuple[bool, float]:
     return result.ms_per_picture is None, result.ms_per_picture or 0.0
 
 
-def _engine_of_weights(row: ReportRow) -> Hashable:
+def _engine_of_weights(row: AccuracyRow) -> Hashable:
     engine = row.quantized.engine if row.quantized else None
     return engine, _weights(row.card), dataset_key(row.dataset)
 
@@ -270,12 +162,12 @@ def _weights(card: RunCard) -> tuple[str, str | None]:
     return card.name, record["sha256"] if record else None
 
 
-def _policy(row: ReportRow) -> tuple[str | None, str | None]:
+def _policy(row: AccuracyRow) -> tuple[str | None, str | None]:
     """Name and SHA-256 of the policy of a row's quantized result."""
     return (row.quantized.policy, row.quantized.policy_sha256) if row.quantized else (None, None)
 
 
-def _order(row: ReportRow) -> tuple[str, ...]:
+def _order(row: AccuracyRow) -> tuple[str, ...]:
     precision, engine = (row.quantized.precision, row.quantized.engine) if row.quantized else ("", "")
     weights, policy, calibrator = row.weights or "", row.policy or "", row.calibrator or ""
     last = "last" if weights and engine == EAGER else ""  # QAT's weights unquantized, after what they are for

@@ -1,0 +1,1 @@
+"""The accuracy-delta table, from run cards: what was measured, never what was not."""
