@@ -24,7 +24,6 @@ from swin_quant.backends.registry import engine_named
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.base.reproducible import reproducible
-from swin_quant.bench import table
 from swin_quant.bench.cpu import usable_cores
 from swin_quant.bench.measure import BenchPlan, measure, noise
 from swin_quant.bench.runner import Contender
@@ -40,6 +39,8 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
+from swin_quant.report.bench import markdown, table_of
+from swin_quant.report.screen import print_table
 from swin_quant.tasks.lineup import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
@@ -85,9 +86,9 @@ def main() -> None:
         contenders.append(on(target, artifact, name, float_type))
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, contenders, plan, side, noise(16, 3, side))
-    print(table.terminal(report))
+    print_table(table_of(report))
     if args.output:
-        atomic_write_bytes(args.output, (heading(args.model) + table.markdown(report)).encode())
+        atomic_write_bytes(args.output, (heading(args.model) + markdown(report)).encode())
 
 
 def heading(model: str) -> str:

@@ -21,7 +21,7 @@ import torch
 
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.reproducible import reproducible
-from swin_quant.bench import pictures, table
+from swin_quant.bench import pictures
 from swin_quant.bench.cpu import usable_cores
 from swin_quant.bench.measure import BenchPlan, BenchReport, measure
 from swin_quant.bench.runner import Contender
@@ -30,6 +30,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.versions import versions
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
+from swin_quant.report.bench import as_json
 from swin_quant.tasks.lineup import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)  # of a process
     args = parser.parse_args()
     if args.one:
-        print(table.as_json(measured(*args.one, args)))
+        print(as_json(measured(*args.one, args)))
         return
     library = older_cpu(args.work)
     rows = []

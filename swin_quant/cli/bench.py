@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -23,7 +21,6 @@ EXAMPLES = """examples:
 
 Always measured beside them: the float32 model in torch, and float32 (where the CPU has it, bfloat16) on every ONNX
 engine. Each contender has a process of its own; their blocks of calls take turns, so that drift hits all alike."""
-_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +54,10 @@ def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("bench runs in one process: start it without torchrun")
     from swin_quant.base.progress import log
-    from swin_quant.bench import pictures, table
+    from swin_quant.bench import pictures
     from swin_quant.bench.measure import BenchPlan
+    from swin_quant.report import bench as table
+    from swin_quant.report.screen import print_table, print_text
     from swin_quant.tasks.bench import bench
 
     if args.pictures < 1:
@@ -77,9 +76,8 @@ def run(args: argparse.Namespace, world: World) -> None:
             atomic_write_bytes(f"{args.output}/{name}", write(report).encode())
             log.info("table: %s/%s", args.output, name)
     if args.json:
-        print(table.as_json(report), end="")
+        print_text(table.as_json(report))
     else:
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        print(table.terminal(report, width, sys.stdout.isatty()), end="")
+        print_table(table.table_of(report))
     if all(row.failure for row in report.rows):
         raise SwinQuantError("nothing was measured: every contender failed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import listed
 from swin_quant.cli.numbers import whole
@@ -36,6 +36,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.tensorrt.build import build
     from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
     from swin_quant.base.progress import log
+    from swin_quant.report.layers import table_of
+    from swin_quant.report.screen import print_table
 
     if not world.is_main:
         return
@@ -48,27 +50,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     host.tensorrt()
     output = output if args.output else default_output(Path(args.model), host.find_gpu())
     artifact, layers = build(plan, output)
-    _print(layers)
+    print_table(table_of(layers))
+    if layers.lost:
+        log.warning("int8 in the graph, not in the engine: %s", listed(row.name for row in layers.lost))
     log.info("engine: %s", artifact.file)
-
-
-def _print(report: Any) -> None:
-    """A line for each product that is not what the graph asked for, then the counts."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from swin_quant.base.progress import log
-
-    screen = Console()
-    counts = report.counts()
-    table = Table(box=None, pad_edge=False)
-    for title in ("product", "in the graph", "in the engine", "layer"):
-        table.add_column(title, overflow="fold")
-    for row in report.rows:
-        style = "" if row.wanted == row.ran else "yellow"
-        table.add_row(row.name, row.wanted, row.ran, row.layer or "not found", style=style)
-    screen.print(table)
-    ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
-    print(f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat")
-    if report.lost:
-        log.warning("int8 in the graph, not in the engine: %s", listed(row.name for row in report.lost))

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
-import sys
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import UsageError
@@ -14,7 +10,6 @@ from swin_quant.cli import options
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.quant.listing import NodeRow
 
 HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
 EXAMPLES = """examples:
@@ -39,6 +34,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.models import build_model
     from swin_quant.quant.listing import list_nodes
     from swin_quant.quant.policy import apply_policy, policy_from_dict
+    from swin_quant.report import nodes
+    from swin_quant.report.screen import print_table, print_text
     from swin_quant.tasks.evaluate import card_of
 
     cfg = options.config_of(args)
@@ -56,41 +53,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         load_calibrated(model, args.resume)
     rows = list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
     if world.is_main:
-        PRINTERS[args.format](rows)
-
-
-def _print_csv(rows: list[NodeRow]) -> None:
-    from swin_quant.quant.listing import FIELDS
-
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(FIELDS)
-    writer.writerows(row.cells() for row in rows)
-    sys.stdout.write(text.getvalue())
-
-
-def _print_json(rows: list[NodeRow]) -> None:
-    from swin_quant.quant.listing import FIELDS
-
-    print(json.dumps([dict(zip(FIELDS, row.cells(), strict=True)) for row in rows], indent=1))
-
-
-def _print_table(rows: list[NodeRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from swin_quant.quant.listing import FIELDS
-
-    enabled = sum(row.enabled for row in rows)
-    table = Table(box=None, pad_edge=False, caption=f"{enabled} of {len(rows)} nodes are on", caption_justify="left")
-    for field in FIELDS:
-        table.add_column(field, no_wrap=field != "node", overflow="fold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row.cells()), style=None if row.enabled else "dim")
-    screen = Console()
-    if not screen.is_terminal:
-        screen.width = 140  # a file or a pipe has room for whole names
-    screen.print(table)
-
-
-PRINTERS = {"table": _print_table, "csv": _print_csv, "json": _print_json}
+        if args.format == "table":
+            print_table(nodes.table_of(rows))
+        else:
+            print_text(nodes.as_csv(rows) if args.format == "csv" else nodes.as_json(rows))

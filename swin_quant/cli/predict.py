@@ -139,6 +139,9 @@ def _why(pictures: NamedPictures, name: str) -> str:
 def _write(
     target: str | None, model: _Model, answers: Mapping[str, Sequence[Guess]], unreadable: dict[str, str]
 ) -> None:
+    from swin_quant.report.predictions import table_of
+    from swin_quant.report.screen import print_table
+
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "model": model.name,
@@ -151,29 +154,10 @@ def _write(
     if target == "-":
         print(json.dumps(content, indent=2))
         return
-    _print_table(model, answers)
+    best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers.items()}
+    print_table(table_of(best, f"{model.name}: {model.engine.label} on {model.engine.name}"))
     if target:
         from swin_quant.base.progress import log
 
         write_json(target, content)
         log.info("answers: %s", target)
-
-
-def _print_table(model: _Model, answers: Mapping[str, Sequence[Guess]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("picture", "%", "index", "class"):
-        figure = title in ("%", "index")
-        table.add_column(title, justify="right" if figure else "left", no_wrap=figure, overflow="fold")
-    for name, top in answers.items():
-        for rank, guess in enumerate(top):
-            cells = (name if rank == 0 else "", f"{100 * guess.probability:.2f}", str(guess.index), guess.name)
-            table.add_row(*map(Text, cells), style=None if rank == 0 else "dim", end_section=rank == len(top) - 1)
-    screen = Console()
-    if not screen.is_terminal:
-        screen.width = 140  # a file or a pipe has room for whole names
-    screen.print(table)
-    screen.print(Text(f"{model.name}: {model.engine.label} on {model.engine.name}", style="dim"))

@@ -39,6 +39,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.base.progress import log
     from swin_quant.cards.paths import card_path
+    from swin_quant.report.screen import print_table
+    from swin_quant.report.verification import table_of
     from swin_quant.tasks.verify import failures
 
     deployed.refuse_ranks(world, "verify")
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         card = card.with_verification(record)
     replace(artifact, card=card).card.write(card_path(artifact.file))
     log.info("run card: %s", card_path(artifact.file))
-    _print(records)
+    print_table(table_of(records))
     if failed := failures(records):
         raise SwinQuantError(f"{artifact.file}: verification failed: {'; '.join(failed)}")
 
@@ -94,38 +96,3 @@ def _verify(artifact: Artifact, args: argparse.Namespace, world: World) -> list[
     )
     float_type = artifact.record["options"].get("float_type")
     return compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type)
-
-
-def _print(records: list[VerificationRecord]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from swin_quant.engines.difference import INT8_LEVELS
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("engine", "type", "against", "mean", "max", "max/step", "agree %", "SQNR dB", "limit", ""):
-        table.add_column(title, no_wrap=True)
-    for record in records:
-        table.add_row(*_cells(record))
-    screen = Console()
-    if not screen.is_terminal:
-        screen.width = 140  # a file or a pipe has room for whole names
-    screen.print(table)
-    scale = f"step: of int8 over the reference's logits, amax / {INT8_LEVELS}"
-    screen.print(f"|Δlogit| on {records[0]['pictures']} pictures; {scale}", style="dim", highlight=False)
-
-
-def _cells(record: VerificationRecord) -> list[str]:
-    sqnr, limit, step = record["sqnr_db"], record["tolerance"], record["step"]
-    return [
-        record["engine"],
-        record["precision"],
-        record["reference"],
-        f"{record['mean']:.5f}",
-        f"{record['max']:.5f}",
-        f"{record['max'] / step:.2f}" if step else "-",
-        f"{record['agreement']:.2f}",
-        "-" if sqnr is None else f"{sqnr:.1f}",
-        "-" if limit is None else f"{limit:g}",
-        {True: "pass", False: "FAIL", None: ""}[record["passed"]],
-    ]

@@ -22,7 +22,7 @@ from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
-from swin_quant.report.render import render
+from swin_quant.report.accuracy.render import render
 
 
 @dataclass(frozen=True)

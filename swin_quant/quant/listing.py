@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from swin_quant.quant.quantizer import named_nodes
 
-FIELDS = ("node", "role", "state", "bits", "granularity", "amax", "shape")
-
 
 @dataclass(frozen=True)
 class NodeRow:
@@ -22,18 +20,6 @@ class NodeRow:
     per_channel: bool
     amax: float | None
     shape: tuple[int, ...]
-
-    def cells(self) -> tuple[str | int, ...]:
-        """Values in the order of FIELDS, fit for a table."""
-        return (
-            self.name,
-            self.role,
-            "on" if self.enabled else "off",
-            self.bits,
-            "per-channel" if self.per_channel else "per-tensor",
-            "-" if self.amax is None else f"{self.amax:.6g}",
-            "x".join(map(str, self.shape)),
-        )
 
 
 def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:

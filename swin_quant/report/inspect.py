@@ -1,0 +1,89 @@
+"""What is in an ONNX graph, for a terminal: a line for each block, then what engines will not fuse."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from swin_quant.backends.onnx_inspect.attention import Verdict
+from swin_quant.backends.onnx_inspect.gemms import Gemm
+from swin_quant.backends.onnx_inspect.report import Inspection
+from swin_quant.base.errors import listed, one_line
+from swin_quant.report.column import Column, ReportTable, field
+from swin_quant.report.terminal import folded, styled, terminal
+
+Line = tuple[str, str]  # text and style
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """The products of a block, and its attention where it has one; `why` it is not one int8 kernel."""
+
+    block: str
+    gemms: list[Gemm]
+    verdict: Verdict | None
+    why: str
+
+    @property
+    def floats(self) -> str:
+        """Products that are not int8, by the part of their name that the block's does not say."""
+        names = (gemm.name for gemm in self.gemms if not gemm.int8)
+        return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
+
+
+def _pattern(row: BlockRow) -> str | None:
+    return row.verdict.pattern if row.verdict else None
+
+
+def _style(row: BlockRow) -> str:
+    if row.verdict is None:
+        return ""
+    return "green" if row.verdict.pattern == "fusible int8" else "yellow"
+
+
+COLUMNS: tuple[Column[BlockRow], ...] = (
+    Column("block", "block", field("block"), fold=True),
+    Column("int8", "int8", lambda row: f"{sum(gemm.int8 for gemm in row.gemms)}/{len(row.gemms)}"),
+    Column("float_products", "float products", field("floats"), fold=True, blank=""),
+    Column("attention", "attention", _pattern, blank="", style=_style),
+    Column("why", "why not one int8 kernel", field("why"), fold=True, blank=""),
+)
+
+
+def inspection_text(report: Inspection, width: int, color: bool = False) -> str:
+    """The whole report for a terminal of `width` columns."""
+    int8 = sum(gemm.int8 for gemm in report.gemms)
+    head = (
+        f"opset {report.opset}, {report.body} body; {int8} of {len(report.gemms)} products int8; "
+        f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
+    )
+    above, below = _folded([(head, "bold")], width, color), _folded(_findings(report), width, color)
+    return above + terminal(ReportTable(COLUMNS, _rows(report)), width, color) + below
+
+
+def _rows(report: Inspection) -> list[BlockRow]:
+    verdicts = {verdict.attention.block or verdict.attention.name: verdict for verdict in report.verdicts}
+    rows = []
+    for block in dict.fromkeys((*report.blocks, *verdicts)):
+        verdict = verdicts.get(block)
+        float_model = verdict is not None and verdict.fusible and not report.pairs[0]
+        why = next(iter(verdict.failed.values()), "") if verdict and not float_model else ""
+        rows.append(BlockRow(block, report.blocks.get(block, []), verdict, why))
+    return rows
+
+
+def _findings(report: Inspection) -> Iterator[Line]:
+    yield f"float ops: {_counts(report.float_ops)}", ""
+    yield f"layout ops: {_counts(report.layout_ops)}", ""
+    for finding in report.findings:
+        yield f"{finding.backend}: {finding.rule}: {listed(finding.nodes, 3)}", "yellow"
+        yield f"    {finding.why} [{finding.source}]", "dim"
+    for sentence in report.unrecognised:
+        yield f"not recognised: {sentence}", "yellow"
+
+
+def _folded(lines: Iterator[Line] | list[Line], width: int, color: bool) -> str:
+    each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
+    return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{op} {count}" for op, count in counts.items()) or "none"

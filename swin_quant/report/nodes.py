@@ -1,0 +1,33 @@
+"""The table of a model's quantizer nodes."""
+
+from collections.abc import Sequence
+
+from swin_quant.quant.listing import NodeRow
+from swin_quant.report.column import Column, ReportTable, field
+from swin_quant.report.records import comma_separated, json_text, records
+
+COLUMNS: tuple[Column[NodeRow], ...] = (
+    Column("node", "node", field("name"), fold=True),
+    Column("role", "role", field("role")),
+    Column("state", "state", lambda row: "on" if row.enabled else "off"),
+    Column("bits", "bits", field("bits")),
+    Column("granularity", "granularity", lambda row: "per-channel" if row.per_channel else "per-tensor"),
+    Column("amax", "amax", field("amax"), "{:.6g}"),
+    Column("shape", "shape", lambda row: "x".join(map(str, row.shape))),
+)
+
+
+def table_of(rows: Sequence[NodeRow]) -> ReportTable[NodeRow]:
+    """Every node on a line, those that are off dimmed."""
+    said = f"{sum(row.enabled for row in rows)} of {len(rows)} nodes are on"
+    return ReportTable(COLUMNS, rows, [said], style=lambda row: "" if row.enabled else "dim")
+
+
+def as_csv(rows: Sequence[NodeRow]) -> str:
+    """CSV, a line for each node."""
+    return comma_separated(COLUMNS, rows)
+
+
+def as_json(rows: Sequence[NodeRow]) -> str:
+    """JSON, an object for each node."""
+    return json_text(records(COLUMNS, rows))

@@ -1,0 +1,64 @@
+"""The table of a bench: the same rows in every form, nothing cut, and notes that say what figures mean."""
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+
+from swin_quant.bench.measure import BenchPlan, BenchReport, BenchRow
+from swin_quant.report import bench
+from swin_quant.report.terminal import terminal
+
+PLAIN = BenchRow("torch float32", "torch", "float32", None, 1, 12.345, 13.5, 81.0, 40, None, None, 512.4, 300.0, 4.25,
+                 0, 10, None, None, None, "torch 2.13", None)  # fmt: skip
+INT8 = dataclasses.replace(PLAIN, contender="onnxruntime int8 | mine", p50_ms=3.21, baseline="torch float32",
+                           speedup=3.85, int8_gemms=9, sqnr_db=31.44, agreement=97.66)  # fmt: skip
+FAILED = dataclasses.replace(PLAIN, contender="broken", p50_ms=None, p90_ms=None, images_per_s=None, int8_gemms=None,
+                             all_gemms=None, failure="broken: its process ended with signal 11 (SIGSEGV)")  # fmt: skip
+
+
+@pytest.fixture
+def report():
+    rows = [dataclasses.replace(row, batch=batch) for batch in (1, 8) for row in (PLAIN, INT8, FAILED)]
+    return BenchReport("swin_micro", rows, "torch float32", BenchPlan((1, 8), 2, 0.5, 1), "5 pictures",
+                       gemms={"torch float32": {"head": "float32"}})  # fmt: skip
+
+
+def test_the_table_has_the_same_rows_in_every_form(report):
+    text, markdown = terminal(bench.table_of(report), 140), bench.markdown(report)
+    for name in ("torch float32", "onnxruntime int8 | mine", "broken"):
+        assert text.count(f" {name} ") >= 2 and markdown.count(f"| {name.replace('|', '&#124;')} |") == 2
+    for figure in ("12.35", "3.21", "3.85", "512", "9/10", "31.4", "97.7"):
+        assert text.replace("\n", " ").count(f" {figure} ") >= 2 and f"| {figure} |" in markdown
+    rows = list(csv.DictReader(io.StringIO(bench.as_csv(report))))
+    assert [row["contender"] for row in rows] == [row.contender for row in report.rows]
+    assert rows[0].keys() == {field.name for field in dataclasses.fields(BenchRow)}
+    assert float(rows[0]["p50_ms"]) == 12.345 and rows[2]["p50_ms"] == ""
+    content = json.loads(bench.as_json(report))
+    assert content["schema"] == "swin-quant/bench/1" and content["rows"][1]["sqnr_db"] == 31.44
+    assert content["plan"]["threads"] == 1 and content["gemms"]["torch float32"] == {"head": "float32"}
+
+
+def test_accuracy_is_a_column_where_it_was_measured(report):
+    assert "acc@1" not in terminal(bench.table_of(report), 140) and "acc@1" not in bench.markdown(report)
+    labelled = [dataclasses.replace(row, acc1=81.25) for row in report.rows]
+    assert "81.25" in bench.markdown(dataclasses.replace(report, rows=labelled))
+
+
+def test_names_and_figures_stay_whole_in_a_narrow_terminal(report):
+    shown = terminal(bench.table_of(report), width=80)
+    assert all(row.contender in shown for row in report.rows) and " 12.35 " in shown and " 97.7\n" in shown
+
+
+def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
+    notes = "\n".join(bench.notes(report))
+    assert "over torch float32" in notes and "with torch float32, on 5 pictures" in notes and "SIGSEGV" in notes
+    assert "threads: 1; 2 interleaved rounds of 0.5 s" in notes
+
+
+def test_a_name_of_any_bytes_is_written_in_every_form(report):
+    strange = dataclasses.replace(report, name="a\udc80b\x1b[2J", rows=[dataclasses.replace(PLAIN, contender="\udc80")])
+    for write in (bench.markdown, bench.as_csv, bench.as_json):
+        assert "\x1b" not in write(strange) and write(strange).encode()

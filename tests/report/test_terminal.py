@@ -1,0 +1,69 @@
+"""A table on a terminal: figures whole, names folded only where they must be, styles only where they are wanted."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from swin_quant.report.column import Column, ReportTable, figure
+from swin_quant.report.screen import has_colors
+from swin_quant.report.terminal import folded, terminal
+
+NAMES = ("layers.0.blocks.0.attn.qkv._input_quantizer", "a name of several words that is long", "x")
+COLUMNS = (
+    Column("name", "name", lambda row: row[0], fold=True),
+    figure("value", "value", lambda row: row[1], "{:.3f}"),
+    Column("note", "note", lambda row: row[2], blank=""),
+)
+TABLE = ReportTable(
+    COLUMNS,
+    [(name, 1234.5678, "ok") for name in NAMES] + [("last", None, None)],
+    ["a remark of a few words, which is folded where the terminal is narrow, and goes on below its first word"],
+    style=lambda row: "dim" if row[0] == "x" else "",
+)
+
+
+@pytest.mark.parametrize("width", [26, 40, 60, 200])
+def test_no_line_is_longer_than_the_terminal_and_nothing_is_lost(width):
+    text = terminal(TABLE, width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert text.count("1234.568") == 3
+    first = "".join(line[: width - 16].strip() for line in text.splitlines()[1:-1])
+    for name in NAMES:
+        assert name.replace(" ", "") in first.replace(" ", "")
+
+
+def test_what_cannot_be_narrowed_is_wrapped_by_the_terminal_and_not_cut():
+    text = terminal(ReportTable([figure("a", "title", lambda row: row, "{:.1f}")] * 3, [123456.0]), 10)
+    assert text == "   title     title     title\n123456.0  123456.0  123456.0\n"
+
+
+def test_blank_cells_leave_no_blanks_at_the_end_of_a_line():
+    lines = terminal(TABLE, 200).splitlines()
+    assert lines == [line.rstrip() for line in lines] and lines[4].split() == ["last", "-"]
+
+
+def test_rows_are_styled_only_where_colour_is_wanted():
+    plain, styled = terminal(TABLE, 200), terminal(TABLE, 200, color=True)
+    assert "\x1b" not in plain and re.sub(r"\x1b\[\d+m", "", styled) == plain
+    assert "\x1b[1mname\x1b[0m" in styled and "\x1b[2mx\x1b[0m" in styled and "\x1b[2m1234.568\x1b[0m" in styled
+
+
+LETTERS = st.characters(codec="utf-8", exclude_categories=["C", "Z"]) | st.just(" ")
+
+
+@given(st.text(LETTERS, max_size=60), st.integers(2, 30))
+def test_folding_loses_no_character(text, width):
+    lines = folded(text, width)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "") and max(map(cell_len, lines)) <= width
+
+
+def test_colours_are_off_in_a_pipe_and_where_the_user_wants_none(monkeypatch):
+    assert not has_colors()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert has_colors()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colors()
