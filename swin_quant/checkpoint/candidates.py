@@ -1,7 +1,6 @@
 """The shipped configurations that a geometry fits, and which of them a file is of."""
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.checkpoint.geometry import Geometry, differing
+from swin_quant.checkpoint.sources import name_of
 from swin_quant.config import architecture, load_config
 from swin_quant.config.files import shipped_configs
 
@@ -64,12 +64,6 @@ def choose(candidates: Sequence[Candidate], known: Geometry, file: Path) -> Cand
             f"give --cfg NAME, one of {listed((each.name for each in left), len(left))}"
         )
     return min(left, key=lambda each: len(each.name))
-
-
-def name_of(file: Path) -> str:
-    """A checkpoint's name, as a configuration may have it."""
-    stem = re.sub(r"[/\\\x00-\x1f\ud800-\udfff]", "_", file.stem.removesuffix("_calib"))[:200]
-    return stem if stem.strip(".") else "swin"
 
 
 def _named_alike(candidates: Sequence[Candidate], name: str) -> list[Candidate]:

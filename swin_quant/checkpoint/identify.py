@@ -14,9 +14,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.candidates import Candidate, choose, fitting, name_of, nearest
+from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest
 from swin_quant.checkpoint.footprint import check_footprint
 from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows
+from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config import default_config, from_dict, load_config
 from swin_quant.config.values import merge
@@ -35,10 +36,10 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     something open; SwinQuantError for what is no checkpoint of a Swin.
     """
     overrides = overrides or {}
-    file = checkpoint.source.path if isinstance(checkpoint, Weights) else Path(checkpoint)
+    file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
     if (card := card_of(file)) is not None:
         return from_dict(card.config, str(card_path(file)), overrides)
-    weights = read_weights(checkpoint)
+    weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file)
     known = _known(weights, overrides)
     candidates = fitting(known)
     chosen = choose(candidates, known, file) if candidates else None

@@ -54,7 +54,7 @@ def read_state_dict(path: str | os.PathLike) -> tuple[dict[str, Tensor], Source]
     """
     path = Path(path)
     head = _sniff(path)
-    is_safetensors = path.suffix == ".safetensors"
+    is_safetensors = path.suffix == ".safetensors" or _has_header(head)
     if not is_safetensors and not head.startswith((_ZIP, _PICKLE)):
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
     content = _read_safetensors(path, head) if is_safetensors else read_pickled(path)
@@ -79,6 +79,11 @@ def _sniff(path: Path) -> bytes:
         if re.match(pattern, head.lower()):
             raise SwinQuantError(f"{path}: {advice}")
     return head
+
+
+def _has_header(head: bytes) -> bool:
+    """Whether a file begins as safetensors do, whatever it is called: the hub's cache names files by their hash."""
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER
 
 
 def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:

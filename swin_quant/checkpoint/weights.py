@@ -10,6 +10,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.checkpoint.read import Source, read_state_dict
+from swin_quant.checkpoint.sources import local_file
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
 
 
 Checkpoint = str | os.PathLike | Weights
-"""A file, or what `read_weights` read from it."""
+"""A file, a name as in `sources`, or what `read_weights` read from it."""
 
 
 def read_weights(checkpoint: Checkpoint) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`. What was read already is handed back."""
     if isinstance(checkpoint, Weights):
         return checkpoint
-    state, source = read_state_dict(checkpoint)
+    state, source = read_state_dict(local_file(checkpoint))
     try:
         state, convention = to_microsoft(state)
     except SwinQuantError as error:

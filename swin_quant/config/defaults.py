@@ -24,6 +24,8 @@ DEFAULTS: dict[str, Any] = {
         "DATASET": "imagenet",
         "IMG_SIZE": 224,
         "INTERPOLATION": "bicubic",
+        "MEAN": [0.485, 0.456, 0.406],  # ImageNet's, of red, green and blue
+        "STD": [0.229, 0.224, 0.225],
         "ZIP_MODE": False,
         "CACHE_MODE": "part",
         "PIN_MEMORY": True,
@@ -79,7 +81,7 @@ DEFAULTS: dict[str, Any] = {
         "MIXUP_SWITCH_PROB": 0.5,
         "MIXUP_MODE": "batch",
     },
-    "TEST": {"CROP": True, "SEQUENTIAL": False, "SHUFFLE": False},
+    "TEST": {"CROP": True, "CROP_RATIO": 0.875, "SEQUENTIAL": False, "SHUFFLE": False},
     "AMP_ENABLE": True,
     "AMP_OPT_LEVEL": "",
     "ENABLE_AMP": False,
@@ -99,6 +101,7 @@ DEFAULTS: dict[str, Any] = {
 def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
+    DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others.
     SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
     """
     return CfgNode(DEFAULTS)

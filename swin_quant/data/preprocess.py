@@ -21,6 +21,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
 MAX_SIZE = 4096
+CROP_RATIO = 224 / 256
 
 
 class Transform(Protocol):
@@ -38,9 +39,10 @@ class Preprocess:
 
     Attributes:
         size: side of the square input, in pixels.
-        crop: True resizes the shorter side to int(256 / 224 * size) and crops the centre; False resizes to size x size.
+        crop: True resizes the shorter side to int(size / crop_ratio) and crops the centre; False: to size x size.
         interpolation: one of INTERPOLATIONS.
         mean, std: of the RGB channels, on a scale of 0 to 1.
+        crop_ratio: the side of the crop to that of the picture: Microsoft's 224 / 256, timm's crop_pct.
 
     Raises:
         ValueError: a field is of the wrong type or out of range.
@@ -51,6 +53,7 @@ class Preprocess:
     interpolation: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    crop_ratio: float = CROP_RATIO
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or not 1 <= self.size <= MAX_SIZE:
@@ -65,20 +68,24 @@ class Preprocess:
                 raise ValueError(f"{name} {values!r} is not three numbers")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std!r} is not positive")
+        if type(self.crop_ratio) not in (int, float) or not 0.5 <= self.crop_ratio <= 1:
+            raise ValueError(f"crop ratio {self.crop_ratio!r} is not a number from 0.5 to 1")
 
     @classmethod
     def from_config(cls, cfg: Any) -> "Preprocess":
-        """Take size, crop and interpolation from the configuration; mean and std are ImageNet's. Raises UsageError."""
+        """Take DATA.IMG_SIZE, INTERPOLATION, MEAN and STD, TEST.CROP and CROP_RATIO. Raises UsageError."""
+        data, test = cfg.DATA, cfg.TEST
         try:
-            return cls(cfg.DATA.IMG_SIZE, cfg.TEST.CROP, cfg.DATA.INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD)
+            return cls(data.IMG_SIZE, test.CROP, data.INTERPOLATION, tuple(data.MEAN), tuple(data.STD), test.CROP_RATIO)
         except ValueError as error:
-            raise UsageError(f"DATA.IMG_SIZE, TEST.CROP or DATA.INTERPOLATION: {error}") from error
+            keys = "DATA.IMG_SIZE, DATA.MEAN, DATA.STD, TEST.CROP, TEST.CROP_RATIO or DATA.INTERPOLATION"
+            raise UsageError(f"{keys}: {error}") from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """Take back what `to_dict` gave, JSON in between or not. Raises SwinQuantError on any other keys or values."""
         expected = [field.name for field in fields(cls)]
-        if not isinstance(values, Mapping) or sorted(values, key=str) != sorted(expected):
+        if not isinstance(values, Mapping) or sorted({*values, "crop_ratio"}, key=str) != sorted(expected):
             found = listed(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
             raise SwinQuantError(f"preprocess: expected exactly the keys {', '.join(expected)}; found {found}")
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
@@ -88,8 +95,11 @@ class Preprocess:
             raise SwinQuantError(f"preprocess: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON holds them."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """Return the fields as JSON holds them, the crop ratio only where it is not Microsoft's."""
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        if self.crop_ratio == CROP_RATIO:
+            del values["crop_ratio"]
+        return values
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, size, size]; `index` is ignored."""
@@ -148,7 +158,7 @@ def _evaluation(preprocess: Preprocess) -> Callable[[Image.Image], Tensor]:
 
     size, method = preprocess.size, tv.InterpolationMode(preprocess.interpolation)
     if preprocess.crop:
-        geometry = [tv.Resize(int(256 / 224 * size), method), tv.CenterCrop(size)]
+        geometry = [tv.Resize(int(size / preprocess.crop_ratio), method), tv.CenterCrop(size)]
     else:
         geometry = [tv.Resize((size, size), method)]
     return tv.Compose([*geometry, tv.ToTensor(), tv.Normalize(preprocess.mean, preprocess.std)])

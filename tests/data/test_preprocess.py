@@ -24,8 +24,8 @@ def photo(width: int, height: int) -> Image.Image:
 def config(size=224, crop=True, interpolation="bicubic", **aug) -> SimpleNamespace:
     defaults = dict(AUTO_AUGMENT="rand-m9-mstd0.5-inc1", COLOR_JITTER=0.4, REPROB=0.25, REMODE="pixel", RECOUNT=1)
     return SimpleNamespace(
-        DATA=SimpleNamespace(IMG_SIZE=size, INTERPOLATION=interpolation),
-        TEST=SimpleNamespace(CROP=crop),
+        DATA=SimpleNamespace(IMG_SIZE=size, INTERPOLATION=interpolation, MEAN=IMAGENET_MEAN, STD=IMAGENET_STD),
+        TEST=SimpleNamespace(CROP=crop, CROP_RATIO=0.875),
         AUG=SimpleNamespace(**(defaults | aug)),
     )
 
@@ -72,7 +72,23 @@ def test_a_run_card_gives_back_the_same_preprocessing():
     assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
 
 
+def test_another_crop_is_timms_and_travels_in_the_card():
+    """timm resizes the shorter side to floor(size / crop_pct)."""
+    transforms = import_timm().data.create_transform
+    ours = Preprocess(48, True, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.3, 0.4), 0.9)
+    theirs = transforms(48, interpolation="bicubic", mean=ours.mean, std=ours.std, crop_pct=0.9)
+    image = photo(120, 90)
+    assert torch.equal(ours(image), theirs(image))
+    assert not torch.equal(ours(image), Preprocess(48, True, "bicubic", ours.mean, ours.std)(image))
+    assert ours.to_dict()["crop_ratio"] == 0.9
+    assert Preprocess.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
+
+
 GOOD = Preprocess.from_config(config()).to_dict()
+
+
+def test_cards_of_microsofts_crop_are_as_they_were():
+    assert "crop_ratio" not in GOOD and Preprocess.from_dict(GOOD).crop_ratio == 0.875
 
 
 @pytest.mark.parametrize(
@@ -85,6 +101,9 @@ GOOD = Preprocess.from_config(config()).to_dict()
         GOOD | {"size": 10**9},
         GOOD | {"size": True},
         GOOD | {"crop": 1},
+        GOOD | {"crop_ratio": 0.01},
+        GOOD | {"crop_ratio": "0.9"},
+        GOOD | {"crop_ratio": float("nan")},
         GOOD | {"interpolation": "cubic"},
         GOOD | {"interpolation": ["bicubic"]},
         GOOD | {"mean": [0.5, 0.5]},

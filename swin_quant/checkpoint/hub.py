@@ -1,0 +1,73 @@
+"""The weights of a repository on huggingface.co: from the hub's cache, or downloaded into it.
+
+The cache comes first: what is in it needs no network, and does not change from one run to the next.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+"""What repositories call their weights, in the order in which they are looked for."""
+_BESIDE = ("config.json", "preprocessor_config.json")  # what says how the weights are meant
+_PROBLEMS = (  # of huggingface_hub.errors, the more special first
+    ("GatedRepoError", "{repository} wants its terms accepted: do so on huggingface.co, then `hf auth login`"),
+    ("RevisionNotFoundError", "{repository} has no such revision"),
+    ("RepositoryNotFoundError", "huggingface.co has no {repository}, or it is private: `hf auth login`"),
+    ("LocalEntryNotFoundError", "{absent}"),
+    ("OfflineModeIsEnabled", "{absent}"),
+)
+_ABSENT = (
+    "is not in the cache {cache}, and huggingface.co cannot be reached: download it where it can, and give the file or "
+    "the folder of its snapshot, or set HF_HOME to a copy of that cache"
+)
+
+
+def download(repository: str, revision: str | None, asked: str) -> Path:
+    """The weights of a repository; what describes them is put beside. Errors name `asked`, which the user wrote."""
+    from huggingface_hub import constants, errors
+
+    try:
+        with _quietly():
+            file = _fetch(repository, revision, cached=True) or _fetch(repository, revision, cached=False)
+    except errors.HFValidationError as error:
+        raise UsageError(f"{asked}: {repository!r:.80} is no name of a repository, which is owner/name") from error
+    except OSError as error:
+        texts = [text for name, text in _PROBLEMS if isinstance(error, getattr(errors, name))]
+        absent = _ABSENT.format(cache=constants.HF_HUB_CACHE)
+        unknown = f"cannot be downloaded: {(str(error).splitlines() or [type(error).__name__])[0]:.200}"
+        problem = texts[0].format(repository=repository, absent=absent) if texts else unknown
+        raise SwinQuantError(f"{asked}: {problem}") from error
+    if file is None:
+        raise SwinQuantError(f"{asked}: {repository} has none of {listed(WEIGHTS)}")
+    return file
+
+
+def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
+    """The first of WEIGHTS that there is, in the cache alone or not, with what lies beside it."""
+    from huggingface_hub import errors, hf_hub_download
+
+    found: list[Path] = []
+    for name in (*WEIGHTS, *_BESIDE):
+        if name in _BESIDE or not found:
+            try:
+                found.append(Path(hf_hub_download(repository, name, revision=revision, local_files_only=cached)))
+            except errors.EntryNotFoundError as error:
+                if isinstance(error, errors.LocalEntryNotFoundError) and not cached:
+                    raise  # there is no network
+    return found[0] if found and found[0].name in WEIGHTS else None
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the hub's own lines on every retry: what comes of them is one error."""
+    from huggingface_hub.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,59 @@
+"""Checkpoints by the names that timm and Hugging Face give them.
+
+timm:swin_tiny_patch4_window7_224.ms_in1k     a pretrained model of timm
+hf:microsoft/swin-tiny-patch4-window7-224     a repository on huggingface.co; @ and a revision may follow
+snapshot/                                     a folder that holds what such a repository does
+"""
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.checkpoint.hub import WEIGHTS, download
+
+_KINDS = ("timm", "hf")
+_CACHED = re.compile(r"models--(?:[^/]+--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
+_MODULES = ("swin_transformer", "swin_transformer_v2")
+
+
+def local_file(checkpoint: str | os.PathLike) -> Path:
+    """The file of a checkpoint: of a path, itself, or the weights in a folder; of a name, that in the hub's cache.
+
+    SwinQuantError where a name is neither cached nor to be had, UsageError where it names no Swin.
+    """
+    text = os.fspath(checkpoint)
+    kind, _, name = text.partition(":")
+    if kind not in _KINDS or os.path.exists(text):
+        return _weights_in(Path(text))
+    if os.path.isdir(name):
+        return _weights_in(Path(name))
+    repository, _, revision = (_timm_repository(name, text) if kind == "timm" else name).partition("@")
+    return download(repository, revision or None, text)
+
+
+def name_of(file: Path) -> str:
+    """What a checkpoint may be called: the name of its file, or, where all are called alike, of its repository."""
+    cached = _CACHED.fullmatch("/".join(file.parts[-4:]))
+    name = cached["name"] if cached else file.parent.name if file.name in WEIGHTS else file.stem.removesuffix("_calib")
+    name = re.sub(r"[/\\\x00-\x1f\ud800-\udfff]", "_", name)[:200]
+    return name if name.strip(".") else "swin"
+
+
+def _weights_in(path: Path) -> Path:
+    """The weights in a folder that is a snapshot of a repository; any other path as it is."""
+    return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
+
+
+def _timm_repository(name: str, text: str) -> str:
+    """Where timm keeps the weights of that name, or of an architecture by default."""
+    timm = import_timm()
+    ours = [each for module in _MODULES for each in timm.list_models(module=module, pretrained=True)]
+    architecture, _, tag = name.partition(".")
+    tags = [each for each in ours if each.partition(".")[0] == architecture]
+    if not tags or (tag and name not in tags):
+        close = tags or difflib.get_close_matches(name, ours, n=3, cutoff=0.3) or ours
+        raise UsageError(f"{text}: timm has no weights of a Swin by that name; it has {listed(close)}")
+    return timm.get_pretrained_cfg(name).hf_hub_id
