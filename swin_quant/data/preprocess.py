@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
+_LARGEST = 1e6  # of mean and std: beyond all scales that pictures have
 MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
 
@@ -63,7 +63,7 @@ class Preprocess:
         if self.interpolation not in INTERPOLATIONS:
             raise ValueError(f"interpolation {self.interpolation!r} is not one of {', '.join(INTERPOLATIONS)}")
         for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = isinstance(values, tuple) and all(type(v) in (int, float) and isfinite(v) for v in values)
+            numbers = isinstance(values, tuple) and all(type(v) in (int, float) and abs(v) <= _LARGEST for v in values)
             if not numbers or len(values) != 3:
                 raise ValueError(f"{name} {values!r} is not three numbers")
         if min(self.std) <= 0:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import open_plain, read_bounded, read_lines
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
@@ -18,7 +19,6 @@ CACHE_MODES = ("no", "part", "full")
 CLASSES_FILE = "classes.txt"
 MAX_MAP_BYTES = 1 << 30  # ImageNet-22k's has half of it
 MAX_CLASSES = 1_000_000  # where the model does not say how many
-_ENCRYPTED = 0x1  # bit of the general purpose flag (PKWARE APPNOTE 4.4.4)
 
 
 class ZipPictures(Pictures):
@@ -73,27 +73,18 @@ class ZipPictures(Pictures):
         # a forked worker that used its parent's file would move the parent's and its siblings' read position
         if self._archive is None or self._owner != os.getpid():
             try:
-                self._archive, self._owner = zipfile.ZipFile(open_plain(self.path)), os.getpid()
+                self._archive, self._owner = opened(open_plain(self.path)), os.getpid()
             except FileNotFoundError as error:
                 raise SwinQuantError(f"{self.path}: no such file; --zip reads <split>.zip") from error
-            except Exception as error:  # a damaged directory raises struct.error, ValueError, ... beside BadZipFile
-                raise SwinQuantError(f"{self.path}: not a readable zip archive: {error}") from error
+            except (OSError, ValueError) as error:
+                raise SwinQuantError(f"{self.path}: {error}") from error
         return self._archive
 
     def _member(self, name: str) -> bytes:
-        archive = self._opened()
         try:
-            member = archive.getinfo(name)
-            if member.flag_bits & _ENCRYPTED:
-                raise ValueError("encrypted")
-            if member.file_size > MAX_BYTES:
-                raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError("compressed by another method than deflate")  # the others unpack without a bound
-            with archive.open(member) as file:
-                return file.read(member.file_size)  # without the bound it would unpack more than was declared
-        except Exception as error:  # damage shows as BadZipFile, zlib.error, EOFError, struct.error, ...
-            raise UnreadablePicture(f"{name}: {error or type(error).__name__}") from error
+            return unpacked(self._opened(), name, MAX_BYTES)
+        except ValueError as error:
+            raise UnreadablePicture(f"{name}: {error}") from error
 
     def _preload(self, index: int) -> None:
         try:

@@ -109,6 +109,8 @@ def test_cards_of_microsofts_crop_are_as_they_were():
         GOOD | {"mean": [0.5, 0.5]},
         GOOD | {"mean": "abc"},
         GOOD | {"mean": None},
+        GOOD | {"mean": [0.5, 0.5, 10**400]},
+        GOOD | {"mean": [0.5, 0.5, float("inf")]},
         GOOD | {"std": [0.2, 0.2, 0.0]},
         GOOD | {"std": [0.2, 0.2, float("nan")]},
         [],

@@ -51,7 +51,7 @@ def main() -> int:
     tallies = []
     for each in chosen:
         tallies.append(attack(each, range(args.first, args.first + args.cases)))
-        print(_row(tallies[-1]), *tallies[-1].faults, sep="\n", end="", flush=True)
+        print(_row(tallies[-1]), *(f"{fault}\n" for fault in tallies[-1].faults), sep="", end="", flush=True)
     if args.table:
         total = sum(tally.cases for tally in tallies)
         args.table.write_text(_HEAD.format(cases=args.cases, total=total) + "".join(map(_row, tallies)) + _FOOT)

@@ -117,6 +117,25 @@ def test_damaged_bytes_are_noticed(tmp_path, seed):
         read_statistics(tmp_path / "x.npz", NAMES)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_packed_by_a_method_that_unpacks_without_a_bound_is_refused(tmp_path, method):
+    path = file(tmp_path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "y.npz", "w", method) as other:
+        for name in archive.namelist():
+            other.writestr(name, archive.read(name))
+    with pytest.raises(SwinQuantError, match="y.npz: .* compressed by another method than deflate"):
+        read_statistics(tmp_path / "y.npz", NAMES)
+
+
+def test_a_directory_of_a_million_entries_is_refused_unread(tmp_path):
+    data = statistics_bytes(counted())
+    end = data.index(b"PK\x05\x06")
+    start = data.index(b"PK\x01\x02")
+    (tmp_path / "x.npz").write_bytes(data[:end] + data[start:end] * 10_000 + data[end:])
+    with pytest.raises(SwinQuantError, match="x.npz: .* too many parts"):
+        read_statistics(tmp_path / "x.npz", NAMES)
+
+
 def test_a_file_beyond_the_limit_is_not_read(tmp_path):
     with open(tmp_path / "x.npz", "wb") as large:
         large.truncate(MAX_BYTES + 1)
