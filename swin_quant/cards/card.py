@@ -25,6 +25,7 @@ from swin_quant.cards.records import (
     ArtifactRecord,
     CalibrationRecord,
     CheckpointRecord,
+    KnownOptions,
     Result,
     SourceRecord,
     TrainingRecord,
@@ -185,10 +186,15 @@ def _check_card(content: Any, where: str) -> list[str]:
     check_json({key: value for key, value in content.items() if key != "schema"}, RunCard, where, unknown=unknown)
     for index, result in enumerate(content.get("results", ())):
         check_json(result, Result, where, f"results[{index}]", unknown)
-    others = content["artifact"]["others"] if content.get("artifact") else []
+    artifact = content.get("artifact") or {"options": {}, "others": []}
+    options = {key: artifact["options"][key] for key in fields_of(KnownOptions)[0] if key in artifact["options"]}
+    check_json(options, KnownOptions, where, "artifact.options")
+    if content.get("policy") is not None:
+        check_json(content["policy"].get("name"), str, where, "policy.name")
     records = {section: content.get(section) for section in ("source", "checkpoint", "artifact")}
     records["calibration.statistics"] = (content.get("calibration") or {}).get("statistics")
-    for section, record in {**records, **{f"artifact.others[{i}]": other for i, other in enumerate(others)}}.items():
+    records |= {f"artifact.others[{index}]": other for index, other in enumerate(artifact["others"])}
+    for section, record in records.items():
         if record and not re.fullmatch(r"[0-9a-f]{64}", record["sha256"]):
             raise SwinQuantError(f"{where}: {section}.sha256 is not 64 hexadecimal digits")
         if record and not is_bare_name(record["file"]):

@@ -110,6 +110,15 @@ class TrainingRecord(_TrainingRecord, total=False):
     ranges: RangesRecord
 
 
+class KnownOptions(TypedDict, total=False):
+    """What of an artifact's options is read again, whatever its backend; the others are the backend's own."""
+
+    target: str | None
+    float_type: str | None
+    batch: int | None
+    saturation_safe: list[str]
+
+
 class ArtifactRecord(TypedDict):
     """What a backend was given to run: its main file beside the card, and the `others` that belong to it.
 

@@ -157,6 +157,7 @@ WRONG = {
     "name": ("../escape", "name"),
     "config": ([], "config"),
     "policy": ("ft-mode1", "policy"),
+    "policy.name": (None, "policy.name"),
     "source.sha256": ("xyz", "source.sha256"),
     "source.file": ("/etc/passwd", "source.file"),
     "checkpoint.file": ("a\\b", "checkpoint.file"),
@@ -188,6 +189,26 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, key):
         assert RunCard.read(tmp_path / "x.json").results[0]["note"] == value
     else:
         refused(tmp_path / "x.json", content, word)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("target", []), ("float_type", 16), ("batch", "2"), ("saturation_safe", 1), ("saturation_safe", [2])],
+)
+def test_options_of_an_artifact_that_are_read_again_have_types(tmp_path, option, value):
+    artifact = {
+        "backend": "onnx",
+        "file": "x.onnx",
+        "sha256": "a" * 64,
+        "precision": "int8",
+        "options": {},
+        "others": [],
+    }
+    content = card(artifact=artifact | {"options": {"own": [1], "batch": None, "target": "openvino"}}).to_dict()
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    assert RunCard.read(tmp_path / "x.json").artifact["options"]["own"] == [1]
+    content["artifact"]["options"][option] = value
+    refused(tmp_path / "x.json", content, f"artifact.options.{option}")
 
 
 def test_what_a_card_cannot_be_without(tmp_path):

@@ -6,6 +6,7 @@ A case is a folder of files. `parse` may succeed or raise a SwinQuantError; all 
 import contextlib
 import csv
 import functools
+import hashlib
 import importlib.util
 import io
 import json
@@ -26,12 +27,16 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from swin_quant.backends import onnx_metadata
-from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.details import policy_of
+from swin_quant.backends.fastertransformer.engine import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
-from swin_quant.backends.onnx_file import open_onnx, read_model
+from swin_quant.backends.onnx_file import open_onnx, read_model, verified
 from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.registry import engines_for
+from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.distributed import World
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
@@ -49,6 +54,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
 from swin_quant.quant.ranges import Statistics
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
+from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.tasks.predict import class_names
 from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe
@@ -316,6 +322,37 @@ def read_artifact(folder: Path) -> None:
     read_export(Artifact(folder / "x.safetensors", replace(card(), artifact=artifact(80)[1])))
 
 
+def deployed() -> list[Files]:
+    """Artifacts with their cards; most of the damage is to be in the card, which has the hashes of the others."""
+    onnx = {"batch": 2, "target": "openvino", "float_type": "float32", "saturation_safe": ["openvino"]}
+    graph, weights = graphs()[0]["x.onnx"], artifact(80)[0]
+    made = []
+    for files, backend, options in (({"x.onnx": graph}, "onnx", onnx), (weights, "fastertransformer", {"sm": 80})):
+        main, *others = files
+        sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        record = {"backend": backend, "file": main, "sha256": sums[main], "precision": "int8", "options": options,
+                  "others": [{"file": name, "sha256": sums[name]} for name in others]}  # fmt: skip
+        made.append({**files, "x.json": json.dumps(card(artifact=record).to_dict()).encode()})
+    return made
+
+
+def deploy(folder: Path) -> None:
+    """All that is done with an artifact before an engine is given it."""
+    opened = open_artifact(next(path for path in folder.iterdir() if path.suffix in (".onnx", ".safetensors")))
+    config_of(opened)
+    names_of_engines(opened, None)
+    find_checkpoint(opened)
+    for engine in engines_for(opened.record["backend"]):
+        caution(engine, opened)
+        exact_kernels(engine, opened)
+    if opened.file.suffix == ".onnx":
+        verified(opened)
+        labels_in(opened)
+        policy_of(opened)
+    else:
+        load_emulator(opened)
+
+
 # Training
 
 
@@ -363,6 +400,7 @@ PARSERS = (
     Parser("other pictures", lambda: pictures(*OTHERS), see),
     Parser("ONNX", graphs, open_graph),
     Parser("FasterTransformer export", exports, read_artifact),
+    Parser("artifact and its card", deployed, deploy),
     Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
     Parser("statistics", statistics, lambda folder: read_statistics(folder / "x.stats.npz", NODES)),
     Parser("snapshot", snapshots, go_on),
