@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.progress import log
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """What repositories call their weights, in the order in which they are looked for."""
@@ -31,7 +32,10 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
 
     try:
         with _quietly():
-            file = _fetch(repository, revision, cached=True) or _fetch(repository, revision, cached=False)
+            file = _fetch(repository, revision, cached=True)
+            if file is None:
+                log.info("%s: is not in the cache, so huggingface.co is asked", asked)  # half a minute if it is away
+                file = _fetch(repository, revision, cached=False)
     except errors.HFValidationError as error:
         raise UsageError(f"{asked}: {repository!r:.80} is no name of a repository, which is owner/name") from error
     except OSError as error:

@@ -1,7 +1,8 @@
 """The configuration of a checkpoint that came without one: from its run card, or from its own keys and shapes.
 
-What they leave open (the size of the pictures where no mask is stored, crop and interpolation always) is taken from the
-shipped configuration of the same geometry. Where several fit that mean different models, the user has to say which.
+What they leave open (the size of the pictures where no mask is stored, how pictures are prepared always) is what its
+publisher says beside it, or that of the shipped configuration of the same geometry. Where several fit that mean
+different models, the user has to say which.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest
 from swin_quant.checkpoint.footprint import check_footprint
 from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows
+from swin_quant.checkpoint.published import published
 from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config import default_config, from_dict, load_config
@@ -25,6 +27,7 @@ from swin_quant.config.values import merge
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
 _OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # what some files do not tell, and the user may
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor ever tells the first; few files lack the second
+_PREPARATION = ("TEST.CROP", "TEST.CROP_RATIO", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
 _MOST_STAGES = 16
 
 
@@ -40,27 +43,35 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if (card := card_of(file)) is not None:
         return from_dict(card.config, str(card_path(file)), overrides)
     weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file)
-    known = _known(weights, overrides)
+    told = _told(weights)
+    public = published(file, str(told["TYPE"]))
+    known = _known(told, public, overrides, file)
     candidates = fitting(known)
     chosen = choose(candidates, known, file) if candidates else None
-    cfg = _of_shipped(chosen, known, overrides, file) if chosen else _of_its_own(known, overrides, file)
+    prepared = {key: value for key, value in public.items() if key in _PREPARATION}
+    cfg = (_of_shipped if chosen else _of_its_own)(chosen or nearest(known), known, prepared | dict(overrides), file)
     check_footprint(cfg, file)
     return cfg
 
 
-def _known(weights: Weights, overrides: Mapping[str, Any]) -> Geometry:
-    """What the file tells, and what the user says of the rest."""
-    file, told = weights.source.path, geometry(weights.state)
+def _told(weights: Weights) -> Geometry:
+    """What the tensors tell."""
+    told = geometry(weights.state)
     if not told:
-        raise SwinQuantError(f"{file}: is no checkpoint of a Swin Transformer")
+        raise SwinQuantError(f"{weights.source.path}: is no checkpoint of a Swin Transformer")
     _check_stages(weights, told)
+    return told
+
+
+def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, Any], file: Path) -> Geometry:
+    """What the tensors tell, and of the rest what the user or else the publisher says."""
     if "NUM_CLASSES" not in told and "MODEL.NUM_CLASSES" not in overrides:
         raise UsageError(f"{file}: has no head: set MODEL.NUM_CLASSES and have the head replaced by a new one")
     places = {key: _place(key, told) for key in (*_OPEN, "NUM_CLASSES") if key not in told}
-    said = {key: place for key, place in places.items() if place in overrides}
     cfg = default_config()
-    merge(cfg, {place: overrides[place] for place in said.values()} | {"MODEL.TYPE": told["TYPE"]}, "command line")
-    return told | {key: _at(cfg, place) for key, place in said.items()}
+    merge(cfg, {"MODEL.TYPE": told["TYPE"], **public}, f"what describes {file}")
+    merge(cfg, {place: overrides[place] for place in places.values() if place in overrides}, "command line")
+    return told | {key: _at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
 
 
 def _check_stages(weights: Weights, told: Geometry) -> None:
@@ -78,18 +89,21 @@ def _check_stages(weights: Weights, told: Geometry) -> None:
         )
 
 
-def _of_shipped(chosen: Candidate, known: Geometry, overrides: Mapping[str, Any], file: Path) -> CfgNode:
+def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
     own = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}
     if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # a model of the user's, trained from ours
         own["MODEL.NAME"] = name_of(file)
-    cfg = load_config(chosen.file, overrides={**own, **overrides})
-    log.info("%s: is of the shipped configuration %s, %d classes", file, chosen.name, cfg.MODEL.NUM_CLASSES)
+    cfg, shipped = load_config(chosen.file, overrides={**own, **given}), load_config(chosen.file)
+    other = [
+        f"{key} {_at(cfg, key)} ({_at(shipped, key)})" for key in _PREPARATION if _at(cfg, key) != _at(shipped, key)
+    ]
+    unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
+    log.info("%s: is of the configuration %s, %d classes%s", file, chosen.name, cfg.MODEL.NUM_CLASSES, unlike)
     return cfg
 
 
-def _of_its_own(known: Geometry, overrides: Mapping[str, Any], file: Path) -> CfgNode:
+def _of_its_own(near: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
     """A config from keys and shapes alone."""
-    near = nearest(known)
     unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]
@@ -98,12 +112,12 @@ def _of_its_own(known: Geometry, overrides: Mapping[str, Any], file: Path) -> Cf
     if absent:
         places = " and ".join(_place(key, known) for key in absent)
         raise UsageError(f"{file}: its keys and shapes leave {places} open, and {unlike}: set it, or give --cfg NAME")
-    stages = len(known["DEPTHS"])
-    own = {"PRETRAINED_WINDOW_SIZES": [0] * stages} | known if known["TYPE"] == "swinv2" else known
-    tree = {"MODEL.NAME": name_of(file), **{_place(key, known): value for key, value in own.items()}}
-    cfg = from_dict(tree, str(file), overrides)
-    log.info("%s: %s, so the configuration is its own; crop %s and interpolation %s are guesses: TEST.CROP, "
-             "DATA.INTERPOLATION", file, unlike, cfg.TEST.CROP, cfg.DATA.INTERPOLATION)  # fmt: skip
+    whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
+    tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
+    cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), given)
+    guessed = [f"{key} {_at(cfg, key)}" for key in _PREPARATION if key not in given]
+    guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
+    log.info("%s: %s, so the configuration is its own%s", file, unlike, guesses)
     return cfg
 
 

@@ -15,7 +15,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.checkpoint.hub import WEIGHTS, download
 
 _KINDS = ("timm", "hf")
-_CACHED = re.compile(r"models--(?:[^/]+--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
+_CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
@@ -36,10 +36,21 @@ def local_file(checkpoint: str | os.PathLike) -> Path:
 
 def name_of(file: Path) -> str:
     """What a checkpoint may be called: the name of its file, or, where all are called alike, of its repository."""
-    cached = _CACHED.fullmatch("/".join(file.parts[-4:]))
+    cached = _cached(file)
     name = cached["name"] if cached else file.parent.name if file.name in WEIGHTS else file.stem.removesuffix("_calib")
     name = re.sub(r"[/\\\x00-\x1f\ud800-\udfff]", "_", name)[:200]
     return name if name.strip(".") else "swin"
+
+
+def timm_name(file: Path) -> str | None:
+    """The name that timm knows a file of the hub's cache by, if it does."""
+    cached = _cached(file)
+    known = cached and cached["owner"] == "timm" and import_timm().models.is_model_pretrained(cached["name"])
+    return cached["name"] if known else None
+
+
+def _cached(file: Path) -> re.Match | None:
+    return _CACHED.fullmatch("/".join(file.parts[-4:]))
 
 
 def _weights_in(path: Path) -> Path:

@@ -1,0 +1,269 @@
+"""Names of timm and Hugging Face: from a cache, a snapshot or a hub of the test's own; no network is needed."""
+
+import hashlib
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import save
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.checkpoint import load_float, read_weights
+from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.sources import local_file, name_of
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+
+TIMM = "swin_tiny_patch4_window7_224.ms_in1k"
+REVISION = "0123456789" * 4
+
+
+def model(window=4, image=32, kind="swin"):
+    keys = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": window}
+    keys |= {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+    tree = {"DATA": {"IMG_SIZE": image}, "MODEL": {"TYPE": kind, "NUM_CLASSES": 10, kind.upper(): keys}}
+    return build_model(from_dict(tree, "test"))
+
+
+def weights(made=None):
+    """As timm and transformers write them: without tables."""
+    tables = ("relative_position_index", "attn_mask", "relative_coords_table")
+    return save({key: value for key, value in (made or model()).state_dict().items() if not key.endswith(tables)})
+
+
+def snapshot(folder, files):
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and no way out."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def cached(cache, repository, files):
+    """Put a repository into the cache, laid out as the hub's client does."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(REVISION)
+    return snapshot(folder / "snapshots" / REVISION, files)
+
+
+PRETRAINED = {
+    "input_size": [3, 32, 32],
+    "crop_pct": 0.95,
+    "crop_mode": "center",
+    "interpolation": "bilinear",
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.25, 0.25, 0.25],
+}
+
+
+def test_a_name_of_timm_comes_from_the_cache_with_its_preparation(cache):
+    config = {"architecture": "swin_tiny_patch4_window7_224", "num_classes": 10, "pretrained_cfg": PRETRAINED}
+    folder = cached(cache, f"timm/{TIMM}", {"model.safetensors": weights(), "config.json": config})
+    for name in (f"timm:{TIMM}", "timm:swin_tiny_patch4_window7_224", f"hf:timm/{TIMM}"):
+        assert local_file(name) == folder / "model.safetensors"
+    cfg = config_for(f"timm:{TIMM}")
+    assert (cfg.DATA.IMG_SIZE, cfg.TEST.CROP, cfg.TEST.CROP_RATIO) == (32, True, 0.95)
+    assert (cfg.DATA.INTERPOLATION, cfg.DATA.MEAN, cfg.DATA.STD) == ("bilinear", [0.5] * 3, [0.25] * 3)
+    assert cfg.MODEL.NAME == TIMM
+    assert config_for(f"timm:{TIMM}", {"TEST.CROP_RATIO": 0.9}).TEST.CROP_RATIO == 0.9, "the user's word is last"
+    assert load_float(build_model(cfg), f"timm:{TIMM}").path == folder / "model.safetensors"
+
+
+def test_weights_alone_in_the_cache_have_timms_own_preparation(cache):
+    """`timm.create_model(..., pretrained=True)` fetches no config.json."""
+    cached(cache, f"timm/{TIMM}", {"model.safetensors": weights(model(7, 28))})
+    cfg = config_for(f"timm:{TIMM}", {"DATA.IMG_SIZE": 28})
+    assert (cfg.TEST.CROP, cfg.TEST.CROP_RATIO, cfg.DATA.INTERPOLATION) == (True, 0.9, "bicubic")
+
+
+def test_a_repository_of_transformers_says_what_its_tensors_do_not(cache, caplog):
+    caplog.set_level(logging.INFO, "swin_quant")
+    config = {"model_type": "swinv2", "image_size": 32, "window_size": 4, "pretrained_window_sizes": [6, 6]}
+    processor = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    files = {"config.json": config, "preprocessor_config.json": processor}
+    cached(cache, "me/mine", files | {"model.safetensors": weights(model(kind="swinv2"))})
+    cfg = config_for("hf:me/mine")
+    assert cfg.MODEL.SWINV2.WINDOW_SIZE == 4 and cfg.MODEL.SWINV2.PRETRAINED_WINDOW_SIZES == [6, 6]
+    assert (cfg.DATA.IMG_SIZE, cfg.TEST.CROP, cfg.DATA.INTERPOLATION) == (32, False, "bilinear")
+    assert cfg.DATA.MEAN == [0.5] * 3 and cfg.MODEL.NAME == "mine"
+    assert "guess" in caplog.text and "TEST.CROP_RATIO" in caplog.text and "DATA.MEAN" not in caplog.text
+
+
+def test_a_processor_that_crops(cache):
+    processor = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+    files = {"config.json": {"model_type": "swin", "image_size": 32}, "preprocessor_config.json": processor}
+    cached(cache, "me/mine", files | {"model.safetensors": weights()})
+    cfg = config_for("hf:me/mine")
+    assert (cfg.TEST.CROP, cfg.TEST.CROP_RATIO) == (True, 0.8)
+
+
+def test_a_folder_is_a_snapshot(tmp_path):
+    files = {"config.json": {"model_type": "swin", "image_size": 32}, "model.safetensors": weights()}
+    folder = snapshot(tmp_path / "my-swin", files)
+    for checkpoint in (folder, str(folder), f"hf:{folder}", f"timm:{folder}"):
+        assert local_file(checkpoint) == folder / "model.safetensors"
+    cfg = config_for(folder)
+    assert (cfg.DATA.IMG_SIZE, cfg.MODEL.NAME) == (32, "my-swin")
+    load_float(build_model(cfg), folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SwinQuantError, match="is a directory: give the checkpoint file"):
+        read_weights(folder)
+
+
+def test_a_description_of_another_file_means_nothing(tmp_path):
+    files = {"config.json": {"model_type": "swin", "image_size": 64}, "mine.safetensors": weights()}
+    file = snapshot(tmp_path / "my-swin", files) / "mine.safetensors"
+    with pytest.raises(UsageError, match="leave DATA.IMG_SIZE open"):
+        config_for(file)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "swin", "image_size": "large"}, "DATA.IMG_SIZE must be a whole number, not 'large'"),
+        ({"model_type": "swin", "image_size": [32, 64]}, "DATA.IMG_SIZE must be a whole number"),
+        ({"model_type": "swin", "image_size": 10**9}, "DATA.IMG_SIZE is 1000000000, but must be at most"),
+        ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"mean": "red"}}, "DATA.MEAN must be a list"),
+        ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"input_size": 7}}, "IMG_SIZE 7"),
+        ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"crop_pct": {}}}, "CROP_RATIO must be a number"),
+        ({"architecture": "swin", "pretrained_cfg": [], "model_args": 3}, "leave DATA.IMG_SIZE open"),
+        (b"{", "is not a description of a checkpoint: its JSON cannot be read"),
+    ],
+)
+def test_a_broken_description_is_one_line(tmp_path, config, words):
+    folder = snapshot(tmp_path / "broken", {"model.safetensors": weights(), "config.json": config})
+    with pytest.raises(SwinQuantError) as caught:
+        config_for(folder)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_caches_own_names_are_read_too(cache):
+    """Runs are recorded by what a link points to: a file named by its hash."""
+    folder = cached(cache, "me/mine", {})
+    blob = cache / "models--me--mine" / "blobs" / "c0ffee"
+    blob.parent.mkdir()
+    blob.write_bytes(weights())
+    (folder / "model.safetensors").symlink_to(blob)
+    source = read_weights("hf:me/mine").source
+    assert source.record()["file"] == "model.safetensors"
+    assert read_weights(source.record()["path"]).state.keys() == read_weights("hf:me/mine").state.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("timm:resnet50", "timm has no weights of a Swin by that name; it has swin"),
+        ("timm:swin_tinny", "it has swin_s3_tiny_224"),
+        ("timm:swin_tiny_patch4_window7_224.mine", f"it has {TIMM}, "),
+        ("timm:", "timm has no weights of a Swin"),
+        ("hf:../../etc/passwd", "is no name of a repository, which is owner/name"),
+        ("hf:", "is no name of a repository"),
+    ],
+)
+def test_a_name_of_nothing(name, words):
+    with pytest.raises(UsageError) as caught:
+        local_file(name)
+    assert str(caught.value).startswith(name) and words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [f"timm:{TIMM}", "hf:microsoft/swin-tiny-patch4-window7-224", "hf:me/mine@v2"])
+def test_without_network_and_cache_the_error_says_what_to_do(name, cache):
+    with pytest.raises(SwinQuantError) as caught:
+        config_for(name)
+    message = str(caught.value)
+    assert message.startswith(f"{name}: is not in the cache {cache}, and huggingface.co cannot be reached")
+    assert "HF_HOME" in message and "snapshot" in message and "\n" not in message
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub: repository -> file -> bytes, or the status and code of a refusal."""
+    repositories = {}
+
+    class Hub(BaseHTTPRequestHandler):
+        def answer(self, body):
+            owner, name, _, _, *path = self.path.strip("/").split("/")
+            files = repositories.get(f"{owner}/{name}", (404, "RepoNotFound"))
+            content = files.get("/".join(path), (404, "EntryNotFound")) if isinstance(files, dict) else files
+            found = isinstance(content, bytes)
+            self.send_response(200 if found else content[0])
+            if found:
+                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            else:
+                self.send_header("X-Error-Code", content[1])
+            self.send_header("X-Repo-Commit", REVISION)
+            self.send_header("Content-Length", str(len(content) if found else 0))
+            self.end_headers()
+            if body and found:
+                self.wfile.write(content)
+
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    constants, address = huggingface_hub.constants, f"http://127.0.0.1:{server.server_port}"
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    yield repositories
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_is_not_cached_is_downloaded_once(hub, cache, monkeypatch):
+    config = json.dumps({"model_type": "swin", "image_size": 32}).encode()
+    hub["me/mine"] = {"model.safetensors": weights(), "config.json": config}
+    file = local_file("hf:me/mine")
+    assert cache in file.parents and config_for(file).DATA.IMG_SIZE == 32
+    hub.clear()
+    assert local_file("hf:me/mine") == file
+
+
+def test_older_repositories_have_a_pickle(hub, tmp_path):
+    torch.save(model().state_dict(), tmp_path / "x.bin")
+    hub["me/mine"] = {"pytorch_model.bin": (tmp_path / "x.bin").read_bytes()}
+    assert read_weights("hf:me/mine").source.path.name == "pytorch_model.bin"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ((404, "RepoNotFound"), "huggingface.co has no me/mine, or it is private"),
+        ((404, "RevisionNotFound"), "me/mine has no such revision"),
+        ((403, "GatedRepo"), "wants its terms accepted"),
+        ({}, "me/mine has none of model.safetensors, pytorch_model.bin"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(hub, refusal, words):
+    hub["me/mine"] = refusal
+    with pytest.raises(SwinQuantError) as caught:
+        local_file("hf:me/mine@v2")
+    message = str(caught.value)
+    assert message.startswith("hf:me/mine@v2: ") and words in message and "\n" not in message
+
+
+def test_names_of_files(tmp_path):
+    names = ["a/swin_calib.pth", "my-swin/model.safetensors", f"models--timm--{TIMM}/snapshots/abc/model.safetensors"]
+    assert [name_of(tmp_path / name) for name in names] == ["swin", "my-swin", TIMM]
+    assert name_of(tmp_path / "\udcff\x01.pth") == "__"
