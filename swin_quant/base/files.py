@@ -39,7 +39,7 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno, error.strerror or str(error))
 
 
-def open_plain(path: str | os.PathLike) -> BinaryIO:
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file to read its bytes.
 
     OSError for all else under that name: a pipe would wait for a writer for ever, a device may have no end.
@@ -58,7 +58,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def require_file(path: str | os.PathLike, what: str) -> None:
+def require_file(path: str | os.PathLike[str], what: str) -> None:
     """SwinQuantError unless `path` is a regular file; `what` names its kind, e.g. "checkpoint"."""
     try:
         mode = os.stat(path).st_mode
@@ -71,7 +71,7 @@ def require_file(path: str | os.PathLike, what: str) -> None:
         raise SwinQuantError(f"{path}: is {kind}: give the {what} file")
 
 
-def ensure_writable_dir(path: str | os.PathLike) -> Path:
+def ensure_writable_dir(path: str | os.PathLike[str]) -> Path:
     """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it."""
     path = Path(path)
     probe = path / f".{secrets.token_hex(8)}.tmp"
@@ -89,7 +89,7 @@ def ensure_writable_dir(path: str | os.PathLike) -> Path:
     return path
 
 
-def atomic_write_bytes(path: str | os.PathLike, data: bytes | memoryview) -> None:
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
     """Write `data` to `path`, or leave `path` as it was: a temporary file beside it, fsync, then rename.
 
     Whatever interrupts (a full disk, Ctrl-C), the old file is untouched and the temporary one removed. A link
@@ -116,7 +116,7 @@ def atomic_write_bytes(path: str | os.PathLike, data: bytes | memoryview) -> Non
     _sync_directory(target.parent)
 
 
-def sha256_of(path: str | os.PathLike) -> str:
+def sha256_of(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal, read in pieces."""
     digest = hashlib.sha256()
     try:
@@ -142,13 +142,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(path: str | os.PathLike, value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` atomically as indented JSON, keys in their order; what is not finite becomes null."""
     text = json.dumps(finite(value), indent=2, allow_nan=False)  # ASCII: a file's name may be no valid Unicode
     atomic_write_bytes(path, (text + "\n").encode())
 
 
-def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
+def read_bounded(path: str | os.PathLike[str], what: str, limit: int) -> bytes:
     """The content of a regular file that somebody else may have written, of at most `limit` bytes."""
     try:
         with open_plain(path) as file:
@@ -161,7 +161,7 @@ def read_bounded(path: str | os.PathLike, what: str, limit: int) -> bytes:
     return data
 
 
-def read_lines(path: str | os.PathLike, what: str) -> list[str]:
+def read_lines(path: str | os.PathLike[str], what: str) -> list[str]:
     """The lines of a UTF-8 text that are not blank, without the space around them; `what` names its kind in errors."""
     try:
         lines = read_bounded(path, what, _MAX_LINES_BYTES).decode("utf-8-sig").splitlines()
@@ -170,7 +170,7 @@ def read_lines(path: str | os.PathLike, what: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def read_json(path: str | os.PathLike, what: str) -> Any:
+def read_json(path: str | os.PathLike[str], what: str) -> Any:
     """Read JSON that somebody else may have written; `what` names its kind in errors, e.g. "run card"."""
     path = Path(path)
     if not path.is_file():

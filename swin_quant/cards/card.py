@@ -114,13 +114,13 @@ class RunCard:
         kept = [old for old in self.verification if identity(old) != identity(record)]
         return dataclasses.replace(self, verification=[*kept, finite(record)])
 
-    def write(self, path: str | os.PathLike) -> None:
+    def write(self, path: str | os.PathLike[str]) -> None:
         """Write the card to `path`, atomically."""
         folder = Path(path).resolve().parent
         write_json(path, with_paths(self.to_dict(), lambda file: portable_path(file, folder)))
 
     @classmethod
-    def read(cls, path: str | os.PathLike) -> "RunCard":
+    def read(cls, path: str | os.PathLike[str]) -> "RunCard":
         """Read and check a card; errors name the file and the key. Keys of a newer version are kept and warned of."""
         content = read_json(path, "run card")
         try:
@@ -158,7 +158,7 @@ def without_paths(card: RunCard) -> dict[str, Any]:
     return with_paths(card.to_dict(), lambda file: None)
 
 
-def verify_checkpoint(card: RunCard, path: str | os.PathLike) -> None:
+def verify_checkpoint(card: RunCard, path: str | os.PathLike[str]) -> None:
     """Raise unless `path` holds, byte for byte, the checkpoint that the card was written for."""
     if card.checkpoint is None:
         raise SwinQuantError(f"{path}: the run card {card.name} records no checkpoint to compare it with")

@@ -10,7 +10,7 @@ from swin_quant.base.errors import SwinQuantError
 _MOST_UP, _LONGEST_PATH = 4, 255
 
 
-def portable_path(file: str | os.PathLike, folder: Path) -> str | None:
+def portable_path(file: str | os.PathLike[str], folder: Path) -> str | None:
     """`file` from `folder`, both absolute, as a card may have it; None where that would tell where on the machine."""
     try:
         if os.path.commonpath([file, folder]) == Path(folder).anchor:
@@ -45,7 +45,7 @@ def with_paths(content: dict[str, Any], change: Callable[[str], str | None]) -> 
     return content
 
 
-def card_path(checkpoint: str | os.PathLike) -> Path:
+def card_path(checkpoint: str | os.PathLike[str]) -> Path:
     """Where the card of a checkpoint or artifact is: `out/x_calib.pth` -> `out/x_calib.json`."""
     path = Path(checkpoint)
     if path.suffix == ".json":

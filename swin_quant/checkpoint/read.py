@@ -45,7 +45,7 @@ class Source:
         return {"file": self.path.name, "sha256": self.sha256, "format": self.format, "path": str(self.path.resolve())}
 
 
-def read_state_dict(path: str | os.PathLike) -> tuple[dict[str, Tensor], Source]:
+def read_state_dict(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth or .safetensors file, by the names in the file, on the CPU, in their own types.
 
     A .pth may be a bare state_dict or hold one under `model` or `state_dict`, beside an optimizer, an epoch, a yacs

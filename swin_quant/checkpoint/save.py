@@ -33,12 +33,12 @@ def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict
     return state
 
 
-def save_calibrated(model: nn.Module, path: str | os.PathLike, by_channel: bool = False) -> None:
+def save_calibrated(model: nn.Module, path: str | os.PathLike[str], by_channel: bool = False) -> None:
     """Write `calibrated_state(model, by_channel)` to `path`, atomically."""
     _save(calibrated_state(model, by_channel), path)
 
 
-def save_float(model: nn.Module, path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> None:
+def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> None:
     """Write the weights without any range to `path`, atomically; parameters as `dtype`, buffers as they are.
 
     Buffers are tables that follow from the geometry: rounded to half, V2's coordinates would move its biases.
@@ -63,7 +63,7 @@ def _portable(value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def _save(content: Any, path: str | os.PathLike) -> None:
+def _save(content: Any, path: str | os.PathLike[str]) -> None:
     # Serialised in memory first: a full disk then stops one plain write, never torch in the middle of an archive.
     buffer = io.BytesIO()
     torch.save(content, buffer)

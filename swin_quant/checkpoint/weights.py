@@ -26,7 +26,7 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
     return any(is_range(key) for key in state)
 
 
-Checkpoint = str | os.PathLike | Weights
+Checkpoint = str | os.PathLike[str] | Weights
 """A file, a name as in `sources`, or what `read_weights` read from it."""
 
 

@@ -40,7 +40,7 @@ def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
     return buffer.getvalue()
 
 
-def read_statistics(path: str | os.PathLike, names: Sequence[str]) -> dict[str, Statistics]:
+def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
     """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or of other nodes."""
     data = read_bounded(path, "statistics file", MAX_BYTES)
     n, listed = len(names), json.dumps(list(names)).encode()
