@@ -36,9 +36,10 @@ fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliabilit
 test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short for a minute of it
 	WORKERS=$(WORKERS) $(BIN)/python tests/cpus.py $(FORM)
 
-lint: $(STAMP)  ## ruff: style and format
+lint: $(STAMP)  ## ruff: style and format; mypy: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 clean:  ## remove builds, caches and the demo's output; delete .venv by hand for a fresh start
 	rm -rf build dist out/demo .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -72,7 +72,7 @@ def from_main(value: T) -> T:
         return value
     data = torch.empty(int(size), dtype=torch.uint8)
     dist.broadcast(data, 0)
-    return torch.load(io.BytesIO(data.numpy()), "cpu", weights_only=True)
+    return torch.load(io.BytesIO(data.numpy().tobytes()), "cpu", weights_only=True)
 
 
 def rank_of_launcher() -> int:
@@ -165,7 +165,7 @@ def _meeting_place() -> tuple[str, int]:
     return host, port
 
 
-def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.Store:
+def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.TCPStore:
     """The store where the ranks find each other; the rank that `keeps` it waits for nobody here."""
     try:
         return dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import sys
 import types
 import typing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
 
@@ -36,10 +37,10 @@ _REASONS = {
 
 def reason(error: OSError) -> str:
     """An operating system's error in words."""
-    return _REASONS.get(error.errno, error.strerror or str(error))
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
 
-def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file to read its bytes.
 
     OSError for all else under that name: a pipe would wait for a writer for ever, a device may have no end.
@@ -220,13 +221,17 @@ def check_json(value: Any, kind: Any, where: str, key: str = "", unknown: list[s
         raise SwinQuantError(f"{where}: {key or 'the content'} must be of type {wanted}, not {value!r:.60}")
 
 
-@functools.cache
 def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The keys that a dataclass or TypedDict has in JSON, with their types, and those of them that may be absent.
 
     A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
     A field with the metadata `json: False` is no key.
     """
+    return _fields_of(kind)
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
     hints = typing.get_type_hints(kind)
     if typing.is_typeddict(kind):
         return hints, set(kind.__optional_keys__)

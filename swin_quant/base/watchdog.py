@@ -50,7 +50,7 @@ class Watchdog:
         self._threads = [threading.Thread(target=self._count, name="watchdog", daemon=True)]
         self._threads[0].start()
 
-    def attach(self, store: dist.Store) -> None:
+    def attach(self, store: dist.TCPStore) -> None:
         """Begin to talk."""
         self._threads.append(threading.Thread(target=self._talk, args=(store,), name="watchdog talk", daemon=True))
         self._threads[1].start()
@@ -92,10 +92,11 @@ class Watchdog:
             if self.host == f"rank {self.rank}":
                 time.sleep(2 * _TICK_SECONDS)  # the store goes when this rank goes
 
-    def _talk(self, store: dist.Store) -> None:
+    def _talk(self, meeting: dist.TCPStore) -> None:
         with suppress(RuntimeError):
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the launcher's store outlives one attempt
-            store = dist.PrefixStore(f"swin_quant/{attempt}", store.clone())  # a connection that nobody else waits for
+            own = meeting.clone()  # type: ignore[attr-defined]  # not in torch's stubs; nobody else waits for it
+            store = dist.PrefixStore(f"swin_quant/{attempt}", own)
             beats, latest = 0, dict.fromkeys(self._others, b"")
             while True:
                 beats += 1

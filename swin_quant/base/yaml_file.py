@@ -73,7 +73,7 @@ class _Open:
     def put(self, value: Any) -> None:
         if isinstance(self.content, list):
             self.content.append(value)
-        else:
+        elif self.key is not None:
             self.content[self.key], self.key = value, None
 
 

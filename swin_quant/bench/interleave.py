@@ -113,11 +113,12 @@ def _one_batch(
                     failures[name] = str(error)
                     del runners[name]
                     log.warning("%s", error)
-        for runner in track(list(runners.values()) if afterwards else [], "comparing logits", len(runners)):
-            try:
-                afterwards(runner)
-            except Crash as error:
-                log.warning("%s", error)
+        if afterwards:
+            for runner in track(list(runners.values()), "comparing logits", len(runners)):
+                try:
+                    afterwards(runner)
+                except Crash as error:
+                    log.warning("%s", error)
     for contender in contenders:
         name = contender.name
         if name in failures:

@@ -135,7 +135,7 @@ def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
         except Exception as error:  # noqa: BLE001
             kind = next((name for name in ("UsageError", "SwinQuantError") if isinstance(error, _ERRORS[name])), "")
             text = str(error) if kind else f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            reply = (kind or "Crash", text)
+            reply: tuple[str | None, Any] = (kind or "Crash", text)
         else:
             reply = (None, answer)
         try:

@@ -6,7 +6,8 @@ not fit a model can be told from it: a V1 file, another width, another window. W
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ _BLOCK = re.compile(r"layers\.(\d{1,2})\.blocks\.(\d{1,4})\.", re.ASCII)
 _FIRST_ATTENTION = "layers.0.blocks.0.attn."
 _MASK = re.compile(r"layers\.(\d{1,2})\.blocks\.\d{1,4}\.attn_mask", re.ASCII)
 
-Geometry = dict[str, str | int | float | bool | list[int]]
+Geometry: TypeAlias = dict[str, Any]  # str, int, float, bool or list[int], as the key has it
 
 
 def geometry(state: Mapping[str, Tensor]) -> Geometry:
@@ -70,7 +71,7 @@ def differing(one: Geometry, other: Geometry) -> list[str]:
 _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
 
 
-def stage_windows(state: Mapping[str, Tensor], stages: list[int]) -> list[int | None]:
+def stage_windows(state: Mapping[str, Tensor], stages: Sequence[int]) -> list[int | None]:
     """The window of each stage, clipped to its map, from whichever table of positions is there."""
     return [_window(state, f"layers.{stage}.blocks.0.attn.") for stage in stages]
 
@@ -93,8 +94,9 @@ def _heads(state: Mapping[str, Tensor], stage: int) -> int | None:
 
 def _mlp_ratio(state: Mapping[str, Tensor], stages: list[int]) -> float | None:
     """The ratio that gives the hidden width of every stage when rounded down; the widest stage tells it best."""
-    shapes = [_shape(state, f"layers.{stage}.blocks.0.mlp.fc1.weight", 2) for stage in stages]
-    if None in shapes or not all(hidden and width for hidden, width in shapes):
+    found = (_shape(state, f"layers.{stage}.blocks.0.mlp.fc1.weight", 2) for stage in stages)
+    shapes = [shape for shape in found if shape is not None and all(shape)]
+    if len(shapes) < len(stages):
         return None
     ratio = shapes[-1][0] / shapes[-1][1]
     exact = all(int(width * ratio) == hidden for hidden, width in shapes)

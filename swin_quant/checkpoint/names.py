@@ -22,7 +22,7 @@ class Convention:
     name: str
     seen: str
     pattern: str
-    to: str | Callable[[re.Match], str]
+    to: str | Callable[[re.Match[str]], str]
     unseen: str = r"(?!)"
 
     def used_by(self, keys: Iterable[str]) -> bool:

@@ -7,7 +7,7 @@ A range of `mse` or `entropy`, or one that was learned, is the best for one numb
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -53,7 +53,8 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
     trained = card.training.get("ranges") if card.training else None
     found = {}
     for name, node in named_nodes(model).items():
-        kind, setting = ("weights" if node.role is Role.GEMM_WEIGHT else "activations"), settings.get(name)
+        kind: Literal["weights", "activations"] = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
+        setting = settings.get(name)
         if trained and setting and not setting.enabled:
             found[name] = Origin(Method().for_bits(setting.bits), setting.bits)  # QAT calibrates anew what it left out
         elif trained and setting and (method := trained[kind]):

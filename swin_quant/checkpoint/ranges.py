@@ -55,7 +55,7 @@ def _channels(model: nn.Module, name: str, node: Quantizer) -> int | None:
     """The output channels [out] of the weight that a weight node quantizes; None for other nodes."""
     if node.role is not Role.GEMM_WEIGHT:
         return None
-    return model.get_submodule(name.rpartition(".")[0]).weight.shape[0]
+    return len(model.get_parameter(f"{name.rpartition('.')[0]}.weight"))
 
 
 def _fault(amax: Tensor, channels: int | None) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason, sha256_of
+from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.pickled import Malformed
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
 from swin_quant.checkpoint.torch_file import TYPES, Foreign, Opaque, Script, read_torch
@@ -40,7 +41,7 @@ class Source:
     format: str
     calibrated: bool = False
 
-    def record(self) -> dict[str, str]:
+    def record(self) -> SourceRecord:
         """The `source` section of a run card."""
         return {"file": self.path.name, "sha256": self.sha256, "format": self.format, "path": str(self.path.resolve())}
 

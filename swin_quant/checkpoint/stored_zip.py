@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from io import BufferedIOBase
 
 _MAX_DIRECTORY_BYTES = 16 << 20
 _END, _END64, _ENTRY, _LOCAL = (
@@ -43,7 +43,7 @@ class Member:
     stored: bool = True
 
 
-def members(file: BinaryIO) -> dict[str, Member]:
+def members(file: BufferedIOBase) -> dict[str, Member]:
     """What is in the archive `file`, by name, in the order of its directory. Raises Damaged or Compressed."""
     try:
         entries = list(_entries(_directory(file)))
@@ -58,7 +58,7 @@ def members(file: BinaryIO) -> dict[str, Member]:
     return by_name
 
 
-def read_into(file: BinaryIO, member: Member, buffer: memoryview) -> None:
+def read_into(file: BufferedIOBase, member: Member, buffer: memoryview) -> None:
     """Fill `buffer`, of the member's size, with its bytes. Raises Damaged, also for a wrong checksum."""
     file.seek(member.start)
     crc = at = 0
@@ -71,25 +71,25 @@ def read_into(file: BinaryIO, member: Member, buffer: memoryview) -> None:
         raise Damaged(f"the checksum of {member.name} is wrong")
 
 
-def read(file: BinaryIO, member: Member) -> bytes:
+def read(file: BufferedIOBase, member: Member) -> bytes:
     """The bytes of a member."""
     buffer = bytearray(member.size)
     read_into(file, member, memoryview(buffer))
     return bytes(buffer)
 
 
-def _size(file: BinaryIO) -> int:
+def _size(file: BufferedIOBase) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _at(file: BinaryIO, start: int, size: int) -> bytes:
+def _at(file: BufferedIOBase, start: int, size: int) -> bytes:
     if start < 0:
         raise Damaged("cut short")
     file.seek(start)
     return file.read(size)
 
 
-def _directory(file: BinaryIO) -> bytes:
+def _directory(file: BufferedIOBase) -> bytes:
     """The central directory, which the end record, or that of Zip64 before it, says to lie right before them."""
     end = _size(file) - _END.size
     signature, *_, size, start, comment = _END.unpack(_at(file, end, _END.size))
@@ -133,7 +133,7 @@ def _zip64(extra: bytes, values: tuple[int, ...]) -> Iterator[int]:
         yield long.pop(0) if value == _SEE_ZIP64 else value
 
 
-def _located(file: BinaryIO, entry: Member) -> Member:
+def _located(file: BufferedIOBase, entry: Member) -> Member:
     """The entry with the place of its bytes, which are behind its local header."""
     signature, *_, name, extra = _LOCAL.unpack(_at(file, entry.start, _LOCAL.size))
     start = entry.start + _LOCAL.size + name + extra

@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from swin_quant.checkpoint import pickled, stored_zip
 from swin_quant.checkpoint.pickled import Known, Malformed
 from swin_quant.checkpoint.stored_zip import Compressed
 
+Shape: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"
 _LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, before version 1.6
 _MAX_PICKLE = 16 << 20
@@ -71,7 +72,7 @@ class _Storage:
         return _STORAGES.get(self.name)
 
 
-def read_torch(file: BinaryIO) -> Any:
+def read_torch(file: io.BufferedIOBase) -> Any:
     """The content of a file of torch.save, tensors on the CPU. Raises Malformed, Damaged, Foreign or Script."""
     head = file.read(len(_ZIP))
     file.seek(0)
@@ -86,7 +87,7 @@ def read_torch(file: BinaryIO) -> Any:
     return content
 
 
-def _read_zip(file: BinaryIO, find: "_Names") -> Any:
+def _read_zip(file: io.BufferedIOBase, find: "_Names") -> Any:
     try:
         members = stored_zip.members(file)
     except Compressed as error:
@@ -109,7 +110,7 @@ def _read_zip(file: BinaryIO, find: "_Names") -> Any:
         if member.size != size:
             raise Malformed(f"storage {key} is of {member.size} bytes, not {size}")
         data = torch.empty(size, dtype=torch.uint8)
-        stored_zip.read_into(file, member, memoryview(data.numpy()))
+        stored_zip.read_into(file, member, data.numpy().data)
         checked.add(member.name)
         return _Storage(data, name)
 
@@ -126,7 +127,7 @@ def _check_script(names: Iterable[str]) -> None:
         raise Script
 
 
-def _read_legacy(file: BinaryIO, find: "_Names") -> Any:
+def _read_legacy(file: io.BufferedIOBase, find: "_Names") -> Any:
     """Five pickles (mark, protocol, system, content, keys of storages), then the storages: how many elements, bytes."""
     left = os.fstat(file.fileno()).st_size
     stream = io.BytesIO(file.read(_MAX_PICKLE))
@@ -156,7 +157,7 @@ def _read_legacy(file: BinaryIO, find: "_Names") -> Any:
         header = file.read(8)
         if len(header) < 8 or struct.unpack("<q", header)[0] * widths[key] != len(data):
             raise Malformed(f"storage {key} is cut short")
-        if file.readinto(memoryview(data.numpy())) != len(data):
+        if file.readinto(data.numpy().data) != len(data):
             raise Malformed(f"storage {key} is cut short")
     return content
 
@@ -172,7 +173,10 @@ class _Storages:
         kind, known, key, _, elements, *view = identity
         if kind != "storage" or not isinstance(key, str) or type(elements) is not int or elements < 0 or any(view):
             raise Malformed("a storage that is none")
-        name = _STORAGE.fullmatch(known.name)[1]
+        match = _STORAGE.fullmatch(known.name)
+        if match is None:
+            raise Malformed("a storage that is none")
+        name = match[1]
         if key not in self.known:
             self.known[key] = self.fetch(name, key, elements * _width(name))
         if self.known[key].name != name or len(self.known[key].data) != elements * _width(name):
@@ -196,18 +200,18 @@ class _Names:
         return Known(name, _KNOWN.get(name) or (lambda *arguments: Opaque(name)))
 
 
-def _tensor(storage: _Storage | Opaque, offset: int, size: tuple, stride: tuple, *rest: Any) -> Tensor | Opaque:
+def _tensor(storage: _Storage | Opaque, offset: int, size: Shape, stride: Shape, *rest: Any) -> Tensor | Opaque:
     return storage if isinstance(storage, Opaque) else _view(storage, storage.dtype, storage.name, offset, size, stride)
 
 
 def _tensor_of_type(
-    storage: _Storage, offset: int, size: tuple, stride: tuple, grad: Any, hooks: Any, dtype: Known, *rest: Any
+    storage: _Storage, offset: int, size: Shape, stride: Shape, grad: Any, hooks: Any, dtype: Known, *rest: Any
 ) -> Tensor | Opaque:
     return _view(storage, TYPES.get(dtype.name), dtype.name, offset, size, stride)
 
 
 def _view(
-    storage: _Storage, dtype: torch.dtype | None, name: str, offset: int, size: tuple, stride: tuple
+    storage: _Storage, dtype: torch.dtype | None, name: str, offset: int, size: Shape, stride: Shape
 ) -> Tensor | Opaque:
     numbers = [offset, *size, *stride]
     if len(size) != len(stride) or len(size) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in numbers):

@@ -56,13 +56,14 @@ def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _join(state: dict[str, Tensor], attention: str, kind: str) -> None:
     """Put q, k and v of one attention together, its weights or its biases."""
-    q, k, v = parts = [state.pop(f"{attention}{part}.{kind}", None) for part in "qkv"]
-    if kind == "bias" and k is None and v is not None and f"{attention}logit_scale" in state:
-        state[f"{attention}q_bias"], state[f"{attention}v_bias"] = q, v
+    parts = {part: state.pop(f"{attention}{part}.{kind}") for part in "qkv" if f"{attention}{part}.{kind}" in state}
+    if kind == "bias" and [*parts] == ["q", "v"] and f"{attention}logit_scale" in state:
+        state[f"{attention}q_bias"], state[f"{attention}v_bias"] = parts["q"], parts["v"]
         return
-    if any(part is None for part in parts) or len({(part.shape, part.dtype) for part in parts}) > 1 or not q.ndim:
+    forms = {(part.shape, part.dtype) for part in parts.values()}
+    if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
         raise SwinQuantError(f"q, k and v of {attention}qkv.{kind} are not three tensors of one shape and type")
-    state[f"{attention}qkv.{kind}"] = torch.cat(parts)
+    state[f"{attention}qkv.{kind}"] = torch.cat([*parts.values()])
 
 
 def _renamed(key: str) -> str:

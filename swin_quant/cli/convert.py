@@ -35,13 +35,13 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     from swin_quant.base.progress import log
     from swin_quant.cards.card import RunCard
+    from swin_quant.cards.lineage import card_of
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import load_float, save_float
     from swin_quant.config.portable import portable_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.tasks.calibrate import calibrated_again
-    from swin_quant.tasks.evaluate import card_of
 
     deployed.refuse_ranks(world, "convert")
     if not args.resume:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
@@ -36,7 +36,7 @@ TRAINING = ("num_epochs", "qat_lr", "lr", "distill", "teacher", "teacher_cfg", "
             "set", "overwrite", "tensorboard", "schedule", "drop_path", "plot")  # fmt: skip
 NO_SWIN_NODE = "final_input"  # in FasterTransformer's list of keywords, from BERT
 # Flag -> (argparse options, why it is refused).
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "--engine": ({}, "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR --resume CHECKPOINT`"),
     "--fused_window_process": (
         {"action": "store_true"},

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     import torch
 
+    from swin_quant.cards.lineage import card_of
     from swin_quant.checkpoint import load_calibrated
     from swin_quant.config import architecture
     from swin_quant.models import build_model
@@ -36,7 +37,6 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.quant.policy import apply_policy, policy_from_dict
     from swin_quant.report import nodes
     from swin_quant.report.screen import print_table, print_text
-    from swin_quant.tasks.evaluate import card_of
 
     cfg = options.config_of(args)
     policies = options.policies_of(args)

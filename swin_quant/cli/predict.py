@@ -104,11 +104,12 @@ def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
 
 def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
     """Quantized as --policy or the card says, else in float. Without --cfg the card must say what the model is."""
+    from swin_quant.cards.lineage import card_of
     from swin_quant.cards.paths import card_path
     from swin_quant.config import from_dict
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.engines.torch_engines import torch_engines
-    from swin_quant.tasks.evaluate import card_of, load_for_scoring
+    from swin_quant.tasks.evaluate import load_for_scoring
 
     if args.engines:
         raise UsageError("--engine is for artifacts: export the checkpoint, then give --artifact FILE")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import COMMANDS
@@ -19,13 +19,14 @@ FRONT_DOOR = "fastertransformer"  # main.py: not listed among the commands
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and which takes no abbreviated flags."""
 
-    def parse_args(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """UsageError for what cannot be parsed."""
         for word in arguments:
             if re.fullmatch(r"--[\w-]+=--", word):  # argparse makes an empty list of it
                 self.error(f"argument {word[:-3]}: expected one argument")
-        return super().parse_args(arguments)
+        return self.parse_args(arguments)
 
-    def _print_message(self, message: str, file: TextIO | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse would hide that it cannot be written
 
     def error(self, message: str) -> NoReturn:
@@ -44,7 +45,7 @@ def command_of(name: str) -> ModuleType:
     return importlib.import_module(f"swin_quant.cli.{name.replace('-', '_')}")
 
 
-def parser_of(name: str, command: ModuleType) -> argparse.ArgumentParser:
+def parser_of(name: str, command: ModuleType) -> _Parser:
     """What parses the arguments of a command."""
     parser = _Parser(
         prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
@@ -62,7 +63,7 @@ def parser_of(name: str, command: ModuleType) -> argparse.ArgumentParser:
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run command `name` and return 0; errors are raised."""
     command = command_of(name)
-    args = parser_of(name, command).parse_args(arguments)
+    args = parser_of(name, command).parse(arguments)
 
     from swin_quant.base import progress
     from swin_quant.base.distributed import process_group, rank_of_launcher

@@ -60,10 +60,10 @@ def _check_values(cfg: CfgNode, source: str) -> None:
     for key in _RATES:
         _need(0 <= values[key] < 1, source, f"{key} is {values[key]}, but must be at least 0 and below 1")
     name, tag = cfg.MODEL.NAME, cfg.TAG
-    usable = re.fullmatch(r"[^/\\\x00-\x1f\ud800-\udfff]{1,200}", name) and name not in (".", "..")
-    _need(bool(usable), source, f"MODEL.NAME {show.repr(name)} cannot name a file: no slashes, 1 to 200 characters")
-    usable = re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]{0,200}", tag)
-    _need(bool(usable), source, f"TAG (--tag) {show.repr(tag)} cannot name a folder: up to 200 characters of UTF-8")
+    usable = re.fullmatch(r"[^/\\\x00-\x1f\ud800-\udfff]{1,200}", name) is not None and name not in (".", "..")
+    _need(usable, source, f"MODEL.NAME {show.repr(name)} cannot name a file: no slashes, 1 to 200 characters")
+    usable = re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]{0,200}", tag) is not None
+    _need(usable, source, f"TAG (--tag) {show.repr(tag)} cannot name a folder: up to 200 characters of UTF-8")
     node, swin = f"MODEL.{cfg.MODEL.TYPE.upper()}", architecture(cfg)
     for key, most in {**_MOST, **{f"{node}.{key}": most for key, most in _MOST_IN_MODEL.items()}}.items():
         numbers = values[key] if isinstance(values[key], list) else [values[key]]

@@ -78,7 +78,8 @@ def _typed(key: str, value: Any, source: str) -> Any:
     try:
         return _convert(value, example)
     except (ValueError, OverflowError) as error:
-        form = {list: "a list, each entry ", tuple: "a pair, each "}.get(type(example), "")
+        forms: dict[type[Any], str] = {list: "a list, each entry ", tuple: "a pair, each "}
+        form = forms.get(type(example), "")
         noun = form + _NOUNS[type(example[0] if form else example)]
         either = " or None" if optional else ""
         raise UsageError(f"{source}: {key} must be {noun}{either}, not {show.repr(value)}") from error

@@ -67,7 +67,7 @@ def load_batches(
         ) from error
 
 
-class _Batches(Dataset):
+class _Batches(Dataset["Batch | SwinQuantError"]):
     """Item i is the whole of batch i, or the error that ends the run (raised here it would come out as a traceback)."""
 
     def __init__(self, pictures: Pictures, transform: Transform, batches: Sequence[Sequence[int]]) -> None:

@@ -20,7 +20,7 @@ class NamedPictures(FolderPictures):
         UsageError: a folder or a pattern (`*`, `?`, `[`) without a picture, or no place at all.
     """
 
-    def __init__(self, places: Iterable[str | os.PathLike]) -> None:
+    def __init__(self, places: Iterable[str | os.PathLike[str]]) -> None:
         self.folder = Path()
         self._files = list(dict.fromkeys(file for place in places for file in _expanded(str(place))))
         if not self._files:

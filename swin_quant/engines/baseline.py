@@ -115,8 +115,8 @@ def engines_beside(
         return torch_engines(model, device, half, policies)
     engines = engines_of_original(baseline, device, half)
     if baseline.ptq:
-        found = torch_engines(baseline.ptq, device, None, policies).items()
-        engines |= {f"PTQ {key}": replace(engine, weights=PTQ) for key, engine in found if engine.policy}
+        ptq = torch_engines(baseline.ptq, device, None, policies).items()
+        engines |= {f"PTQ {key}": replace(engine, weights=PTQ) for key, engine in ptq if engine.policy}
     (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
     found = [*quantized, (UNQUANTIZED, unquantized)]
     return engines | {key: replace(engine, weights=QAT) for key, engine in found}

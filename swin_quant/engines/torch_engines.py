@@ -42,7 +42,7 @@ def torch_engines(
                 engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
     names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
     return {
-        replace(engine, policy=names.get((engine.policy, engine.policy_sha256))).label: replace(
+        replace(engine, policy=names[engine.policy, engine.policy_sha256] if engine.policy else None).label: replace(
             engine, device=str(device)
         )
         for engine in engines

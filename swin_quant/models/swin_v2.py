@@ -52,7 +52,7 @@ class WindowAttentionV2(nn.Module):
 
     def qkv_bias(self) -> Tensor | None:
         """[3C]: the biases of q, k (none, so zeros) and v."""
-        if self.q_bias is None:
+        if self.q_bias is None or self.v_bias is None:
             return None
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 

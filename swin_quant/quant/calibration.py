@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,10 @@ from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.ranges import DEFAULT_PERCENTILE, Statistics, method_for, search_range
+from swin_quant.quant.ranges import Statistics, method_for, search_range
 
 Answers = Callable[[Tensor], None]
 VALUES_PER_PICTURE = 16384
@@ -123,11 +125,11 @@ def search_ranges(
         which = f"calibrator {method.name}" if method.name else "the default calibrator"
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")
     wanted = calibration.largest if names is None else names
-    return {name: _search(model, calibration, name, method) for name in track(wanted, "searching ranges", len(wanted))}
+    nodes, found = named_nodes(model), track(wanted, "searching ranges", len(wanted))
+    return {name: _search(calibration, name, nodes[name].bits, method) for name in found}
 
 
-def _search(model: nn.Module, calibration: Calibration, name: str, method: Method) -> float:
-    bits = model.get_submodule(name).bits
+def _search(calibration: Calibration, name: str, bits: int, method: Method) -> float:
     chosen = method.for_bits(bits)
     if chosen == "max":
         return calibration.largest[name]
@@ -214,8 +216,8 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
     for node in states:
         node.state = State.OFF
 
-    def check(name: str):
-        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+    def check(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if not output.isfinite().all():
                 found.append(name)
 

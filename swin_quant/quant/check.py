@@ -97,7 +97,7 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
     """The nodes whose own values `ranges` keep clearly better, the worst first."""
     gains = {
         name: sqnr_db(calibration.statistics[name], ranges[name], node.bits)
-        - sqnr_db(calibration.statistics[name], node.amax.item(), node.bits)
+        - sqnr_db(calibration.statistics[name], node.known_amax.item(), node.bits)
         for name, node in nodes.items()
         if calibration.largest[name] > TINY_AMAX
     }
@@ -106,14 +106,14 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 
 @contextmanager
 def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, float]) -> Iterator[None]:
-    before = {name: nodes[name].amax for name in ranges}
+    before = {name: nodes[name].known_amax for name in ranges}
     try:
         for name, amax in ranges.items():
             nodes[name].amax = torch.tensor(amax, dtype=torch.float32, device=before[name].device)
         yield
     finally:
-        for name, amax in before.items():
-            nodes[name].amax = amax
+        for name, kept in before.items():
+            nodes[name].amax = kept
 
 
 def _quantized(model: nn.Module, batches: Sequence[CheckBatch]) -> Tensor:
@@ -130,8 +130,8 @@ def _quantized(model: nn.Module, batches: Sequence[CheckBatch]) -> Tensor:
 
 
 def _joined(mine: Sequence[tuple[int, Tensor]]) -> Tensor:
-    everybodys = gather([[number, logits.float().tolist()] for number, logits in mine])
-    return torch.tensor([row for _, rows in sorted(everybodys, key=lambda pair: pair[0]) for row in rows])
+    rows_of: list[tuple[int, list[list[float]]]] = [(number, logits.float().tolist()) for number, logits in mine]
+    return torch.tensor([row for _, rows in sorted(gather(rows_of), key=lambda pair: pair[0]) for row in rows])
 
 
 def _distance(logits: Tensor, expected: Tensor) -> tuple[float, float]:

@@ -6,6 +6,7 @@ therefore one node of any graph; `straight_through` computes the same in the way
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,18 +66,19 @@ def slopes(x: Tensor, amax: Tensor, qmin: int, qmax: int, inside: Tensor) -> Ten
     return position.round().clamp(qmin, qmax) - position * inside
 
 
-def _save_for_backward(ctx, inputs, output) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, amax, *ctx.grid = inputs
     ctx.save_for_backward(x, amax)
 
 
-def _backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     x, amax = ctx.saved_tensors
     inside = x.float().abs() <= amax  # a 0-dim amax would otherwise be rounded to the type of x
     of_amax = None
     if ctx.needs_input_grad[1]:
-        of_amax = range_gradient(gradient, slopes(x, amax, *ctx.grid, inside), amax.shape)
-        of_amax *= lsq_scale(x.numel(), amax.shape, ctx.grid[1])
+        qmin, qmax = ctx.grid
+        of_amax = range_gradient(gradient, slopes(x, amax, qmin, qmax, inside), amax.shape)
+        of_amax *= lsq_scale(x.numel(), amax.shape, qmax)
     return gradient * inside.to(gradient.dtype), of_amax, None, None
 
 

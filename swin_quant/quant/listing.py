@@ -1,6 +1,6 @@
 """Every node of a model as a row: what the policy decided, its range, and the shape of the tensor that it sees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
     nodes = named_nodes(model)
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def record(name: str):
+    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             shapes[name] = tuple(inputs[0].shape)
 

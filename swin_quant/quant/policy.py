@@ -107,9 +107,9 @@ def policy_from_dict(data: Any, source: str) -> Policy:
 
 def _rule(data: Any, where: str) -> Rule:
     mapping = _mapping(data, {field.name for field in fields(Rule)}, where)
-    selectors = [_selectors(mapping.get(key, []), f"{where}: `{key}`") for key in ("enable", "disable", "nodes")]
-    rule = Rule(*selectors, mapping.get("bits"), mapping.get("granularity"), mapping.get("narrow_range"))
-    if not any(selectors):
+    selectors = {key: _selectors(mapping.get(key, []), f"{where}: `{key}`") for key in ("enable", "disable", "nodes")}
+    rule = Rule(**{**mapping, **selectors})
+    if not any(selectors.values()):
         raise UsageError(f"{where} names no node: give it `enable`, `disable` or `nodes`")
     if rule.bits is not None and (type(rule.bits) is not int or not 2 <= rule.bits <= 8):
         raise UsageError(f"{where}: `bits` must be a whole number from 2 to 8, not {_show(rule.bits)}")
@@ -153,8 +153,8 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
         on, off, named = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable, rule.nodes))
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
-        given = {"bits": rule.bits, "granularity": rule.granularity, "narrow_range": rule.narrow_range}
-        given = {key: value for key, value in given.items() if value is not None}
+        told = {"bits": rule.bits, "granularity": rule.granularity, "narrow_range": rule.narrow_range}
+        given: dict[str, Any] = {key: value for key, value in told.items() if value is not None}
         if rule.granularity == "per-channel":
             if others := [name for name in on | named if roles[name] is not Role.GEMM_WEIGHT]:
                 raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")

@@ -8,6 +8,7 @@ that a calibrated checkpoint is FasterTransformer's (docs/reference, sections 1.
 
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,13 +78,20 @@ class Quantizer(nn.Module):
             self.freeze_range()
             self._amax = value
 
+    @property
+    def known_amax(self) -> Tensor:
+        """`amax` of a node that has one. SwinQuantError where it was never calibrated."""
+        if self._amax is None:
+            raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
+        return self._amax
+
     def range_for(self, x: Tensor) -> Tensor:
         """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
 
         Of a range per tensor, a channel takes its largest magnitude, never more than that range, and all of it if the
         channel is zero; of ranges per channel, a tensor takes the largest.
         """
-        amax = self._amax
+        amax = self.known_amax
         if self.per_channel == (amax.dim() > 0):
             return amax
         if not self.per_channel:
@@ -94,7 +102,7 @@ class Quantizer(nn.Module):
 
     def learn_range(self) -> None:
         """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same."""
-        value = self._amax
+        value = self.known_amax
         del self._amax
         self._amax = nn.Parameter(value.detach().clone())
 
@@ -113,25 +121,23 @@ class Quantizer(nn.Module):
             if self.observer is not None:
                 self.observer(x)
             return x
-        if self._amax is None:
-            raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
         return simulate(x, self.range_for(x), *grid(self.bits, self.narrow_range))
 
-    def _apply(self, fn, recurse: bool = True):
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         # A range stays float32 through .half() and .bfloat16(): only its device follows the model.
         amax = None if self._amax is None else self._amax.detach()
-        super()._apply(fn, recurse)
-        if amax is not None:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+        if amax is not None and self._amax is not None:
             self._amax.data = amax.to(self._amax.device)
         return self
 
-    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # The buffer is created by the checkpoint that brings it; a [1] range, as some tools write, becomes 0-dim.
         value = state_dict.get(prefix + "_amax")
         if value is not None:
             self.amax = value.reshape(()) if value.numel() == 1 else value
             state_dict = {**state_dict, prefix + "_amax": self._amax}
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
         amax = "none" if self._amax is None else f"{self._amax.max().item():.4g}"

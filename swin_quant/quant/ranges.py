@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ def _slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
 
 
-def _error_integral(edges: NDArray[np.float64], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:
+def _error_integral(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:
     """Integral from 0 to each edge of the squared quantization error: [candidates, edges].
 
     In units of a step the error is the sawtooth u - round(u), whose square integrates to n / 12 + r**3 / 3 with

@@ -9,6 +9,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ _LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within in
 
 def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
     """The file's content: the same bytes for the same statistics."""
-    parts = {
+    parts: dict[str, Any] = {
         "names": np.frombuffer(json.dumps(list(statistics)).encode(), np.uint8),
         "counts": np.stack([each.counts for each in statistics.values()]),
         "width": np.array([each.width for each in statistics.values()]),
@@ -59,7 +60,7 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
     return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
 
 
-def _part(archive: zipfile.ZipFile, name: str, dtype: type, shape: tuple[int, ...]) -> NDArray:
+def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
     """An array of exactly this type and shape; no more of it is unpacked than that takes."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     content = unpacked(archive, f"{name}.npy", size + _HEADER)

@@ -5,6 +5,9 @@ node is little: where `x` saturated, a few places in ten thousand, whose positio
 and for a learned range what rounding added, in a byte.
 """
 
+import functools
+from typing import Any, TypeAlias
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from swin_quant.quant.fake_quant import (
     slopes,
 )
 
+Block: TypeAlias = slice | tuple[()]
 _BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
 _SLOPE_STEPS = 252  # codes a step of the grid: rounding adds half of one at most, 126; 127 and -127 say: saturated
 
@@ -29,7 +33,9 @@ def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     learning = torch.is_grad_enabled() and (x.requires_grad or amax.requires_grad)
     if torch.compiler.is_exporting() or not learning:
         return fake_quant(x, amax, qmin, qmax)
-    return _traced(x, amax, qmin, qmax) if torch.compiler.is_compiling() else _Eager.apply(x, amax, qmin, qmax)
+    if torch.compiler.is_compiling():
+        return _traced(x, amax, qmin, qmax)
+    return _Eager.apply(x, amax, qmin, qmax)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -51,7 +57,7 @@ class _Eager(torch.autograd.Function):
     """Keeps where x saturated and, if the range is learned, dy/dscale in int8, to a 504th of a grid step."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
         learned = ctx.needs_input_grad[1]
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if learned else None
@@ -68,7 +74,7 @@ class _Eager(torch.autograd.Function):
             if learned:
                 unrounded = _zero(other.copy_(levels), outside)
             levels.round_().clamp_(qmin, qmax)
-            if learned:
+            if codes is not None:
                 slope = torch.sub(levels, unrounded, out=other)
                 codes[block].copy_(slope.mul_(_SLOPE_STEPS).round_().clamp_(-127, 127))
             if y.dtype == torch.float32:
@@ -80,24 +86,26 @@ class _Eager(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         codes, *saturated = ctx.saved_tensors
-        of_x = of_amax = None
+        of_x: Tensor | None = None
+        of_amax: Tensor | None = None
         blocks = _blocks(gradient, len(ctx.amax_shape))
         if ctx.needs_input_grad[0]:
             of_x = torch.clone(gradient, memory_format=torch.contiguous_format)
             for place, outside in zip(blocks, saturated, strict=True):
                 _zero(of_x[place], outside)
         if ctx.needs_input_grad[1]:
-            of_amax = sum(
+            parts = (
                 range_gradient(gradient[place], _slopes(codes[place], outside, *ctx.grid), ctx.amax_shape)
                 for place, outside in zip(blocks, saturated, strict=True)
             )
-            of_amax = of_amax * (lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _SLOPE_STEPS)
+            factor = lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _SLOPE_STEPS
+            of_amax = functools.reduce(torch.add, parts) * factor
         return of_x, of_amax, None, None
 
 
-def _blocks(x: Tensor, range_dim: int) -> list[slice | tuple]:
+def _blocks(x: Tensor, range_dim: int) -> list[Block]:
     """Where to cut the first dimension of x: into blocks on a CPU, not at all elsewhere or with a range per channel."""
     block = _BLOCK * torch.get_num_threads()
     if range_dim or not _is_real(x) or x.numel() <= block:

@@ -15,12 +15,13 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.config import from_dict
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
 from swin_quant.quant.policy import Policy, policy_from_dict
-from swin_quant.tasks.evaluate import card_of, load_for_scoring
+from swin_quant.tasks.evaluate import load_for_scoring
 
 
 def export_checkpoint(

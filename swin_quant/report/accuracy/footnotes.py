@@ -164,9 +164,9 @@ def _dead_nodes(row: AccuracyRow, others: Others) -> str | None:
 def _unlike_baselines(row: AccuracyRow, others: Others) -> str | None:
     """The same float checkpoint on the same pictures must have one accuracy."""
     source = row.card.original_sha256
-    figures = sorted(others.baselines[_baseline_of(row)]) if row.float32 and source else []
-    if len(figures) < 2:
+    if not row.float32 or not source or len(others.baselines[_baseline_of(row)]) < 2:
         return None
+    figures = sorted(others.baselines[_baseline_of(row)])
     each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
     return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 

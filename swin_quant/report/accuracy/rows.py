@@ -86,8 +86,9 @@ def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
     rows = [row for row in rows if row.weights != "PTQ" or _measurement(row, _start(row.card)) not in known]
-    names, fastest = told_apart(_policy(row) for row in rows), _fastest(rows)
-    named = (replace(row, own=_own(row, fastest), policy=names[_policy(row)]) for row in rows)
+    names, fastest = told_apart(policy for row in rows if (policy := _policy(row))), _fastest(rows)
+    called = {None: None} | names
+    named = (replace(row, own=_own(row, fastest), policy=called[_policy(row)]) for row in rows)
     return sorted(named, key=_order)
 
 
@@ -125,7 +126,7 @@ def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[obj
     result = row.quantized
     if result is None or record is None:
         return None
-    return record["sha256"], result.engine, result.precision, *_policy(row), dataset_key(row.dataset)
+    return record["sha256"], result.engine, result.precision, _policy(row), dataset_key(row.dataset)
 
 
 def _start(card: RunCard) -> CheckpointRecord | None:
@@ -162,9 +163,10 @@ def _weights(card: RunCard) -> tuple[str, str | None]:
     return card.name, record["sha256"] if record else None
 
 
-def _policy(row: AccuracyRow) -> tuple[str | None, str | None]:
+def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
     """Name and SHA-256 of the policy of a row's quantized result."""
-    return (row.quantized.policy, row.quantized.policy_sha256) if row.quantized else (None, None)
+    result = row.quantized
+    return None if result is None or result.policy is None else (result.policy, result.policy_sha256)
 
 
 def _order(row: AccuracyRow) -> tuple[str, ...]:
