@@ -70,7 +70,7 @@ def _quietly() -> Iterator[None]:
     from huggingface_hub.utils import logging
 
     level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ _CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
-def local_file(checkpoint: str | os.PathLike) -> Path:
+def local_file(checkpoint: str | os.PathLike[str]) -> Path:
     """The file of a checkpoint: of a path, itself, or the weights in a folder; of a name, that in the hub's cache.
 
     SwinQuantError where a name is neither cached nor to be had, UsageError where it names no Swin.
@@ -45,11 +45,12 @@ def name_of(file: Path) -> str:
 def timm_name(file: Path) -> str | None:
     """The name that timm knows a file of the hub's cache by, if it does."""
     cached = _cached(file)
-    known = cached and cached["owner"] == "timm" and import_timm().models.is_model_pretrained(cached["name"])
-    return cached["name"] if known else None
+    if cached is None or cached["owner"] != "timm":
+        return None
+    return cached["name"] if import_timm().models.is_model_pretrained(cached["name"]) else None
 
 
-def _cached(file: Path) -> re.Match | None:
+def _cached(file: Path) -> re.Match[str] | None:
     return _CACHED.fullmatch("/".join(file.parts[-4:]))
 
 
