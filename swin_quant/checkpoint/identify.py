@@ -20,6 +20,7 @@ from swin_quant.checkpoint.footprint import check_footprint
 from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows
 from swin_quant.checkpoint.published import published
 from swin_quant.checkpoint.sources import local_file, name_of
+from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config import default_config, from_dict, load_config
 from swin_quant.config.values import merge
@@ -57,8 +58,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
 def _told(weights: Weights) -> Geometry:
     """What the tensors tell."""
     told = geometry(weights.state)
-    if not told:
-        raise SwinQuantError(f"{weights.source.path}: is no checkpoint of a Swin Transformer")
+    if not told or stranger(weights.state):
+        raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}")
     _check_stages(weights, told)
     return told
 

@@ -11,6 +11,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
+from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, read_weights
 
 # Buffers that the configuration determines: a file may leave them out, and one that contradicts them is of another.
@@ -111,8 +112,8 @@ def _equal(value: Tensor, reference: Tensor) -> bool:
 def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
     """A sentence ahead of the lists of keys when the reason can be told from the shapes; else nothing."""
     file, model = geometry(given), geometry(wanted)
-    if not file and model:
-        return "it is no Swin checkpoint; "
+    if model and (not file or stranger(given)):
+        return f"it is {described(given)}; "
     if _only_head(faults):
         theirs, ours = file.get("NUM_CLASSES", "no"), model.get("NUM_CLASSES", 0)
         advice = ": pass --replace-head to load the rest and initialise a new head" if can_replace else ""

@@ -165,8 +165,8 @@ def test_missing_unexpected_and_misshapen_keys_are_one_error(tmp_path):
 
 
 def test_a_long_list_is_shortened_and_a_stranger_is_called_one(tmp_path):
-    path = save({f"resnet.{index}": torch.ones(1) for index in range(500)}, tmp_path / "x.pth")
-    refused(load_float, model(), path, "no Swin checkpoint", "500 unexpected", "more")
+    path = save({f"mine.{index}": torch.ones(1) for index in range(500)}, tmp_path / "x.pth")
+    refused(load_float, model(), path, "no checkpoint of a Swin Transformer", "500 unexpected", "more")
 
 
 def test_a_head_of_another_size_needs_the_flag(tmp_path):

@@ -67,7 +67,7 @@ BAD_FILES = {
     "a plain pickle": (lambda path, good: path.write_bytes(pickle.dumps({"model": "none"})), "torch.save did not"),
     "a web page": (lambda path, good: path.write_text("<!DOCTYPE html><html>404</html>"), "web page"),
     "a text": (lambda path, good: path.write_text("not found\n"), "text file"),
-    "no Swin": (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no Swin checkpoint"),
+    "no Swin": (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no checkpoint of a Swin"),
 }
 
 

@@ -1,0 +1,112 @@
+"""State dicts that people take for a Swin classifier's, told by their keys: what they are, and what to do instead."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from swin_quant.base.errors import listed
+from swin_quant.checkpoint.geometry import geometry
+
+# What a state_dict is -> patterns that must all be found in its keys. The first that fits names it.
+_RELATIVES = {
+    "a Swin-MLP": (r"^layers\.\d+\.blocks\.\d+\.spatial_mlp\.",),
+    "a Swin-MoE": (r"^layers\.\d+\.blocks\.\d+\.mlp\._?moe_layer\.",),
+    "a SwinIR (image restoration)": (r"\blayers\.\d+\.residual_group\.(blocks|layers)\.", r"^conv_first\."),
+    "a Swin2SR of transformers (image restoration)": (
+        r"^(swin2sr\.)?first_convolution\.",
+        r"\bencoder\.stages\.\d+\.layers\.",
+    ),
+    "a Swin-Unet (segmentation)": (r"\blayers_up\.\d+\.",),
+    "a Swin V2-CR of timm": (r"^stages\.\d+\.blocks\.\d+\.attn\.meta_mlp\.",),
+    "a Swin of torchvision": (r"^features\.\d+\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.)",),
+    "a Swin of OpenMMLab": (r"\bstages\.\d+\.blocks\.\d+\.attn\.w_msa\.",),
+    "a Swin of TensorFlow or Keras": (r"\bswin_transformer_block\w*/",),
+    "a Donut or another encoder and decoder": (r"^encoder\.encoder\.layers\.\d+\.blocks\.", r"^decoder\."),
+    "a Swin of masked image modelling, which has no classifier": (r"\bmask_token$", r"^decoder\.\d*\.?weight$"),
+}
+_WHOLES = {
+    "a detector": r"^(neck|rpn|rpn_head|roi_head|roi_heads|bbox_head|mask_head|query_head|proposal_generator|"
+    r"box_predictor|class_embed|bbox_embed|(\w+\.)?transformer\.decoder)\.",
+    "a segmenter": r"^(decode_head|auxiliary_head|sem_seg_head|panoptic_head|(model\.)?pixel_level_module)\.",
+}
+_OTHERS = {
+    "a ViT": (r"\bblocks\.\d+\.attn\.qkv\.", r"\b(cls_token|pos_embed)$"),
+    "a ViT of transformers": (r"^(\w+\.)?encoder\.layer\.\d+\.attention\.attention\.",),
+    "a ViT of torchvision": (r"^encoder\.layers\.encoder_layer_\d+\.",),
+    "a CLIP": (r"\b(visual|vision_model)\b", r"\b(text_model|token_embedding|logit_scale)\b"),
+    "a ConvNeXt": (r"\b(stages\.\d+\.(blocks\.)?\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale)\b",),
+    "a ConvNeXt of transformers": (r"^convnext(v2)?\.",),
+    "a ResNet": (r"\blayer1\.0\.conv1\.", r"\blayer1\.0\.bn1\."),
+    "a ResNet of transformers": (r"^resnet\.",),
+    "an EfficientNet or MobileNet": (r"\bblocks\.\d+\.\d+\.(conv_dw|conv_pw)\.",),
+    "a MobileNet or another convolutional network of torchvision": (r"^features\.\d+\.", r"^classifier\.\d+\."),
+    "a YOLO": (r"^(model\.)?\d+\.(conv|cv1|m\.0)\.",),
+    "a diffusion model": (r"\b(down_blocks|input_blocks)\.\d+\.",),
+    "a language model": (r"\b(word_embeddings|embed_tokens|wte)\.weight$",),
+    "an adapter (LoRA), not the model": (r"\.lora_[AB]\.",),
+}
+_BACKBONE = re.compile(
+    r"^((?:\w+\.){1,4}?)(?=layers\.0\.blocks\.0\.|patch_embed\.|stages?\.0\.|layer1\.0\.|conv1\.|body\.)"
+)
+
+
+def stranger(state: Mapping[str, Tensor]) -> str | None:
+    """What a state_dict is that is no Swin classifier, with an article and what to do; None if it may be one."""
+    if _is_video(state):
+        return "a Video Swin: not supported"
+    keys = "\n".join(state)
+    if what := _named(_RELATIVES, keys):
+        return f"{what}: not supported"
+    if whole := next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None):
+        return f"{whole} whose backbone is {_backbone(state)}: only classifiers are supported"
+    if geometry(state):
+        return None
+    if (inner := _prefix(state)) is not None and geometry(_below(state, inner)):
+        return f"{_swin(_below(state, inner))} under {inner}: save that part alone, without the {inner} of its keys"
+    what = _named(_OTHERS, keys)
+    return f"{what}, no Swin" if what else None
+
+
+def described(state: Mapping[str, Tensor]) -> str:
+    """What a state_dict is, if `stranger` knows; else that it is no Swin, and some of its keys."""
+    return stranger(state) or f"no checkpoint of a Swin Transformer (its keys are {listed(map(_short, state), 3)})"
+
+
+def _short(key: str) -> str:
+    return f"{key:.80}"
+
+
+def _named(kinds: Mapping[str, Iterable[str]], keys: str) -> str | None:
+    return next((what for what, each in kinds.items() if all(re.search(pattern, keys, re.M) for pattern in each)), None)
+
+
+def _backbone(state: Mapping[str, Tensor]) -> str:
+    prefix = _prefix(state)
+    if prefix is None:
+        return "not known to us"
+    inner = _below(state, prefix)
+    keys = "\n".join(inner)
+    return _swin(inner) if geometry(inner) else _named(_RELATIVES | _OTHERS, keys) or "not known to us"
+
+
+def _prefix(state: Mapping[str, Tensor]) -> str | None:
+    return next((match[1] for match in map(_BACKBONE.match, state) if match), None)
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _swin(state: Mapping[str, Tensor]) -> str:
+    told = geometry(state)
+    sizes = ", ".join(f"{key} {told[key]}" for key in ("EMBED_DIM", "DEPTHS", "WINDOW_SIZE") if key in told)
+    return f"a Swin {'V2' if told['TYPE'] == 'swinv2' else 'V1'} ({sizes})"
+
+
+def _is_video(state: Mapping[str, Tensor]) -> bool:
+    """Video Swin has the names of Swin, and patches of several pictures."""
+    patches = (
+        value for key, value in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight"))
+    )
+    return any(value.ndim == 5 for value in patches) and any("relative_position_bias_table" in key for key in state)

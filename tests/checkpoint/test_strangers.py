@@ -1,0 +1,122 @@
+"""State dicts of other models are named, those of Swin are not taken for any; models are of timm and torchvision."""
+
+import functools
+
+import pytest
+import torch
+
+from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint import load_float, read_weights
+from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.strangers import described, stranger
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+
+
+@functools.cache
+def shapes(library, name, **sizes):
+    """The state_dict of a model of timm or torchvision, without its numbers."""
+    with torch.device("meta"):
+        if library == "timm":
+            return import_timm().create_model(name, **sizes).state_dict()
+        import_torchvision()
+        from torchvision import models
+
+        backbone = {"weights_backbone": None} if "rcnn" in name or "fcn" in name else {}
+        return models.get_model(name, weights=None, **backbone).state_dict()
+
+
+def swin():
+    return shapes("timm", "swin_tiny_patch4_window7_224", depths=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "what"),
+    [
+        ("timm", "vit_tiny_patch16_224", "a ViT"),
+        ("timm", "beit_base_patch16_224", "a ViT"),
+        ("timm", "resnet18", "a ResNet"),
+        ("timm", "convnext_atto", "a ConvNeXt"),
+        ("timm", "efficientnet_b0", "an EfficientNet or MobileNet"),
+        ("timm", "swinv2_cr_tiny_ns_224", "a Swin V2-CR of timm: not supported"),
+        ("torchvision", "vit_b_16", "a ViT of torchvision"),
+        ("torchvision", "swin_t", "a Swin of torchvision: not supported"),
+        ("torchvision", "swin_v2_t", "a Swin of torchvision: not supported"),
+        ("torchvision", "swin3d_t", "a Video Swin: not supported"),
+        ("torchvision", "resnet18", "a ResNet"),
+        ("torchvision", "convnext_tiny", "a ConvNeXt"),
+        (
+            "torchvision",
+            "fasterrcnn_resnet50_fpn",
+            "a detector whose backbone is a ResNet: only classifiers are supported",
+        ),
+    ],
+)
+def test_models_of_others_are_named(library, name, what):
+    assert described(shapes(library, name)).removesuffix(", no Swin") == what
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        (["layers.0.blocks.0.spatial_mlp.weight", "layers.0.blocks.0.norm1.weight"], "a Swin-MLP: not supported"),
+        (["layers.0.blocks.1.mlp._moe_layer.gates.0.wg.weight", "layers.0.blocks.0.norm1.weight"], "a Swin-MoE"),
+        (["conv_first.weight", "layers.0.residual_group.blocks.0.attn.qkv.weight"], "a SwinIR"),
+        (["layers.0.blocks.0.attn.qkv.weight", "layers_up.1.blocks.0.attn.qkv.weight"], "a Swin-Unet"),
+        (["encoder.mask_token", "encoder.layers.0.blocks.0.attn.qkv.weight", "decoder.0.weight"], "masked image"),
+        (["backbone.stages.0.blocks.0.attn.w_msa.qkv.weight", "head.fc.weight"], "a Swin of OpenMMLab"),
+        (["b.layer1.0.conv1.x", "b.layer1.0.bn1.x", "decode_head.x"], "a segmenter whose backbone is a ResNet"),
+        (["backbone.anything.weight", "bbox_head.fc.weight"], "a detector whose backbone is not known to us"),
+        (["swin.encoder.layer.0.attention.attention.query.weight"], "a ViT of transformers"),
+        (["bert.embeddings.word_embeddings.weight"], "a language model"),
+        (["model.0.conv.weight", "model.1.conv.weight"], "a YOLO"),
+        (["base.lora_A.weight"], "an adapter"),
+        (["x", "more", "a", "b"], "no checkpoint of a Swin Transformer (its keys are x, more, a and 1 more)"),
+    ],
+)  # fmt: skip
+def test_keys_of_others_are_named(keys, what):
+    state = {key: torch.zeros(1) for key in keys}
+    assert what in described(state)
+    renamed, _ = to_microsoft(state)
+    assert what in described(renamed) or "more" in keys
+
+
+def test_swins_are_no_strangers():
+    for name in ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "swin_s3_tiny_224"):
+        assert stranger(to_microsoft(dict(shapes("timm", name, depths=(1, 1, 1, 1))))[0]) is None
+
+
+def test_the_backbone_of_a_detector_is_described():
+    state = {f"backbone.{key}": value for key, value in to_microsoft(dict(swin()))[0].items()}
+    state |= {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
+    assert described(state) == (
+        "a detector whose backbone is a Swin V1 (EMBED_DIM 96, DEPTHS [1, 1], WINDOW_SIZE 7): "
+        "only classifiers are supported"
+    )
+
+
+def test_a_swin_inside_of_something_says_where():
+    state = {f"student.encoder.{key}": value for key, value in swin().items()} | {"projector.weight": torch.zeros(1)}
+    assert described(state).endswith(
+        "under student.encoder.: save that part alone, without the student.encoder. of its keys"
+    )
+
+
+def test_commands_and_functions_say_it(tmp_path):
+    file = tmp_path / "x.pth"
+    torch.save({"layer1.0.conv1.weight": torch.zeros(1), "layer1.0.bn1.weight": torch.zeros(1)}, file)
+    with pytest.raises(SwinQuantError, match=f"^{file}: is a ResNet, no Swin$"):
+        config_for(file)
+    tree = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [1], "NUM_HEADS": [1], "WINDOW_SIZE": 4}
+    model = build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": {"SWIN": tree}}, "test"))
+    with pytest.raises(SwinQuantError, match="does not fit the model: it is a ResNet, no Swin; "):
+        load_float(model, file)
+
+
+def test_lightnings_prefix_is_taken_off(tmp_path):
+    state = {f"model.{key}": value for key, value in {"norm.weight": torch.ones(1), "head.bias": torch.ones(1)}.items()}
+    torch.save({"state_dict": state}, tmp_path / "x.ckpt")
+    read = read_weights(tmp_path / "x.ckpt")
+    assert set(read.state) == {"norm.weight", "head.bias"} and "Lightning" in read.source.format
