@@ -33,10 +33,10 @@ class RangeKeeper:
         self.nodes = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
         self.clipped: dict[str, float] = {}
         settle_granularity(model, enabled_nodes(model))
-        self.before = {name: node.amax.detach().clone() for name, node in enabled_nodes(model).items()}
+        self.before = {name: node.known_amax.detach().clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
-        self.floors = {name: node.amax.detach() * _SMALLEST for name, node in self.nodes.items()}
+        self.floors = {name: node.known_amax.detach() * _SMALLEST for name, node in self.nodes.items()}
         if recipe.mode == "learned":
             for node in self.nodes.values():
                 node.learn_range()
@@ -46,7 +46,7 @@ class RangeKeeper:
         if self.recipe.mode == "learned":
             with torch.no_grad():
                 for name, node in self.nodes.items():
-                    node.amax.clamp_(min=self.floors[name].max())
+                    node.known_amax.clamp_(min=self.floors[name].max())
 
     def after_epoch(self, epoch: int) -> dict[str, float]:
         """Re-estimate if it is time (`epoch` epochs are done); say how far ranges have moved, and what they clip."""
@@ -54,7 +54,7 @@ class RangeKeeper:
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
         self.clipped = clipped_shares(self.model, self.images())
-        drifts = [_drift(node.amax, self.before[name]) for name, node in enabled_nodes(self.model).items()]
+        drifts = [_drift(node.known_amax, self.before[name]) for name, node in enabled_nodes(self.model).items()]
         return {
             "amax_drift": sum(drifts) / max(len(drifts), 1),
             "clipped_share": sum(self.clipped.values()) / max(len(self.clipped), 1),
@@ -65,7 +65,7 @@ class RangeKeeper:
         found: dict[str, list[float]] = {"clipped_share": list(self.clipped.values())}
         for node in enabled_nodes(self.model).values():
             kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
-            found.setdefault(f"amax/{kind}", []).append(node.amax.max().item())
+            found.setdefault(f"amax/{kind}", []).append(node.known_amax.max().item())
         return found
 
     def record(self) -> RangesRecord:
@@ -102,7 +102,7 @@ class RangeKeeper:
         for name, layer in _weights(model, on):
             qmin, qmax = grid(on[name].bits, on[name].narrow_range)
             with torch.no_grad():
-                amax = on[name].amax
+                amax = on[name].known_amax
                 layer.weight.copy_(torch.minimum(torch.maximum(layer.weight, amax * (qmin / qmax)), amax))
         off = {name: node for name, node in named_nodes(model).items() if name not in on}
         _calibrate(model, off, Method(), self.images())

@@ -60,7 +60,7 @@ def make_mixup(recipe: Augmentation, classes: int) -> Callable[[Tensor, Tensor],
     import_timm()
     from timm.data import Mixup
 
-    return Mixup(
+    return Mixup(  # type: ignore[no-untyped-call]  # timm gives it no types
         mixup_alpha=recipe.mixup,
         cutmix_alpha=recipe.cutmix,
         prob=recipe.mix_probability,
@@ -82,7 +82,7 @@ def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[A
         input_size=preprocess.size,
         is_training=True,
         hflip=recipe.flip,
-        color_jitter=recipe.color_jitter or None,
+        color_jitter=recipe.color_jitter or None,  # type: ignore[arg-type]  # its default is not what None means
         auto_augment=recipe.auto_augment,
         re_prob=recipe.erase,
         re_mode=recipe.erase_mode,

@@ -55,19 +55,22 @@ class TrainingBatches:
         workers: int,
         max_unreadable: float = 0.01,
     ) -> None:
+        if recipe.batch_size is None:
+            raise UsageError("batch_size is not set: say how many pictures a training batch has")
         self.pictures, self.recipe, self.preprocess, self.seed, self.world = pictures, recipe, preprocess, seed, world
+        self.batch_size = recipe.batch_size
         self.workers = default_workers(workers, world.size, len(pictures) // world.size)
         self.limit = UnreadableLimit(len(pictures), max_unreadable)
         self.mixup = make_mixup(recipe.augment, classes)
-        if self.mixup and recipe.batch_size % 2:
-            raise UsageError(f"batch_size {recipe.batch_size}: must be even for Mixup and CutMix, which pair pictures")
+        if self.mixup and self.batch_size % 2:
+            raise UsageError(f"batch_size {self.batch_size}: must be even for Mixup and CutMix, which pair pictures")
         self.small: SmallPictures | None = None
         if needs_pictures(recipe.augment):
             check_augmentation(recipe.augment, preprocess)
         elif is_small(pictures, preprocess.size):
             self.small = decode_all(pictures, preprocess, self.limit, self.workers)
         self.count = len(self.small or pictures)
-        self.step_pictures = recipe.batch_size * recipe.accumulation_steps * world.size
+        self.step_pictures = self.batch_size * recipe.accumulation_steps * world.size
         taken = min(recipe.epoch_pictures or self.count, self.count)
         self.steps = taken // self.step_pictures
         if self.steps == 0:
@@ -83,8 +86,8 @@ class TrainingBatches:
         order = torch.randperm(self.count, generator=generator).tolist()
         per_step = recipe.accumulation_steps * self.world.size
         places = list(shard(range(start * per_step, self.steps * per_step), self.world.rank, self.world.size))
-        parts = [order[place * recipe.batch_size : (place + 1) * recipe.batch_size] for place in places]
-        loaded = self._small(parts, epoch) if self.small else self._large(parts, epoch)
+        parts = [order[place * self.batch_size : (place + 1) * self.batch_size] for place in places]
+        loaded = self._small(self.small, parts, epoch) if self.small else self._large(parts, epoch)
         step: list[MicroBatch] = []
         for place, batch in zip(places, loaded, strict=True):
             step.append(self._mixed(batch, place, epoch))
@@ -100,8 +103,8 @@ class TrainingBatches:
         for batch in loaded:
             yield batch.images.to(self.world.device)
 
-    def _small(self, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        small, draws = self.small, epoch_draws(self.count, self.seed, epoch)
+    def _small(self, small: SmallPictures, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
+        draws = epoch_draws(self.count, self.seed, epoch)
         for part in parts:
             levels = crop_and_flip(small.levels[part], self.recipe.augment, draws[part])
             yield Batch(small.normalised(levels), small.labels[part], part, [])

@@ -1,5 +1,7 @@
 """torch.compile around what computes the logits of a training step, for recipes that ask for it."""
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -37,4 +39,4 @@ def tell_cpus_apart() -> None:
 
 def compiled(network: nn.Module, recipe: Recipe) -> nn.Module:
     """`network` compiled, if the recipe asks for it; parameters, hooks and names stay those of the module inside."""
-    return torch.compile(network) if recipe.compile else network
+    return cast(nn.Module, torch.compile(network)) if recipe.compile else network

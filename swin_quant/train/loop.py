@@ -51,7 +51,9 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
         state.restore(job.snapshot)
     position = state.position
     snapshots = Snapshots(job.folder / "snapshots", recipe.keep) if job.folder else None
-    record = Record(job.folder, position.total, position.epoch, job.tensorboard) if _writes(job) else None
+    record = None
+    if job.folder and world.is_main:
+        record = Record(job.folder, position.total, position.epoch, job.tensorboard)
     saved = time.monotonic()
 
     features = recipe.distill.features > 0
@@ -59,26 +61,26 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
         interruption() as request,
         _saved_when_asked(snapshots, state, job),
         stage_outputs(job.model, features) as ours,
-        stage_outputs(job.teacher, features and job.teacher is not None) as theirs,
+        stage_outputs(job.teacher or job.model, features and job.teacher is not None) as theirs,
         bar(recipe.epochs * batches.steps, position.total) as show,
     ):
         while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
             network.train()
             started = time.monotonic()
             for step in batches.epoch(position.epoch, position.step):
-                loss = torch.zeros((), device=world.device)
+                parts = torch.zeros((), device=world.device)
                 for number, micro in enumerate(step, 1):
                     with gathering(network, number == len(step)):
                         seed_all(job.seed, "step", position.epoch, micro.place)  # drop path
                         part = _loss(job, precision, network, micro, ours, theirs) / len(step)
                         state.scaler.scale(part).backward()
-                        loss += part.detach()
+                        parts += part.detach()
                 state.scaler.unscale_(optimizer)
-                norm = nn.utils.clip_grad_norm_(job.model.parameters(), recipe.optimizer.clip_grad or math.inf)
-                norm = whole(norm).item()
+                norms = nn.utils.clip_grad_norm_(job.model.parameters(), recipe.optimizer.clip_grad or math.inf)
+                norm = whole(norms).item()
 
                 due = snapshots is not None and time.monotonic() - saved > 60 * recipe.save_minutes
-                loss, asked, due = _agree(loss.item(), request.asked, due, world)
+                loss, asked, due = _agree(parts.item(), request.asked, due, world)
                 _check_finite(loss, norm, state)
 
                 lr, lr_amax = (current_lr(optimizer, role) for role in ("weights", "amax"))
@@ -93,7 +95,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                 took, started = time.monotonic() - started, time.monotonic()
                 position.finish_step(loss, took)
                 speed = batches.step_pictures / took
-                show(position, loss, lr, speed)
+                show(position, loss, lr or 0.0, speed)
                 if record:
                     row = {"loss": loss, "lr": lr, "lr_amax": lr_amax, "grad_norm": norm}
                     place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
@@ -112,9 +114,9 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
             if result.get("acc1", -1.0) > position.best_acc1:
                 position.best_acc1, position.best_epoch = result["acc1"], position.epoch
                 if snapshots:
-                    weights = state.weights()
+                    latest = state.weights()
                     if world.is_main:
-                        snapshots.save_best({"model": weights, "epoch": position.epoch})
+                        snapshots.save_best({"model": latest, "epoch": position.epoch})
             _stop_if_asked(request, world)
             if snapshots:
                 saved = _save(snapshots, state, job)
@@ -123,7 +125,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     if record:
         record.close()
     wanted = snapshots is not None and recipe.select == "best" and position.best_epoch is not None
-    weights = from_main(snapshots.best(job.model.state_dict()) if wanted and world.is_main else None)
+    best = snapshots.best(job.model.state_dict()) if snapshots and wanted and world.is_main else None
+    weights = from_main(best)
     if weights is None:
         if wanted:
             log.warning("the weights of epoch %d, the best, are gone: the last ones are kept", position.best_epoch)
@@ -191,11 +194,12 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
 
 def _validate(job: Job, precision: Precision, state: TrainingState, request: Interruption) -> dict[str, float]:
     """The scores of an epoch. A run that is asked to end here has its epoch in hand, and validates when it goes on."""
-    if job.validation is None:
+    validation = job.validation
+    if validation is None:
         return {}
 
     def batches() -> Iterator[Batch]:
-        for batch in job.validation:
+        for batch in validation:
             _stop_if_asked(request, job.world)
             yield batch
 
@@ -211,7 +215,3 @@ def _save(snapshots: Snapshots | None, state: TrainingState, job: Job) -> float:
         if job.world.is_main:
             snapshots.save(state.position.total, content)
     return time.monotonic()
-
-
-def _writes(job: Job) -> bool:
-    return job.folder is not None and job.world.is_main

@@ -65,9 +65,9 @@ def _sharded(model: Swin, recipe: Recipe, world: World) -> nn.Module:
 @contextmanager
 def gathering(network: nn.Module, last: bool) -> Iterator[None]:
     """Gradients are summed over ranks once a step, in the backward pass of its last micro-batch."""
-    context: AbstractContextManager = nullcontext()
-    if hasattr(network, "set_requires_gradient_sync"):
-        network.set_requires_gradient_sync(last)
+    context: AbstractContextManager[None] = nullcontext()
+    if sync := getattr(network, "set_requires_gradient_sync", None):
+        sync(last)
     elif isinstance(network, DistributedDataParallel) and not last:
         context = network.no_sync()
     with context:

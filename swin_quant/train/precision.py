@@ -6,7 +6,6 @@ Norms and softmax compute in float32 inside at every level, and so does fake qua
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +46,7 @@ class Precision:
         """What computes the logits of a model whose weights stay as they are."""
         return HalfCopy(model, self.half) if self.level in ("O2", "O3") else model
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> torch.autocast:
         """The context of every forward pass."""
         return torch.autocast(self.device.type, self.half, enabled=self.level == "O1")
 
@@ -70,11 +69,11 @@ class HalfCopy(nn.Module):
 
     def __init__(self, model: nn.Module, half: torch.dtype) -> None:
         super().__init__()
-        self.model, self.half = model, half
+        self.model, self.dtype = model, half
 
     def forward(self, images: Tensor) -> Tensor:
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        copies = {name: tensor.to(self.half) for name, tensor in tensors if _computes(name, tensor)}
+        copies = {name: tensor.to(self.dtype) for name, tensor in tensors if _computes(name, tensor)}
         return functional_call(self.model, copies, (images,))
 
 

@@ -141,7 +141,7 @@ class Recipe(Section):
         tree = self.to_dict()
         for key, value in values.items():
             *sections, leaf = key.split(".")
-            node = tree
+            node: Any = tree
             for section in sections:
                 node = node.get(section) if isinstance(node, dict) else None
             if not isinstance(node, dict) or leaf not in node:

@@ -4,7 +4,7 @@ A key that is unknown, or a value that cannot be meant (an LR of 0, NaN), is an 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import inf, isfinite
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -14,7 +14,9 @@ from swin_quant.base.errors import UsageError
 S = TypeVar("S", bound="Section")
 
 
-def number(default: float | None, above: float = -inf, least: float = -inf, most: float = inf) -> Any:
+def number(
+    default: float | tuple[float, ...] | None, above: float = -inf, least: float = -inf, most: float = inf
+) -> Any:
     """A field of a recipe with the range of its values: `above` is left out of it, `least` and `most` are in it."""
     return field(default=default, metadata={"above": above, "least": least, "most": most})
 
@@ -50,7 +52,7 @@ def section_of(kind: type[S], data: Any, source: str, prefix: str = "") -> S:
 
 
 def _value(kind: Any, value: Any, where: str, prefix: str, source: str) -> Any:
-    if is_dataclass(kind):
+    if isinstance(kind, type) and issubclass(kind, Section):
         return section_of(kind, value, source, prefix)
     options = get_args(kind)
     if get_origin(kind) is Literal:
@@ -66,7 +68,7 @@ def _value(kind: Any, value: Any, where: str, prefix: str, source: str) -> Any:
     return _scalar(kind, value, where)
 
 
-def _scalar(kind: type, value: Any, where: str) -> Any:
+def _scalar(kind: type[Any], value: Any, where: str) -> Any:
     """Text is read as a number where one is due: YAML takes `1e-4` for text, and so does a command line."""
     noun = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
     try:

@@ -89,10 +89,10 @@ class Snapshots:
 
 def random_states() -> dict[str, Any]:
     """The states of python's, numpy's and torch's generators as plain data and tensors."""
-    algorithm, keys, *rest = np.random.get_state()
-    states = {
+    algorithm, keys, *rest = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": (algorithm, keys.tolist(), *rest),
+        "numpy": (algorithm, np.asarray(keys).tolist(), *rest),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

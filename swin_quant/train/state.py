@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import check_json
 from swin_quant.train.parallel import full_states, load_full_states
 from swin_quant.train.snapshot import check_weights, random_states, set_random_states
+
+if TYPE_CHECKING:
+    from timm.utils import ModelEmaV3
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Position:
 
     def exhausted(self, patience: int | None) -> bool:
         """Whether validation has not got better for `patience` epochs."""
-        return None not in (patience, self.best_epoch) and self.epoch - self.best_epoch >= patience
+        return patience is not None and self.best_epoch is not None and self.epoch - self.best_epoch >= patience
 
     def summary(self, epochs: int) -> str:
         """The last epoch in one line."""
@@ -58,7 +61,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     schedule: LambdaLR
     scaler: torch.amp.GradScaler
-    average: nn.Module | None
+    average: "ModelEmaV3 | None"
     position: Position
 
     @property
@@ -111,7 +114,7 @@ def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
         raise ValueError("its settings are no plain values") from error
 
 
-def make_average(model: nn.Module, decay: float) -> nn.Module | None:
+def make_average(model: nn.Module, decay: float) -> "ModelEmaV3 | None":
     """timm's moving average of the weights, in float32, its decay rising to `decay` as steps go by; None if it is 0."""
     if not decay:
         return None
