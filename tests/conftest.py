@@ -22,13 +22,14 @@ import yaml
 from hypothesis import settings
 from PIL import Image
 
-from swin_quant.backends import registry
+from swin_quant.backends import registry as backends
 from swin_quant.base.reproducible import reproducible
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR, run_command
-from swin_quant.config import load_config
+from swin_quant.config import families, load_config
 from swin_quant.models import build_model
+from swin_quant.models import registry as architectures
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 
@@ -305,17 +306,20 @@ def forked(fork):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """install(entry) announces `entry` ("name = module:object") as an installed package would."""
+    """install(entry, group) announces `entry` ("name = module:object") as an installed package would: a backend's."""
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(Path(__file__).parent / "plugins")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    registry._found.cache_clear()
+    caches = [backends._found, architectures._found, families._found]
+    for cache in caches:
+        cache.cache_clear()
 
-    def announce(entry):
+    def announce(entry, group=backends.ENTRY_POINTS):
         info = tmp_path / "site" / f"{entry.split()[0]}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {entry.split()[0]}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINTS}]\n{entry}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
 
     yield announce
-    registry._found.cache_clear()
+    for cache in caches:
+        cache.cache_clear()

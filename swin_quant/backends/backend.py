@@ -22,7 +22,7 @@ class Exports:
     and those of opset, float_type, batch, sm, fix_gelu_bias, labels and check that are in `flags`, or in `float_flags`
     with precision float. `fixed` are words that make the target. `policies`: the built-in ones that fit, best first;
     with `only`, no other can be run there. `next_step`: commands to go on with; {file} is the artifact, {checkpoint}
-    the calibrated file.
+    the calibrated file. `detail` is whatever the exporter itself wants to know of a target.
     """
 
     artifact: str
@@ -34,6 +34,7 @@ class Exports:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     only: bool = False
     next_step: tuple[str, ...] = ()
+    detail: Any = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Targets that are ONNX files: what an engine that reads them says in its descriptor."""
 
+from dataclasses import dataclass
+
 from swin_quant.backends.backend import Exports, Tolerances
 
 # The ONNX engines compute fake-quant's own formulas: what is left is sums in another order, which move a value by one
@@ -8,14 +10,28 @@ from swin_quant.backends.backend import Exports, Tolerances
 ONNX_TOLERANCES = Tolerances(quantized=0.02, float32=0.001, half=0.05)
 
 
-def onnx_target(target: str, policies: tuple[str, ...], next_step: tuple[str, ...]) -> Exports:
-    """What `export` writes for an engine that reads ONNX. `target` is one of the exporter's own (`onnx.options`)."""
+@dataclass(frozen=True)
+class OnnxTarget:
+    """What an ONNX file for an engine is like: `float_type` where none is asked for; whether it may be float16.
+
+    `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
+    """
+
+    name: str
+    float_type: str = "float32"
+    takes_float16: bool = False
+    constants: bool = False
+
+
+def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:
+    """What `export` writes for an engine that reads ONNX."""
     return Exports(
         artifact="onnx",
         export="swin_quant.backends.onnx.export:export",
         options="swin_quant.backends.onnx.options:OnnxOptions",
         policies=policies,
         flags=("opset", "float_type", "batch", "labels"),
-        fixed={"target": target},
+        fixed={"target": target.name},
+        detail=target,
         next_step=next_step,
     )

@@ -3,11 +3,11 @@
 import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from swin_quant.backends.backend import Backend, function
 from swin_quant.base.errors import UsageError
+from swin_quant.base.plugins import announced
 from swin_quant.base.progress import log
 
 BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino")
@@ -80,15 +80,7 @@ def _named(name: str, known: Mapping[str, Backend], kind: str) -> Backend:
 def _found() -> dict[str, Backend]:
     """The BACKEND of each built-in module, and those that installed packages announce."""
     found = {name: importlib.import_module(f"swin_quant.backends.{name}").BACKEND for name in BUILT_IN}
-    for entry in entry_points(group=ENTRY_POINTS):
-        whose = f"entry point {entry.name} of {entry.dist.name if entry.dist else 'a package'}"
-        try:
-            backend = entry.load()
-        except Exception as error:  # noqa: BLE001  whatever a foreign module may raise: ours go on without it
-            log.warning("%s: left out, it cannot be imported: %s", whose, error)
-            continue
-        if not isinstance(backend, Backend):
-            log.warning("%s: left out, it is no Backend", whose)
-        elif found.setdefault(backend.name, backend) != backend:
-            log.warning("%s: left out, another backend is called %s", whose, backend.name)
+    for who, backend in announced(ENTRY_POINTS, "Backend", lambda one: isinstance(one, Backend)):
+        if found.setdefault(backend.name, backend) != backend:
+            log.warning("%s: left out, another backend is called %s", who, backend.name)
     return found

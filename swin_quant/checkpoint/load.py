@@ -13,10 +13,7 @@ from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, read_weights
-
-# Buffers that the configuration determines: a file may leave them out, and one that contradicts them is of another.
-_DERIVED = ("relative_position_index", "attn_mask", "relative_coords_table")
-_HEAD = ("head.weight", "head.bias")
+from swin_quant.config.families import families
 
 
 def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
@@ -70,7 +67,7 @@ def _checked_weights(
     model: nn.Module, state: Mapping[str, Tensor], path: Path, replace_head: bool | None
 ) -> dict[str, Tensor]:
     """The entries of `state` to load: of the model's names, shapes and kinds, and finite."""
-    skipped = _HEAD if replace_head else ()
+    skipped = _head() if replace_head else ()
     wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
     given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
     faults = _compare(given, wanted)
@@ -100,7 +97,12 @@ def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faul
 
 
 def _is_derived(key: str) -> bool:
-    return key.endswith(_DERIVED)
+    """Whether the configuration determines a buffer: a file may lack it, and one that contradicts it is of another."""
+    return key.endswith(tuple(end for family in families().values() for end in family.derived))
+
+
+def _head() -> frozenset[str]:
+    return frozenset(key for family in families().values() for key in family.head)
 
 
 def _equal(value: Tensor, reference: Tensor) -> bool:
@@ -124,4 +126,4 @@ def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str
 
 def _only_head(faults: _Faults) -> bool:
     keys: Iterable[str] = [*faults.missing, *faults.unexpected, *faults.unfit]
-    return all(key.split(" ")[0] in _HEAD for key in keys)
+    return all(key.split(" ")[0] in _head() for key in keys)

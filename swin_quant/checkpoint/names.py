@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.transformers_names import NAME, from_transformers, uses_transformers_names
+from swin_quant.config.families import families
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     if uses_transformers_names(state):
         found.append(NAME)
         state = from_transformers(state)
+    for family in families().values():
+        if family.rename:
+            state, undone = family.rename(state)
+            found += undone
     return state, " + ".join(dict.fromkeys(found)) or "microsoft"
 
 

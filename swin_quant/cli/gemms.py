@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
-    from swin_quant.models.build import geometry_of
+    from swin_quant.models.geometry import geometry_of
 
     if args.write and not args.tuned:
         raise UsageError("--write needs --tuned FILE ...: algorithms come from swin_gemm on the target GPU")

@@ -1,22 +1,12 @@
-"""The tree of keys and defaults of FasterTransformer (docs/reference, section 7.2)."""
+"""The tree of keys and defaults of FasterTransformer (docs/reference, section 7.2), and a section a model family."""
 
 from typing import Any
 
 from yacs.config import CfgNode
 
-_SWIN = {
-    "PATCH_SIZE": 4,
-    "IN_CHANS": 3,
-    "EMBED_DIM": 96,
-    "DEPTHS": [2, 2, 6, 2],
-    "NUM_HEADS": [3, 6, 12, 24],
-    "WINDOW_SIZE": 7,
-    "MLP_RATIO": 4.0,
-    "QKV_BIAS": True,
-    "APE": False,
-    "PATCH_NORM": True,
-}
-DEFAULTS: dict[str, Any] = {
+from swin_quant.config.families import families
+
+_ROOT: dict[str, Any] = {
     "BASE": [""],
     "DATA": {
         "BATCH_SIZE": 128,
@@ -42,8 +32,6 @@ DEFAULTS: dict[str, Any] = {
         "DROP_RATE": 0.0,
         "DROP_PATH_RATE": 0.1,
         "LABEL_SMOOTHING": 0.1,
-        "SWIN": {**_SWIN, "QK_SCALE": None},
-        "SWINV2": {**_SWIN, "PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]},
     },
     "TRAIN": {
         "START_EPOCH": 0,
@@ -98,15 +86,21 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def defaults() -> dict[str, Any]:
+    """Every key with its default, those of the model families too."""
+    sections = {family.section: dict(family.defaults) for family in families().values()}
+    return {**_ROOT, "MODEL": {**_ROOT["MODEL"], **sections}}
+
+
 def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
     DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others.
     SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
     """
-    return CfgNode(DEFAULTS)
+    return CfgNode(defaults())
 
 
 def architecture(cfg: CfgNode) -> CfgNode:
-    """The node of the model in use: MODEL.SWIN or MODEL.SWINV2."""
-    return cfg.MODEL[cfg.MODEL.TYPE.upper()]
+    """The node of the model in use: MODEL.SWIN or MODEL.SWINV2, or that of another family."""
+    return cfg.MODEL[families()[cfg.MODEL.TYPE].section]

@@ -8,20 +8,22 @@ import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.config.defaults import DEFAULTS
+from swin_quant.config.defaults import defaults
+from swin_quant.config.families import families
 
 # A value of the type where the default does not show it.
 _EXAMPLES: dict[str, Any] = {
-    "MODEL.SWIN.QK_SCALE": 1.0,
     "AUG.CUTMIX_MINMAX": (0.0, 1.0),
     "TRAIN.LR_SCHEDULER.MULTISTEPS": [0],
 }
-_OPTIONAL = {"MODEL.SWIN.QK_SCALE", "AUG.CUTMIX_MINMAX", "AUG.AUTO_AUGMENT"}
+_OPTIONAL = ("AUG.CUTMIX_MINMAX", "AUG.AUTO_AUGMENT")
 _NOUNS = {
     bool: "true or false",
     int: "a whole number",
@@ -41,24 +43,54 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
-_TYPES = dict(leaves(DEFAULTS)) | _EXAMPLES
-_SECTIONS = {key.rsplit(".", n)[0] for key in _TYPES for n in range(1, key.count(".") + 1)}
+@dataclass(frozen=True)
+class _Keys:
+    """Every key with a value of its type, those that may be None, and the names of sections."""
+
+    types: Mapping[str, Any]
+    optional: frozenset[str]
+    sections: frozenset[str]
+
+
+@cache
+def _keys(known: tuple[str, ...]) -> _Keys:
+    """The keys of the tree with the sections of the `known` families."""
+    optional = {
+        f"MODEL.{families()[name].section}.{key}": v for name in known for key, v in families()[name].optional.items()
+    }
+    types = dict(leaves(defaults())) | _EXAMPLES | optional
+    sections = {key.rsplit(".", n)[0] for key in types for n in range(1, key.count(".") + 1)}
+    return _Keys(types, frozenset({*_OPTIONAL, *optional}), frozenset(sections))
+
+
+def need(holds: bool, source: str, problem: str) -> None:
+    """UsageError that names the source, unless it holds."""
+    if not holds:
+        raise UsageError(f"{source}: {problem}")
+
+
+def need_numbers(key: str, value: Any, most: float, source: str) -> None:
+    """UsageError unless `value`, or each in a list, is above 0 and at most `most`."""
+    numbers = value if isinstance(value, list) else [value]
+    need(min(numbers, default=0) > 0, source, f"{key} is {show.repr(value)}, but must be positive")
+    need(max(numbers) <= most, source, f"{key} is {show.repr(value)}, but must be at most {most}")
 
 
 def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
     """Write `tree` into `cfg`: nested sections or dotted keys, every key known and every value of its key's type."""
+    known = _keys(tuple(families()))
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if key in _SECTIONS and isinstance(value, Mapping):
+        if key in known.sections and isinstance(value, Mapping):
             merge(cfg, value, source, f"{key}.")
-        elif key in _SECTIONS:
+        elif key in known.sections:
             raise UsageError(f"{source}: {key} is a section of keys, not {show.repr(value)}")
         elif key == "BASE" and isinstance(value, list) and not any(value):
             continue
         elif key == "BASE":
             raise UsageError(f"{source}: BASE works only in a YAML file")
-        elif key not in _TYPES:
-            close = difflib.get_close_matches(key.upper(), [*_TYPES, *sorted(_SECTIONS)], n=1)
+        elif key not in known.types:
+            close = difflib.get_close_matches(key.upper(), [*known.types, *sorted(known.sections)], n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"{source}: unknown key {show.repr(key)[1:-1]}{hint}")
         else:
@@ -66,13 +98,13 @@ def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") 
             node = cfg
             for section in sections:
                 node = node[section]
-            node[leaf] = _typed(key, value, source)
+            node[leaf] = _typed(key, value, source, known)
 
 
-def _typed(key: str, value: Any, source: str) -> Any:
+def _typed(key: str, value: Any, source: str, known: _Keys) -> Any:
     """`value` as the type of `key`."""
-    example = _TYPES[key]
-    optional = key in _OPTIONAL
+    example = known.types[key]
+    optional = key in known.optional
     if optional and (value is None or (isinstance(value, str) and value.lower() in ("none", "null"))):
         return None
     try:

@@ -24,7 +24,7 @@ from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models import build_model
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, apply_policy
 
 
@@ -32,8 +32,8 @@ from swin_quant.quant.policy import Policy, apply_policy
 class Baseline:
     """Of a QAT checkpoint: its original float model and the calibrated one that it started from, where found."""
 
-    original: Swin | None = None
-    ptq: Swin | None = None
+    original: Classifier | None = None
+    ptq: Classifier | None = None
 
 
 def find_baseline(
@@ -58,7 +58,7 @@ def find_baseline(
     return Baseline(load_original(cfg, file, world)[0], _load_ptq(card, folders, cfg, policies, world))
 
 
-def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Swin, Source]:
+def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Classifier, Source]:
     """The float model in `file`, ranges left out; SwinQuantError if it has another architecture or other classes."""
     model = _built(cfg)
     source = load_float(model, file, replace_head=None)
@@ -77,7 +77,7 @@ def missing(card: RunCard) -> str:
 
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
-) -> Swin | None:
+) -> Classifier | None:
     if not policies:
         return None
     start = ptq_of(card, folders)
@@ -95,7 +95,7 @@ def _load_ptq(
     return model.to(world.device)
 
 
-def _built(cfg: CfgNode) -> Swin:
+def _built(cfg: CfgNode) -> Classifier:
     with torch.random.fork_rng():  # its weights are about to be replaced
         return build_model(cfg)
 

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import UsageError
+from swin_quant.config import architecture
+from swin_quant.config.swin import SWIN, SWINV2
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -35,3 +41,28 @@ class Geometry:
     def shift(self, stage: int, block: int) -> int:
         """Odd blocks are shifted by half a window, unless one window covers the map."""
         return self.window // 2 if block % 2 and self.resolution(stage) > self.window else 0
+
+
+def geometry_of(cfg: CfgNode) -> Geometry:
+    """The geometry that a checked config of a Swin describes. UsageError for one of another family."""
+    if cfg.MODEL.TYPE not in (SWIN.name, SWINV2.name):
+        raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE}: this is for {SWIN.name} and {SWINV2.name} only")
+    a = architecture(cfg)
+    return Geometry(
+        image_size=cfg.DATA.IMG_SIZE,
+        patch_size=a.PATCH_SIZE,
+        in_chans=a.IN_CHANS,
+        classes=cfg.MODEL.NUM_CLASSES,
+        embed_dim=a.EMBED_DIM,
+        depths=tuple(a.DEPTHS),
+        heads=tuple(a.NUM_HEADS),
+        window=a.WINDOW_SIZE,
+        mlp_ratio=a.MLP_RATIO,
+        qkv_bias=a.QKV_BIAS,
+        qk_scale=a.get("QK_SCALE"),
+        drop=cfg.MODEL.DROP_RATE,
+        drop_path=cfg.MODEL.DROP_PATH_RATE,
+        ape=a.APE,
+        patch_norm=a.PATCH_NORM,
+        pretrained_windows=tuple(a.get("PRETRAINED_WINDOW_SIZES", [0] * len(a.DEPTHS))),
+    )

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.windows import attention_mask, window_partition, window_reverse
 from swin_quant.quant.linear import QuantLinear
@@ -152,15 +153,27 @@ class Stage(nn.Module):
         return x if self.downsample is None else self.downsample(x)
 
 
+def initialise(module: nn.Module) -> None:
+    """Weights for training from scratch: truncated normal."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, LayerNorm):
+        nn.init.ones_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
 BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]
 
 
-class Swin(nn.Module):
+class Swin(Classifier):
     """Swin Transformer. Pictures [B, in, S, S] -> logits [B, classes]; the blocks and the merging make the version."""
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
-        super().__init__()
-        self.geometry = g = geometry
+        g = geometry
+        super().__init__(g.image_size, g.in_chans, g.classes, tuple(map(g.resolution, range(len(g.depths)))))
+        self.geometry = g
         self.patch_embed = PatchEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
         tokens = g.resolution(0) ** 2
         self.absolute_pos_embed = nn.Parameter(torch.zeros(1, tokens, g.embed_dim)) if g.ape else None

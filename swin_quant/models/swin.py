@@ -6,9 +6,12 @@ docs/reference, sections 1.3 and 1.4.
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
-from swin_quant.models.geometry import Geometry
-from swin_quant.models.layers import PatchMerging, Swin, WindowBlock
+from swin_quant.config.swin import SWIN
+from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
+from swin_quant.models.registry import Architecture
 from swin_quant.models.windows import relative_position_index
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -84,3 +87,22 @@ def swin(geometry: Geometry) -> Swin:
         return SwinBlock(attn, dim, g.resolution(stage), window, shift, g.mlp_ratio, g.drop, drop_path)
 
     return Swin(geometry, block, SwinPatchMerging)
+
+
+def _build(cfg: CfgNode) -> Swin:
+    return swin(geometry_of(cfg)).apply(initialise)
+
+
+ARCHITECTURE = Architecture(
+    SWIN,
+    _build,
+    blocks="layers.*.blocks.*",
+    stages="layers.*",
+    pairs=(
+        ("layers.*.blocks.*.norm1", ("layers.*.blocks.*.attn.qkv",)),
+        ("layers.*.blocks.*.norm2", ("layers.*.blocks.*.mlp.fc1",)),
+        ("layers.*.downsample.norm", ("layers.*.downsample.reduction",)),
+    ),
+    no_decay=("absolute_pos_embed", "relative_position_bias_table"),
+    rewrites="swin",
+)

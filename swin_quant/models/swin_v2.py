@@ -8,9 +8,12 @@ import math
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
-from swin_quant.models.geometry import Geometry
-from swin_quant.models.layers import PatchMerging, Swin, WindowBlock
+from swin_quant.config.swin import SWINV2
+from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
+from swin_quant.models.registry import Architecture
 from swin_quant.models.swin import add_bias_and_mask
 from swin_quant.models.windows import relative_coords_table, relative_position_index
 from swin_quant.quant.linear import QuantLinear
@@ -102,3 +105,23 @@ def swin_v2(geometry: Geometry) -> Swin:
         return SwinV2Block(attn, dim, g.resolution(stage), window, shift, g.mlp_ratio, g.drop, drop_path)
 
     return Swin(geometry, block, SwinV2PatchMerging)
+
+
+def _build(cfg: CfgNode) -> Swin:
+    """Every branch starts as zero (res-post-norm)."""
+    model = swin_v2(geometry_of(cfg)).apply(initialise)
+    for block in (module for module in model.modules() if isinstance(module, SwinV2Block)):
+        nn.init.zeros_(block.norm1.weight)
+        nn.init.zeros_(block.norm2.weight)
+    return model
+
+
+# No pairs: what a norm gives is added to the residual stream, which no factor can leave.
+ARCHITECTURE = Architecture(
+    SWINV2,
+    _build,
+    blocks="layers.*.blocks.*",
+    stages="layers.*",
+    no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
+    rewrites="swin",
+)

@@ -24,6 +24,7 @@ from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.ranges import Statistics, method_for, search_range
+from swin_quant.quant.watch import watching
 
 Answers = Callable[[Tensor], None]
 VALUES_PER_PICTURE = 16384
@@ -216,19 +217,14 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
     for node in states:
         node.state = State.OFF
 
-    def check(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            if not output.isfinite().all():
-                found.append(name)
+    def check(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if not output.isfinite().all():
+            found.append(name)
 
-        return hook
-
-    hooks = [module.register_forward_hook(check(name)) for name, module in model.named_modules() if name]
     try:
-        model(images)
+        with watching({name: module for name, module in model.named_modules() if name}, check):
+            model(images)
     finally:
-        for hook in hooks:
-            hook.remove()
         for node, state in states.items():
             node.state = state
     first = found[0] if found else "an attention matmul"

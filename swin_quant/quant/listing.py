@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.watch import watching
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,11 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
     nodes = named_nodes(model)
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            shapes[name] = tuple(inputs[0].shape)
+    def record(name: str, node: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        shapes[name] = tuple(inputs[0].shape)
 
-        return hook
-
-    hooks = [node.register_forward_pre_hook(record(name)) for name, node in nodes.items()]
-    try:
-        with torch.inference_mode():
-            model(torch.zeros(*input_shape, device=next(model.parameters()).device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.inference_mode(), watching(nodes, record):
+        model(torch.zeros(*input_shape, device=next(model.parameters()).device))
     return [
         NodeRow(
             name,

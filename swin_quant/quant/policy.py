@@ -165,16 +165,24 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
 
 
 def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) -> dict[str, None]:
-    """Names that any selector matches, in model order."""
+    """Names that any selector matches, in model order.
+
+    A model may have no node of a role, as one without attention has no matmul inputs: that is an error only if the
+    other selectors name nothing either.
+    """
     found: set[str] = set()
+    absent = ""
     for selector in _selectors(list(selectors), where):
         if selector.startswith("role:"):
             names = {name for name, role in roles.items() if role in ROLES[selector.removeprefix("role:")]}
         else:
             names = {name for name in roles if fnmatchcase(name, selector)}
-        if not names:
-            raise UsageError(f"{where}: selector {selector!r} names no node of this model; see `swin-quant nodes`")
+        absent = absent if names else selector
+        if not names and not selector.startswith("role:"):
+            break
         found |= names
+    if absent and (not found or not absent.startswith("role:")):
+        raise UsageError(f"{where}: selector {absent!r} names no node of this model; see `swin-quant nodes`")
     return {name: None for name in roles if name in found}
 
 

@@ -28,7 +28,7 @@ from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import PICTURES, RUIN_DB, Check, CheckBatch, check_ranges
 from swin_quant.quant.policy import Policy, apply_policy
@@ -63,7 +63,7 @@ class CalibrationPlan:
 class Calibrated:
     """A calibrated model with its policy applied, where it was saved, and its card."""
 
-    model: Swin
+    model: Classifier
     checkpoint: Path
     card: RunCard
 
@@ -112,7 +112,7 @@ def calibrate_checkpoint(
     return finish(model, path, card, found.calibration, world)
 
 
-def finish(model: Swin, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
+def finish(model: Classifier, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
     """Write checkpoint, statistics and card, in this order."""
     counted = statistics_bytes(calibration.statistics) if calibration.statistics else None
     kept = path.with_suffix(SUFFIX)

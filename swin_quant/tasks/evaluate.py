@@ -22,12 +22,12 @@ from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline,
 from swin_quant.engines.engine import half_type
 from swin_quant.engines.scoring import score_engines
 from swin_quant.models import build_model
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
 
 
 def score_model(
-    model: Swin,
+    model: Classifier,
     cfg: CfgNode,
     card: RunCard,
     policies: Sequence[Policy] = (),
@@ -55,7 +55,7 @@ def score_model(
 class Subject:
     """What is to be scored: a loaded model, its policies, its card, and the card's file if it has one already."""
 
-    model: Swin
+    model: Classifier
     policies: list[Policy]
     card: RunCard
     card_file: Path | None

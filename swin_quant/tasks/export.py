@@ -18,7 +18,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.config import from_dict
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.tasks.evaluate import load_for_scoring
@@ -33,7 +33,7 @@ def export_checkpoint(
     precision: str = "int8",
     options: Mapping[str, Any] | None = None,
     saturation_safe: bool = False,
-) -> tuple[Artifact, Swin]:
+) -> tuple[Artifact, Classifier]:
     """Export `checkpoint` for `target`, a backend's name; returns the artifact, and the model that it was made from.
 
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. `policy` None: as
@@ -91,7 +91,7 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
 
 def model_and_card(
     checkpoint: str | Path, card: RunCard | None, cfg: CfgNode | None, policy: Policy
-) -> tuple[Swin, RunCard]:
+) -> tuple[Classifier, RunCard]:
     """The model of a checkpoint on the CPU, its ranges read and `policy` applied, and a card that names its file."""
     if card is None and cfg is None:
         raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")

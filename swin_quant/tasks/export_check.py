@@ -5,10 +5,11 @@ import torch
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.bench.measure import noise
 from swin_quant.engines.baseline import Baseline, engines_beside
 from swin_quant.engines.difference import difference
 from swin_quant.engines.options import EngineOptions
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.tasks.deployed import names_of_engines
 from swin_quant.tasks.verify import is_quantized, tolerance_of
@@ -16,7 +17,7 @@ from swin_quant.tasks.verify import is_quantized, tolerance_of
 PICTURES = 4
 
 
-def check_export(artifact: Artifact, model: Swin) -> str:
+def check_export(artifact: Artifact, model: Classifier) -> str:
     """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
 
     The reference is fake-quant for what is quantized, else float32. SwinQuantError beyond `verify`'s tolerance.
@@ -27,9 +28,8 @@ def check_export(artifact: Artifact, model: Swin) -> str:
     trained = Baseline() if artifact.card.is_qat else None
     engines = engines_beside(model, torch.device("cpu"), None, policies, trained)
     label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
-    size = model.geometry.image_size
     count = record["options"].get("batch") or PICTURES
-    images = torch.randn(count, model.geometry.in_chans, size, size, generator=torch.Generator().manual_seed(0))
+    images = noise(count, model.in_chans, model.image_size).images
     with torch.inference_mode():
         found = difference(engine_loader(name)(artifact, EngineOptions())(images), reference(images))
     limit = tolerance_of(name, record["precision"])

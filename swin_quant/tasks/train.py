@@ -23,7 +23,7 @@ from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
 from swin_quant.engines.scoring import open_labelled
 from swin_quant.models import build_model
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
@@ -31,6 +31,7 @@ from swin_quant.train.compiled import check_compiler
 from swin_quant.train.job import Job
 from swin_quant.train.lock import only_writer
 from swin_quant.train.loop import fit
+from swin_quant.train.memory import compute_again
 from swin_quant.train.outdir import open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_parallel, without_values
 from swin_quant.train.plot import draw
@@ -63,7 +64,7 @@ class Request:
 class Trained:
     """A trained model in evaluation mode, where it was saved, and its card."""
 
-    model: Swin
+    model: Classifier
     checkpoint: Path
     card: RunCard
     position: Position
@@ -88,8 +89,8 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
 
 
 def run(
-    model: Swin, cfg: CfgNode, recipe: Recipe, request: Request, world: World, policy: Policy | None = None
-) -> tuple[Swin, Position, dict[str, Any]]:
+    model: Classifier, cfg: CfgNode, recipe: Recipe, request: Request, world: World, policy: Policy | None = None
+) -> tuple[Classifier, Position, dict[str, Any]]:
     """Train `model` by `recipe` on the config's pictures; returns it, how far it got, and the card's `training`.
 
     Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
@@ -118,8 +119,7 @@ def run(
         validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
     else:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
-    for stage in model.layers:
-        stage.checkpointing = recipe.memory.checkpointing
+    compute_again(model, recipe.memory.checkpointing)
     model.to(world.device)
     job = Job(
         model, recipe, batches, validation, cfg.SEED, world, teacher, request.folder, snapshot, settings,

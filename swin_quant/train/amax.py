@@ -16,6 +16,7 @@ from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
@@ -123,25 +124,20 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     device = next(model.parameters()).device
     counts = torch.zeros(len(nodes), 2, dtype=torch.float64, device=device)
+    rows = dict(zip(nodes, counts, strict=True))
 
-    def count(row: Tensor):
-        def hook(node: Quantizer, inputs: tuple[Tensor, ...]) -> None:
-            outside = inputs[0].float().abs() > node.amax
-            row.add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
+    def count(name: str, node: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        outside = inputs[0].float().abs() > node.amax
+        rows[name].add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
 
-        return hook
-
-    hooks = [node.register_forward_pre_hook(count(row)) for node, row in zip(nodes.values(), counts, strict=True)]
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), watching(nodes, count):
             for batch in images:
                 model(batch)
     finally:
         model.train(training)
-        for hook in hooks:
-            hook.remove()
     clipped, seen = all_sum(counts, device).unbind(1)
     return dict(zip(nodes, (clipped / seen.clamp(min=1)).tolist(), strict=True))
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_quant.models.registry import stages_of
+from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Distillation
 
 
@@ -52,13 +54,9 @@ def _similarities(features: Tensor) -> Tensor:
 def stage_outputs(model: nn.Module, wanted: bool) -> Iterator[list[Tensor]]:
     """A list that every forward inside fills with the outputs [B, L, C] of the model's stages; clear it in between."""
     found: list[Tensor] = []
-    layers = model.layers if wanted else ()
-    hooks = [layer.register_forward_hook(lambda module, inputs, output: found.append(output)) for layer in layers]
-    try:
+    stages = stages_of(model) if wanted else {}
+    with watching(stages, lambda name, stage, inputs, output: found.append(output)):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def distillation_loss(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.distributed import World
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.recipe import Recipe
 
@@ -20,13 +20,13 @@ class Job:
     is recorded with the epoch, and `histograms()` by TensorBoard.
     """
 
-    model: Swin
+    model: Classifier
     recipe: Recipe
     batches: TrainingBatches
     validation: ValidationBatches | None
     seed: int = 0
     world: World = World()  # noqa: RUF009
-    teacher: Swin | None = None
+    teacher: Classifier | None = None
     folder: Path | None = None
     snapshot: dict[str, Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)

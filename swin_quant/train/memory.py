@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from swin_quant.models.layers import Swin
+from swin_quant.base.errors import UsageError
+from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import blocks_of
+from swin_quant.quant.watch import watching
 
 ADAM_STATES = 2  # float32 moments of every weight
 
@@ -48,25 +51,30 @@ def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     return kept.nbytes(without=[*model.parameters(), *model.buffers()])
 
 
-def checkpointed_bytes(model: Swin, forward: Callable[[], Tensor]) -> int:
+def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
     """The same with activation checkpointing: the inputs of all blocks, and all of the block that keeps most.
 
     What lies between blocks (embedding, merging, head), a few hundredths, is left out.
     """
     inputs, most = Storages(), 0
 
-    def measure(block: nn.Module, arguments: tuple[Tensor]) -> None:
+    def measure(name: str, block: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
         nonlocal most
         inputs.add(arguments[0])
         most = max(most, saved_bytes(block, lambda: type(block).forward(block, *arguments)))
 
-    hooks = [block.register_forward_pre_hook(measure) for stage in model.layers for block in stage.blocks]
-    try:
+    with watching(blocks_of(model), measure):
         forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return inputs.nbytes() + most
+
+
+def compute_again(model: nn.Module, wanted: bool) -> None:
+    """Whether blocks keep their inputs alone while training; UsageError for a model that cannot."""
+    able = [module for module in model.modules() if hasattr(module, "checkpointing")]
+    if wanted and not able:
+        raise UsageError("--use-checkpoint: this architecture cannot compute its blocks again: leave it out")
+    for module in able:
+        module.checkpointing = wanted
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:

@@ -1,46 +1,50 @@
 """What is updated, how fast, and along which schedule: parameter groups, the optimizer, the LR of every step."""
 
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import architecture_of, blocks_of
 from swin_quant.train.recipe import Optimizer, Schedule
 
-# Microsoft's lists (docs/reference, section 2.2), V1 and V2 together, and the ranges of nodes.
-_NO_DECAY = ("absolute_pos_embed", "relative_position_bias_table", "cpb_mlp", "logit_scale", "_amax")
-_BLOCK = re.compile(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.")
+
+def decays(name: str, parameter: Tensor, no_decay: Collection[str] = ()) -> bool:
+    """Whether weight decay applies: to matrices, not to norms, biases, ranges of nodes and what `no_decay` names.
+
+    Microsoft's lists (docs/reference, section 2.2) are those of Swin's architectures.
+    """
+    left_alone = ("_amax", *no_decay)
+    return parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in left_alone)
 
 
-def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, not to norms, biases, position tables, logit scales, ranges."""
-    return parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in _NO_DECAY)
+def layers_to_head(model: Classifier) -> dict[str, int]:
+    """How many layers lie between each parameter and the head: 0 for head and last norm, most for the embedding.
+
+    What lies between two blocks belongs to the one before, as Swin's merging does.
+    """
+    blocks, found, seen = blocks_of(model), {}, 0
+    for name, module in model.named_modules():
+        seen += name in blocks
+        inside = any(name == block or name.startswith(f"{block}.") for block in blocks)
+        behind = seen == len(blocks) and not inside
+        for own, _ in module.named_parameters(recurse=False):
+            found[f"{name}.{own}" if name else own] = 0 if behind else len(blocks) - seen + 1
+    return found
 
 
-def blocks_to_head(name: str, depths: tuple[int, ...]) -> int:
-    """How many layers lie between a parameter and the head: 0 for head and last norm, most for the embedding."""
-    if name.startswith(("head.", "norm.")):
-        return 0
-    match = _BLOCK.match(name)
-    if match is None:
-        return sum(depths) + 1
-    stage = int(match[1])
-    block = int(match[2]) if match[2] else depths[stage] - 1  # merging belongs to the last block of its stage
-    return sum(depths) - sum(depths[:stage]) - block
-
-
-def parameter_groups(model: Swin, recipe: Optimizer, lr: float) -> list[dict]:
+def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[dict]:
     """Groups of equal LR and weight decay, in a fixed order, for a torch optimizer; `role` says what a group holds.
 
     The LR of a learned range is relative to its size, rounded to a power of two so that groups stay few: Adam's step
     has the size of the LR whatever the gradient, and ranges differ by factors of a hundred.
     """
     groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
+    no_decay, distance = architecture_of(model).no_decay, layers_to_head(model)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -48,8 +52,8 @@ def parameter_groups(model: Swin, recipe: Optimizer, lr: float) -> list[dict]:
             size = 2.0 ** round(math.log2(parameter.detach().float().mean().item()))
             key = ("amax", recipe.amax_lr * size, 0.0)
         else:
-            scale = recipe.layer_decay ** blocks_to_head(name, model.geometry.depths)
-            key = ("weights", lr * scale, recipe.weight_decay if decays(name, parameter) else 0.0)
+            scale = recipe.layer_decay ** distance[name]
+            key = ("weights", lr * scale, recipe.weight_decay if decays(name, parameter, no_decay) else 0.0)
         groups.setdefault(key, []).append(parameter)
     return [
         {"params": parameters, "lr": lr, "weight_decay": decay, "role": role}
@@ -57,7 +61,7 @@ def parameter_groups(model: Swin, recipe: Optimizer, lr: float) -> list[dict]:
     ]
 
 
-def make_optimizer(model: Swin, recipe: Optimizer, pictures: int, fused: bool = True) -> torch.optim.Optimizer:
+def make_optimizer(model: Classifier, recipe: Optimizer, pictures: int, fused: bool = True) -> torch.optim.Optimizer:
     """AdamW, or SGD with Nesterov momentum, for steps of `pictures` pictures over all ranks and accumulation steps."""
     lr = recipe.lr * (pictures / recipe.lr_batch if recipe.lr_batch else 1.0)
     groups = parameter_groups(model, recipe, lr)

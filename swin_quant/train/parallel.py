@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import blocks_of
 from swin_quant.train.recipe import Recipe
 
 M = TypeVar("M", bound=nn.Module)
@@ -38,7 +39,7 @@ def check_parallel(recipe: Recipe, world: World) -> None:
         raise UsageError(f"--fsdp does not go with {' and '.join(found)}: change the recipe")
 
 
-def parallel(network: nn.Module, model: Swin, recipe: Recipe, world: World) -> nn.Module:
+def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World) -> nn.Module:
     """What computes the logits on every rank. To be called before the optimizer takes the parameters."""
     if world.size == 1:
         return network
@@ -50,15 +51,14 @@ def parallel(network: nn.Module, model: Swin, recipe: Recipe, world: World) -> n
         return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
-def _sharded(model: Swin, recipe: Recipe, world: World) -> nn.Module:
+def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
     policy = CPUOffloadPolicy() if recipe.memory.offload else OffloadPolicy()
-    for stage in model.layers:
-        for block in stage.blocks:
-            fully_shard(block, mesh=mesh, offload_policy=policy)
+    for block in blocks_of(model).values():
+        fully_shard(block, mesh=mesh, offload_policy=policy)
     return fully_shard(model, mesh=mesh, offload_policy=policy)
 
 

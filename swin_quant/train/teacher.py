@@ -7,13 +7,13 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.train.recipe import Distillation
 
 
 def load_teacher(
-    path: str | None, cfg: CfgNode, recipe: Distillation, student: Swin, device: torch.device
-) -> tuple[Swin | None, SourceRecord | None]:
+    path: str | None, cfg: CfgNode, recipe: Distillation, student: Classifier, device: torch.device
+) -> tuple[Classifier | None, SourceRecord | None]:
     """The float model of `cfg` in `path`, if the recipe distils; UsageError where one comes without the other."""
     if recipe.weight == 0 and recipe.features == 0:
         if path:
@@ -28,13 +28,16 @@ def load_teacher(
     return teacher.to(device).requires_grad_(False), source.record()
 
 
-def check_teacher(student: Swin, teacher: Swin, recipe: Distillation) -> None:
+def check_teacher(student: Classifier, teacher: Classifier, recipe: Distillation) -> None:
     """UsageError unless the teacher answers in the student's classes and, for features, in its maps of tokens."""
-    ours, theirs = student.geometry, teacher.geometry
-    if ours.classes != theirs.classes:
-        raise UsageError(f"--teacher: has {theirs.classes} classes, the student {ours.classes}: they must be the same")
-    if ours.image_size != theirs.image_size:
-        raise UsageError(f"--teacher: takes pictures of {theirs.image_size} pixels, the student of {ours.image_size}")
-    maps = [[g.resolution(stage) for stage in range(len(g.depths))] for g in (ours, theirs)]
-    if recipe.features and maps[0] != maps[1]:
-        raise UsageError(f"--teacher: its maps of tokens are {maps[1]}, not {maps[0]}: its features cannot be used")
+    if student.classes != teacher.classes:
+        raise UsageError(
+            f"--teacher: has {teacher.classes} classes, the student {student.classes}: they must be the same"
+        )
+    if student.image_size != teacher.image_size:
+        raise UsageError(
+            f"--teacher: takes pictures of {teacher.image_size} pixels, the student of {student.image_size}"
+        )
+    ours, theirs = list(student.maps), list(teacher.maps)
+    if recipe.features and (ours != theirs or not ours):
+        raise UsageError(f"--teacher: its maps of tokens are {theirs}, not {ours}: its features cannot be used")

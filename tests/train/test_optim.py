@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.train.optim import blocks_to_head, current_lr, decays, make_optimizer, make_schedule, parameter_groups
+from swin_quant.train.optim import current_lr, decays, layers_to_head, make_optimizer, make_schedule, parameter_groups
 from swin_quant.train.recipe import Optimizer, Schedule
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_weight_decay_is_for_matrices_alone(tiny_model, kind):
     model = tiny_model(kind, APE=True)
-    decayed = [name for name, parameter in model.named_parameters() if decays(name, parameter)]
+    decayed = [
+        name for name, parameter in model.named_parameters() if decays(name, parameter, model.architecture.no_decay)
+    ]
     assert "layers.0.blocks.0.attn.qkv.weight" in decayed and "patch_embed.proj.weight" in decayed
     assert "head.weight" in decayed and "layers.0.downsample.reduction.weight" in decayed
     for part in ("bias", "norm", "relative_position", "cpb_mlp", "logit_scale", "absolute_pos_embed", "_amax"):
@@ -34,7 +36,7 @@ def test_layer_decay_counts_blocks_from_the_head(tiny_model):
         "head.weight": 0, "norm.bias": 0, "layers.1.blocks.0.mlp.fc1.weight": 1, "layers.0.downsample.norm.weight": 2,
         "layers.0.blocks.1.norm1.weight": 2, "layers.0.blocks.0.norm1.weight": 3, "patch_embed.proj.weight": 4,
     }  # fmt: skip
-    assert {name: blocks_to_head(name, model.geometry.depths) for name in expected} == expected
+    assert {name: layers_to_head(model)[name] for name in expected} == expected
     lrs = {
         id(parameter): group["lr"]
         for group in parameter_groups(model, Optimizer(layer_decay=0.5), 1.0)

@@ -75,6 +75,8 @@ def export(
 
     UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
     """
+    if not isinstance(model, Swin):
+        raise UsageError("FasterTransformer has kernels of Swin V1 and V2 only: export to another backend")
     case = _case(model, card, options)
     source = WeightSource(model, case.form.int8)
     beyond = card.calibration["beyond_half"] if card.calibration else []

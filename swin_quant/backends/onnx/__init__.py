@@ -1,12 +1,14 @@
 """ONNX with explicit Q/DQ: one exporter for TensorRT, ONNX Runtime and OpenVINO, and named rewrites of the graph."""
 
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.onnx_target import onnx_target
+from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
 
 BACKEND = Backend(
     name="onnx",
     exports=onnx_target(
-        "portable", ("qdq",), ("swin-quant inspect {file}", "swin-quant bench {file} --resume {checkpoint}")
+        OnnxTarget("portable", takes_float16=True),
+        ("qdq",),
+        ("swin-quant inspect {file}", "swin-quant bench {file} --resume {checkpoint}"),
     ),
     labels="swin_quant.backends.onnx_metadata:labels_of",
 )

@@ -1,7 +1,7 @@
-"""Export a calibrated Swin to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
+"""Export a calibrated model to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,14 @@ from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import OnnxOptions
+from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
-from swin_quant.models.layers import Swin
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
@@ -46,7 +47,7 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
 }
 
 
-def export(model: Swin, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
+def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
     """Write `<NAME>_<int8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
 
     `model` holds the ranges of its nodes and comes back with the policy applied and every node off. Everything that
@@ -55,13 +56,14 @@ def export(model: Swin, card: RunCard, folder: str | Path, options: OnnxOptions 
     onnx = library("onnx", "onnx")
     library("onnxscript", "onnx")
     folder = ensure_writable_dir(folder)
-    if options.labels and len(options.labels) != model.geometry.classes:
-        raise UsageError(f"{len(options.labels)} labels for {model.geometry.classes} classes: give one each, in order")
+    if options.labels and len(options.labels) != model.classes:
+        raise UsageError(f"{len(options.labels)} labels for {model.classes} classes: give one each, in order")
+    rewrites = rewriter_of(model).chosen(options)
     choose_nodes(model, card, options)
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
-    images = example(model.geometry, options, options.batch or 2)
+    images = example(model, options, options.batch or 2)
     proto = to_onnx(network(model, options, beyond_half), images, options)
-    recorded = recorded_options(options) | {SAFE_ON: safe_on(model)}
+    recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
     file = folder / f"{card.name}_{options.suffix}.onnx"
     others = store(proto, file)
@@ -70,7 +72,7 @@ def export(model: Swin, card: RunCard, folder: str | Path, options: OnnxOptions 
     return finish_artifact(file, card, "onnx", precision, recorded, others)
 
 
-def choose_nodes(model: Swin, card: RunCard, options: OnnxOptions) -> None:
+def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None:
     """Apply the policy of `card` (none for float) and refuse nodes that Q/DQ cannot say, by name."""
     for node in named_nodes(model).values():
         node.enabled = False
@@ -112,7 +114,7 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
     return proto
 
 
-def recorded_options(options: OnnxOptions) -> dict:
+def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict:
     """As a run card keeps them."""
     given = {key: value for key, value in asdict(options).items() if key != "labels"}
-    return given | {"float_type": options.floats, "rewrites": sorted(options.applied)}
+    return given | {"float_type": options.floats, "rewrites": sorted(rewrites)}

@@ -11,6 +11,7 @@ from swin_quant.backends.onnx.operators import dequantize, qdq
 from swin_quant.quant.fake_quant import grid
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.watch import watching
 
 
 class Pair(nn.Module):
@@ -104,3 +105,14 @@ def lower(model: nn.Module) -> None:
                 parent.add_module(name, Linear(child))
             elif isinstance(child, Quantizer) and not isinstance(parent, QuantLinear):
                 parent.add_module(name, lowered(child))
+
+
+def match_scales(model: nn.Module, images: Tensor) -> None:
+    """Give the scale of every pair the type of what reaches it when `images` pass through."""
+
+    def match(name: str, pair: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        pair.scale = pair.scale.to(inputs[0].dtype)
+
+    pairs = {name: module for name, module in model.named_modules() if isinstance(module, Pair)}
+    with torch.no_grad(), watching(pairs, match):
+        model(images)

@@ -2,21 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from swin_quant.backends.onnx.rewrites import REWRITES
+from swin_quant.backends.onnx_target import OnnxTarget
+from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 
 PRECISIONS = ("int8", "float")
 FLOAT_TYPES = ("float32", "float16")
 OPSETS = range(17, 21)
-
-FIRST = "fusible-attention"
-_SMALL = frozenset(REWRITES) - {"one-constant"}
-TARGETS = {  # the rewrites of each, and the float type when none is asked for
-    "portable": (_SMALL, "float32"),
-    "onnxruntime": (_SMALL, "float32"),
-    "openvino": (_SMALL, "float32"),
-    "tensorrt": (frozenset(REWRITES), "float16"),
-}
 
 
 @dataclass(frozen=True)
@@ -25,8 +17,8 @@ class OnnxOptions:
 
     `precision` float leaves every node out. `float_type` is of what is not int8, None: the target's own; `io_type` of
     pictures and logits. `batch` None is any batch. `labels`: names of the classes, for the file's metadata. `rewrites`
-    None: those of the target. `opset` ends at 20: ONNX Runtime 1.31 does not load Q/DQ of later ones (docs/reference,
-    section 3).
+    None: those of the architecture that suit the target. `opset` ends at 20: ONNX Runtime 1.31 does not load Q/DQ of
+    later ones (docs/reference, section 3).
     """
 
     precision: str = "int8"
@@ -40,41 +32,41 @@ class OnnxOptions:
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)
-        _one_of("target", self.target, TARGETS)
+        _one_of("target", self.target, onnx_targets())
         _one_of("float type", self.floats, FLOAT_TYPES)
         _one_of("type of input and output", self.io_type, FLOAT_TYPES)
         if self.opset not in OPSETS:
             raise UsageError(
                 f"opset {self.opset}: must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
             )
-        if self.floats == "float16" and self.target in ("onnxruntime", "openvino"):
+        if self.floats == "float16" and not onnx_targets()[self.target].takes_float16:
             raise UsageError(f"target {self.target} is for CPUs, which cast float16 back and forth: choose float32")
         if self.floats == "float16" and self.precision == "int8" and self.opset < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
-        if unknown := sorted((self.rewrites or frozenset()) - REWRITES.keys()):
-            raise UsageError(f"no rewrite {unknown[0]!r}: there are {', '.join(REWRITES)}")
-        if self.applied and FIRST not in self.applied:
-            raise UsageError(f"rewrite {min(self.applied)} builds on {FIRST}: give both")
-        if self.floats == "float16" and not {FIRST, "window-order"} <= self.applied:
-            raise UsageError(f"float16 needs the rewrites {FIRST} and window-order: they set types of layers")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
 
     @property
     def floats(self) -> str:
         """The float type of what is not int8."""
-        return self.float_type or TARGETS[self.target][1]
+        return self.float_type or onnx_targets()[self.target].float_type
 
     @property
-    def applied(self) -> frozenset[str]:
-        """The names of the rewrites."""
-        return TARGETS[self.target][0] if self.rewrites is None else self.rewrites
+    def stores_constants(self) -> bool:
+        """Whether the target wants what could be computed as stored constants."""
+        return onnx_targets()[self.target].constants
 
     @property
     def suffix(self) -> str:
         """What a file's name says of its precision and target."""
         kind = "int8" if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
         return kind if self.target == "portable" else f"{kind}_{self.target}"
+
+
+def onnx_targets() -> dict[str, OnnxTarget]:
+    """What the backends that read ONNX say of their files, by name."""
+    details = [backend.exports.detail for backend in targets().values() if backend.exports]
+    return {detail.name: detail for detail in details if isinstance(detail, OnnxTarget)}
 
 
 def _one_of(what: str, value: str, known) -> None:

@@ -1,12 +1,12 @@
 """ONNX Runtime on the CPU."""
 
 from swin_quant.backends.backend import Backend, Saturation
-from swin_quant.backends.onnx_target import ONNX_TOLERANCES, onnx_target
+from swin_quant.backends.onnx_target import ONNX_TOLERANCES, OnnxTarget, onnx_target
 from swin_quant.base.extras import installing
 
 BACKEND = Backend(
     name="onnxruntime",
-    exports=onnx_target("onnxruntime", ("qdq",), ("swin-quant bench {file} --resume {checkpoint}",)),
+    exports=onnx_target(OnnxTarget("onnxruntime"), ("qdq",), ("swin-quant bench {file} --resume {checkpoint}",)),
     runs=("onnx",),
     load="swin_quant.backends.onnxruntime.engine:load",
     needs=("onnxruntime", installing("onnx")),

@@ -1,12 +1,12 @@
 """OpenVINO on the CPU."""
 
 from swin_quant.backends.backend import Backend, Saturation
-from swin_quant.backends.onnx_target import ONNX_TOLERANCES, onnx_target
+from swin_quant.backends.onnx_target import ONNX_TOLERANCES, OnnxTarget, onnx_target
 from swin_quant.base.extras import installing
 
 BACKEND = Backend(
     name="openvino",
-    exports=onnx_target("openvino", ("cpu", "qdq"), ("swin-quant bench {file} --resume {checkpoint}",)),
+    exports=onnx_target(OnnxTarget("openvino"), ("cpu", "qdq"), ("swin-quant bench {file} --resume {checkpoint}",)),
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
     needs=("openvino", installing("openvino")),

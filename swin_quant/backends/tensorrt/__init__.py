@@ -5,12 +5,12 @@ says; `host` is all that knows the library and the GPU of this machine.
 """
 
 from swin_quant.backends.backend import Backend, Tolerances
-from swin_quant.backends.onnx_target import onnx_target
+from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
 
 BACKEND = Backend(
     name="tensorrt",
     exports=onnx_target(
-        "tensorrt",
+        OnnxTarget("tensorrt", float_type="float16", takes_float16=True, constants=True),
         ("tensorrt", "qdq"),
         ("swin-quant inspect {file} --backend tensorrt", "swin-quant build-engine {file}"),
     ),

@@ -12,7 +12,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
-from swin_quant.models.build import geometry_of
+from swin_quant.models.geometry import geometry_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import policy_from_dict
 

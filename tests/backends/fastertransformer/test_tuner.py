@@ -8,7 +8,7 @@ from swin_quant.backends.fastertransformer.tuner import HEADER, Tuned, fastest, 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import main
 from swin_quant.config import find_config, load_config
-from swin_quant.models.build import geometry_of
+from swin_quant.models.geometry import geometry_of
 
 LINE = "0 0 0 0 3 ### 1 25088 192 384 21 0 20 0 0 0 0 15 0.024"
 

@@ -208,14 +208,26 @@ def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_pat
         ({"target": "openvino", "float_type": "float16"}, "target openvino is for CPUs"),
         ({"float_type": "float16", "opset": 18}, "float16 scales of Q/DQ need 19"),
         ({"batch": 0}, "batch 0: must be a whole number from 1"),
-        ({"rewrites": frozenset({"magic"})}, "no rewrite 'magic'"),
-        ({"rewrites": frozenset({"window-order"})}, "window-order builds on fusible-attention"),
-        ({"float_type": "float16", "rewrites": frozenset()}, "float16 needs the rewrites"),
     ],
 )
 def test_options_that_cannot_be(options, says):
     with pytest.raises(UsageError, match=says):
         OnnxOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"rewrites": frozenset({"magic"})}, "no rewrite 'magic': there are fusible-attention, scale-in-weights"),
+        ({"rewrites": frozenset({"window-order"})}, "window-order builds on fusible-attention"),
+        ({"float_type": "float16", "rewrites": frozenset()}, "needs the rewrites fusible-attention and window-order"),
+    ],
+)
+def test_rewrites_that_cannot_be(calibrated, tmp_path, options, says):
+    model, card = calibrated("swin")
+    with pytest.raises(UsageError, match=says):
+        export(model, card, tmp_path, OnnxOptions(**options))
+    assert not list(tmp_path.iterdir())
 
 
 def test_models_that_cannot_be_exported(calibrated, tmp_path):

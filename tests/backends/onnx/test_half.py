@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx.half import SMALLEST_SCALE
 from swin_quant.backends.onnx.network import network
+from swin_quant.backends.onnx.swin.half import SMALLEST_SCALE
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.backends.onnx import tokens
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
-from swin_quant.backends.onnx.rewrites import REWRITES
+from swin_quant.backends.onnx.swin import tokens
+from swin_quant.backends.onnx.swin.rewrites import REWRITES
 from swin_quant.models.windows import window_partition
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])

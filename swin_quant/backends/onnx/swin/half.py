@@ -10,11 +10,10 @@ seen beyond float16, all of it is float32: the value that overflows is carried o
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
 
-from swin_quant.backends.onnx.attention import QuantizedAttention
-from swin_quant.backends.onnx.blocks import OrderedBlock, OrderedPatchEmbed
 from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight
+from swin_quant.backends.onnx.swin.attention import QuantizedAttention
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedPatchEmbed
 from swin_quant.models.layers import Swin
 
 SMALLEST_SCALE = 2.0**-18
@@ -43,19 +42,6 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
             module.stream = stream
     if model.absolute_pos_embed is not None:
         model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)
-
-
-def match_scales(model: nn.Module, images: Tensor) -> None:
-    """Give the scale of every pair the type of what reaches it when `images` pass through."""
-
-    def match(pair: nn.Module, inputs: tuple[Tensor]) -> None:
-        pair.scale = pair.scale.to(inputs[0].dtype)
-
-    hooks = [module.register_forward_pre_hook(match) for module in model.modules() if isinstance(module, Pair)]
-    with torch.no_grad():
-        model(images)
-    for hook in hooks:
-        hook.remove()
 
 
 def _blocks(model: Swin) -> dict[str, OrderedBlock]:

@@ -1,17 +1,16 @@
 """Named rewrites of a model for export: the same function with fewer or cheaper operators. One table.
 
-Each takes the lowered model (`network`) and changes it in place; the order of the table is that in which they apply.
-None changes a number beyond the rounding of float32, and none changes an int8 value of a weight.
+Each takes the lowered model (`onnx.network`) and changes it in place; the order of the table is that in which they
+apply. None changes a number beyond the rounding of float32, and none changes an int8 value of a weight.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-import torch
 from torch import nn
 
-from swin_quant.backends.onnx import tokens
-from swin_quant.backends.onnx.attention import QuantizedAttention, fusible
-from swin_quant.backends.onnx.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
+from swin_quant.backends.onnx.swin import tokens
+from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
 from swin_quant.models.layers import Swin
 
 
@@ -58,15 +57,6 @@ REWRITES: dict[str, Rewrite] = {
     "one-constant": one_constant,
     "window-order": window_order,
 }
-
-
-def apply_rewrites(model: Swin, names: Iterable[str]) -> None:
-    """Apply those named, in the order of the table."""
-    names = set(names)
-    for name, rewrite in REWRITES.items():
-        if name in names:
-            with torch.no_grad():
-                rewrite(model)
 
 
 def _blocks(model: Swin) -> list[nn.Module]:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.onnx import tokens
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.operators import gather
+from swin_quant.backends.onnx.swin import tokens
 from swin_quant.models.layers import PatchEmbed, PatchMerging, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
 

@@ -1,0 +1,89 @@
+"""How an architecture is rewritten for export: named rewrites that keep the function, and what is made of them."""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.onnx.options import OnnxOptions
+from swin_quant.base.errors import UsageError
+from swin_quant.models.classifier import Classifier
+
+_OURS = "swin_quant.backends.onnx"
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """The rewrites of an architecture: a module that holds one names it in its `Architecture`, and calls it REWRITER.
+
+    `table`: name -> a change in place of the lowered model (`layers`), none of which changes a number beyond the
+    rounding of float32, or an int8 value of a weight; they apply in this order. `builds_on`: the first, without which
+    there is none. `constants`: those that store what engines could compute, for targets that want it. `for_half`: those
+    that float16 needs. `halve` makes a rewritten model float16, but for what the nodes named in `beyond_half` see.
+    `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type.
+    """
+
+    table: Mapping[str, Callable[[nn.Module], None]]
+    network: Callable[[Classifier, torch.dtype], nn.Module]
+    builds_on: str | None = None
+    constants: frozenset[str] = frozenset()
+    for_half: frozenset[str] = frozenset()
+    halve: Callable[[Classifier, Iterable[str]], None] | None = None
+
+    def chosen(self, options: OnnxOptions) -> frozenset[str]:
+        """The names of the rewrites that apply. UsageError for what there is not, or cannot be."""
+        everything = frozenset(self.table)
+        if options.rewrites is None:
+            names = everything if options.stores_constants else everything - self.constants
+        else:
+            names = options.rewrites
+        if unknown := sorted(names - everything):
+            raise UsageError(f"no rewrite {unknown[0]!r}: there are {', '.join(self.table) or 'none'}")
+        if names and self.builds_on and self.builds_on not in names:
+            raise UsageError(f"rewrite {min(names)} builds on {self.builds_on}: give both")
+        if options.floats == "float16":
+            self._check_half(names)
+        return names
+
+    def _check_half(self, names: frozenset[str]) -> None:
+        if self.halve is None:
+            raise UsageError("float16: this architecture has no rewrites that set types of layers: choose float32")
+        if not self.for_half <= names:
+            needed = " and ".join(name for name in self.table if name in self.for_half)
+            raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")
+
+    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        """Apply those named, in the order of the table."""
+        for name, rewrite in self.table.items():
+            if name in names:
+                with torch.no_grad():
+                    rewrite(model)
+
+
+class Cast(nn.Module):
+    """A float32 model with pictures and logits of another type."""
+
+    def __init__(self, model: Classifier, io_type: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.io_type = model, io_type
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images.float()).to(self.io_type)
+
+
+def as_it_is(model: Classifier, io_type: torch.dtype) -> nn.Module:
+    """The model itself, or with casts around it."""
+    return model if io_type is torch.float32 else Cast(model, io_type)
+
+
+NO_REWRITES = Rewriter({}, as_it_is)
+
+
+def rewriter_of(model: Classifier) -> Rewriter:
+    """That which the model's architecture names; NO_REWRITES if it names none, or the model is of none."""
+    name = model.architecture.rewrites if model.architecture else None
+    if name is None:
+        return NO_REWRITES
+    return importlib.import_module(name if "." in name else f"{_OURS}.{name}").REWRITER

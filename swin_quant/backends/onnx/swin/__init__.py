@@ -1,0 +1,15 @@
+"""Swin, V1 and V2, as it is exported: attention of the one shape that engines fuse, tokens in the order of windows."""
+
+from swin_quant.backends.onnx.rewriting import Rewriter
+from swin_quant.backends.onnx.swin.half import halve
+from swin_quant.backends.onnx.swin.network import SwinNetwork
+from swin_quant.backends.onnx.swin.rewrites import REWRITES
+
+REWRITER = Rewriter(
+    REWRITES,
+    SwinNetwork,
+    builds_on="fusible-attention",
+    constants=frozenset({"one-constant"}),
+    for_half=frozenset({"fusible-attention", "window-order"}),
+    halve=halve,
+)

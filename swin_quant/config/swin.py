@@ -1,0 +1,74 @@
+"""Swin's keys, V1 and V2 (docs/reference, section 7.2), and the values that no Swin can be built from."""
+
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.config.families import Family
+from swin_quant.config.values import need, need_numbers
+
+_BOTH: dict[str, Any] = {
+    "PATCH_SIZE": 4,
+    "IN_CHANS": 3,
+    "EMBED_DIM": 96,
+    "DEPTHS": [2, 2, 6, 2],
+    "NUM_HEADS": [3, 6, 12, 24],
+    "WINDOW_SIZE": 7,
+    "MLP_RATIO": 4.0,
+    "QKV_BIAS": True,
+    "APE": False,
+    "PATCH_NORM": True,
+}
+# Positive numbers, and the most that can be meant: what is far beyond any Swin is a slip, and would take all memory.
+_MOST = {
+    "PATCH_SIZE": 1024,
+    "IN_CHANS": 1024,
+    "EMBED_DIM": 8192,
+    "DEPTHS": 256,
+    "NUM_HEADS": 4096,
+    "WINDOW_SIZE": 1024,
+    "MLP_RATIO": 256,
+}
+_PER_STAGE = ("DEPTHS", "NUM_HEADS", "PRETRAINED_WINDOW_SIZES")
+_DERIVED = ("relative_position_index", "attn_mask", "relative_coords_table")
+
+
+def _check(cfg: CfgNode, source: str) -> None:
+    """Refuse values that no Swin can be built from; `source` is the file that the UsageError names.
+
+    Stage i works at R_i = IMG_SIZE / PATCH_SIZE / 2^i and in windows of min(WINDOW_SIZE, R_i) (docs/reference,
+    section 1.2): R_i must be a multiple of its window, and even where patches are merged.
+    """
+    node = f"MODEL.{cfg.MODEL.TYPE.upper()}"
+    swin = cfg.MODEL[cfg.MODEL.TYPE.upper()]
+    _check_values(swin, node, source)
+    size, patch = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE
+    need(size % patch == 0, source, f"DATA.IMG_SIZE {size} is not a multiple of {node}.PATCH_SIZE {patch}")
+    resolution, channels = size // patch, swin.EMBED_DIM
+    for stage, heads in enumerate(swin.NUM_HEADS):
+        here = f"stage {stage}, {resolution} x {resolution} (DATA.IMG_SIZE {size}, {node}.PATCH_SIZE {patch})"
+        window = min(swin.WINDOW_SIZE, resolution)
+        need(resolution % window == 0, source, f"{node}.WINDOW_SIZE {swin.WINDOW_SIZE} does not divide {here}")
+        alone = window == 1 and "PRETRAINED_WINDOW_SIZES" in swin and swin.PRETRAINED_WINDOW_SIZES[stage] == 0
+        need(not alone, source, f"a window of 1 has no relative coordinates: {here}; choose a larger DATA.IMG_SIZE")
+        problem = f"{node}.NUM_HEADS {heads} does not divide the {channels} channels of stage {stage}"
+        need(channels % heads == 0, source, f"{problem} ({node}.EMBED_DIM {swin.EMBED_DIM} x 2^{stage})")
+        last = stage == len(swin.NUM_HEADS) - 1
+        need(last or resolution % 2 == 0, source, f"patches of an odd resolution cannot be merged: {here}")
+        resolution, channels = resolution // 2, channels * 2
+
+
+def _check_values(swin: CfgNode, node: str, source: str) -> None:
+    """What each key, and the lists of one entry a stage, must hold on their own."""
+    for key, most in _MOST.items():
+        need_numbers(f"{node}.{key}", swin[key], most, source)
+    lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
+    shown = ", ".join(f"{key} {entries}" for key, entries in lists.items())
+    need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {shown}")
+    pretrained = swin.get("PRETRAINED_WINDOW_SIZES", [])
+    problem = f"{node}.PRETRAINED_WINDOW_SIZES is {pretrained}, but each must be 0 (none) or at least 2"
+    need(all(window == 0 or window > 1 for window in pretrained), source, problem)
+
+
+SWIN = Family("swin", {**_BOTH, "QK_SCALE": None}, _check, optional={"QK_SCALE": 1.0}, derived=_DERIVED)
+SWINV2 = Family("swinv2", {**_BOTH, "PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]}, _check, derived=_DERIVED)

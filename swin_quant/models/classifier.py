@@ -1,0 +1,22 @@
+"""What the house asks of a network, whatever its architecture."""
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from swin_quant.models.registry import Architecture
+
+
+class Classifier(nn.Module):
+    """A network from pictures [B, in_chans, image_size, image_size] to logits [B, classes].
+
+    `architecture` is its entry in the registry, set by `build_model`: which parts of it are blocks, stages, pairs.
+    `maps`: the side of the map of tokens in each stage, where there are maps.
+    """
+
+    architecture: "Architecture | None" = None
+
+    def __init__(self, image_size: int, in_chans: int, classes: int, maps: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.image_size, self.in_chans, self.classes, self.maps = image_size, in_chans, classes, maps

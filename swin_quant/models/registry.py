@@ -1,0 +1,118 @@
+"""Architectures by name: how each is built, and which of its parts are what. Ours, and those of installed packages.
+
+Parts are named by patterns over module names: a star stands for one word between dots. `layers.*.blocks.*` are the
+blocks of every stage of Swin.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from torch import nn
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.plugins import announced
+from swin_quant.config.families import ENTRY_POINTS, Family, register_family
+from swin_quant.models.classifier import Classifier
+
+BUILT_IN = ("swin", "swin_v2")
+_registered: dict[str, "Architecture"] = {}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An entry of the registry: a family, and the network that a config of it describes.
+
+    `build(cfg)` gives a `Classifier` with freshly initialised weights, nodes off. `blocks` are the parts that repeat,
+    in the order of the forward pass: what is computed anew to save memory, sharded, and counted by layer decay.
+    `stages` are those whose outputs are features. `pairs`: a norm and the linears that read its output and nothing
+    else does, so that a factor can move from one to the others; stars stand for the same words in all. `no_decay`:
+    what is in the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module
+    that rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
+    """
+
+    family: Family
+    build: Callable[[CfgNode], Classifier]
+    blocks: str | None = None
+    stages: str | None = None
+    pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    no_decay: tuple[str, ...] = ()
+    rewrites: str | None = None
+
+    @property
+    def name(self) -> str:
+        """MODEL.TYPE of its configs."""
+        return self.family.name
+
+
+def architectures() -> dict[str, Architecture]:
+    """Every architecture by its name: the built-in ones first."""
+    return {**_found(), **_registered}
+
+
+def register(architecture: Architecture) -> Architecture:
+    """Add an architecture, for this process. UsageError if another one has its name."""
+    if architectures().get(architecture.name, architecture) != architecture:
+        raise UsageError(f"architecture {architecture.name!r}: there is one of that name already: choose another")
+    register_family(architecture.family)
+    _registered[architecture.name] = architecture
+    return architecture
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """The entry of a model that `build_model` built. SwinQuantError for another one."""
+    found = getattr(model, "architecture", None)
+    if not isinstance(found, Architecture):
+        raise SwinQuantError(f"{type(model).__name__}: is of no registered architecture: build it by build_model")
+    return found
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of a model by name, in order."""
+    return matching(model, architecture_of(model).blocks)
+
+
+def stages_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The stages of a model by name, in order."""
+    return matching(model, architecture_of(model).stages)
+
+
+def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Name of a norm -> names of the linears that read it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for norm, linears in architecture_of(model).pairs:
+        for name in matching(model, norm):
+            words = _compiled(norm).fullmatch(name).groups()
+            found[name] = tuple(_filled(linear, words) for linear in linears)
+    return found
+
+
+def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:
+    """Modules by name whose name a pattern matches, in the model's order; none for no pattern."""
+    if pattern is None:
+        return {}
+    return {name: module for name, module in model.named_modules() if _compiled(pattern).fullmatch(name)}
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern:
+    return re.compile(re.escape(pattern).replace(r"\*", r"([^.]+)"))
+
+
+def _filled(pattern: str, words: Sequence[str]) -> str:
+    """`pattern` with the words in place of its stars."""
+    left = iter(words)
+    return re.sub(r"\*", lambda star: next(left), pattern)
+
+
+@cache
+def _found() -> dict[str, Architecture]:
+    """The ARCHITECTURE of each built-in module, and those of packages; `config.families` warns of equal names."""
+    ours = [importlib.import_module(f"swin_quant.models.{name}").ARCHITECTURE for name in BUILT_IN]
+    found = {architecture.name: architecture for architecture in ours}
+    for _, architecture in announced(ENTRY_POINTS, "Architecture", lambda one: isinstance(one, Architecture)):
+        found.setdefault(architecture.name, architecture)
+    return found

@@ -1,0 +1,86 @@
+"""An architecture of another package is calibrated, scored, exported and run, and no file of ours was touched."""
+
+import onnx
+import pytest
+import torch
+import yaml
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.config import default_config, load_config
+from swin_quant.config.families import ENTRY_POINTS
+from swin_quant.config.portable import portable_config
+from swin_quant.models import build_model
+from swin_quant.models.registry import pairs_of
+from swin_quant.quant.policies import load_policy
+from swin_quant.train.optim import layers_to_head
+
+
+@pytest.fixture
+def toy(install, tmp_path):
+    """A config and a float checkpoint, its names beginning with `net.`."""
+    install("toy_architecture = toy_architecture:ARCHITECTURE", ENTRY_POINTS)
+    config = tmp_path / "toy.yaml"
+    model = {"TYPE": "toy", "NAME": "toy", "NUM_CLASSES": 3, "TOY": {"HIDDEN": 24}}
+    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 16}, "MODEL": model, "TEST": {"CROP": False}}))
+    state = build_model(load_config(config)).state_dict()
+    torch.save({"model": {f"net.{key}": value for key, value in state.items()}}, tmp_path / "toy.pth")
+    return config
+
+
+def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
+    data = ("--data-path", pictures, "--device", "cpu")
+    words = ("--num-calib-batch", 2, "--calib-batchsz", 4, "--policy", "qdq", "--calib-output-path", tmp_path)
+    done = run("calibrate", "--cfg", toy, "--resume", tmp_path / "toy.pth", *words, *data)
+    assert done.code == 0, done.err
+    calibrated = tmp_path / "toy_calib.pth"
+    card = RunCard.read(tmp_path / "toy_calib.json")
+    assert card.config["MODEL"]["TOY"] == {"HIDDEN": 24} and "net. names" in done.err + card.source["format"]
+    assert [result["precision"] for result in card.results] == ["float32", "bfloat16", "int8"]
+
+    for backend in ("onnx", "openvino"):
+        out = tmp_path / backend
+        done = run("export", "--resume", calibrated, "--backend", backend, "--check", "--output", out)
+        assert done.code == 0, done.err
+        file = done.out.strip()
+        assert run("verify", file, *data).code == 0
+        operators = [node.op_type for node in onnx.load(file).graph.node]
+        assert operators.count("QuantizeLinear") == 2 and operators.count("DequantizeLinear") == 4
+        assert open_artifact(file).record["options"]["rewrites"] == []
+    names = {tensor.name for tensor in onnx.load(file).graph.initializer}
+    assert {"fc1._weight_quantizer.values", "fc2._weight_quantizer.scale", "fc2.bias"} <= names
+
+
+def test_what_the_generic_export_cannot_do_is_said(toy, tmp_path):
+    model = build_model(load_config(toy))
+    card = RunCard("toy", {}, {}, policy=load_policy("qdq").to_dict())
+    with pytest.raises(UsageError, match="float16: this architecture has no rewrites"):
+        export(model, card, tmp_path, OnnxOptions(float_type="float16"))
+    with pytest.raises(UsageError, match="no rewrite 'window-order': there are none"):
+        export(model, card, tmp_path, OnnxOptions(rewrites=frozenset({"window-order"})))
+
+
+def test_its_keys_are_checked_as_ours_are(toy, tmp_path):
+    assert default_config().MODEL.TOY.HIDDEN == 16
+    for key, value, says in (
+        ("MODEL.TOY.HIDDEN", "many", "toy.yaml|--opts: MODEL.TOY.HIDDEN must be a whole number"),
+        ("MODEL.TOY.HIDDEN", "0", "toy.yaml: MODEL.TOY.HIDDEN is 0, but must be positive"),
+        ("MODEL.TOY.HIDEN", "1", "unknown key MODEL.TOY.HIDEN; did you mean MODEL.TOY.HIDDEN"),
+        ("MODEL.TYPE", "toys", "MODEL.TYPE is 'toys', but must be one of swin, swinv2, toy"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            load_config(toy, [key, value])
+
+
+def test_training_and_passes_find_its_parts(toy):
+    model = build_model(load_config(toy))
+    distance = layers_to_head(model)
+    assert (distance["norm.weight"], distance["fc1.weight"], distance["fc2.bias"]) == (3, 2, 1)
+    assert pairs_of(model) == {"norm": ("fc1",)}
+
+
+def test_a_run_card_of_swin_does_not_hold_its_keys(toy, tiny_config):
+    assert "TOY" not in portable_config(tiny_config())["MODEL"]
+    assert {"TOY", "SWIN", "SWINV2"} <= portable_config(load_config(toy))["MODEL"].keys()
