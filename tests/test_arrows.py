@@ -1,6 +1,7 @@
 """Imports go one way, floor by floor: what lies higher may use what lies lower, never the other way round."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,11 @@ def test_no_two_classes_have_one_name():
 def test_quant_does_not_know_swin():
     wrong = [path.name for path in (PACKAGE / "quant").rglob("*.py") if "swin_quant.models" in path.read_text()]
     assert wrong == []
+
+
+def test_only_what_is_for_swin_knows_swin():
+    """Architectures are told apart by the registry: others import the parts of Swin nowhere else."""
+    parts = re.compile(r"swin_quant\.models\.(layers|swin|swin_v2|windows|geometry)\b")
+    for_swin = {"models", "backends/fastertransformer", "backends/onnx/swin", "cli/gemms.py"}
+    know = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if parts.search(path.read_text())}
+    assert [path for path in sorted(know) if not any(path.startswith(place) for place in for_swin)] == []
