@@ -84,9 +84,9 @@ def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Name of a norm -> names of the linears that read it."""
     found: dict[str, tuple[str, ...]] = {}
     for norm, linears in architecture_of(model).pairs:
-        for name in matching(model, norm):
-            words = _compiled(norm).fullmatch(name).groups()
-            found[name] = tuple(_filled(linear, words) for linear in linears)
+        for name, _ in model.named_modules():
+            if match := _compiled(norm).fullmatch(name):
+                found[name] = tuple(_filled(linear, match.groups()) for linear in linears)
     return found
 
 
@@ -98,7 +98,7 @@ def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern:
+def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\*", r"([^.]+)"))
 
 

@@ -1,6 +1,6 @@
 """Every node of a model as a row: what the policy decided, its range, and the shape of the tensor that it sees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
