@@ -109,7 +109,9 @@ def _pretrained_window(state: Mapping[str, Tensor], stage: int) -> int | None:
     if table is None or table.ndim != 4 or not table.numel() or not table.is_floating_point():
         return None
     window, last = (table.shape[1] + 1) // 2, float(table[0, -1, -1, 0])  # sign(z) log2(|z| + 1) / 3, z = 8t / (p - 1)
-    if not 0 < last < 4:  # of windows up to 500 times the pretrained one
+    if window == 1:
+        return 2  # one coordinate, 0 whatever it is divided by
+    if not 1e-3 < last < 4:  # beyond what windows of 2 to 1024 give
         return None
     pretrained = round(8 * (window - 1) / (2 ** (3 * last) - 1)) + 1
     return 0 if pretrained == window else pretrained

@@ -201,6 +201,14 @@ def test_shapes_ask_for_no_more_memory_than_the_file_has(tmp_path):
         config_for(Weights(on_meta(cfg), Source(file, "0" * 64, "pth")))
 
 
+@pytest.mark.parametrize("value", [0.0, 1e-22, 1e30, float("nan"), float("inf"), -1.0])
+def test_coordinates_without_meaning_are_no_arithmetic(value, weights):
+    state = on_meta(config("swinv2"))
+    for key in [key for key in state if key.endswith("relative_coords_table")]:
+        state[key] = torch.full_like(state[key], value)
+    assert config_for(weights(state)).MODEL.SWINV2.PRETRAINED_WINDOW_SIZES == [0, 0]
+
+
 @st.composite
 def geometries(draw):
     """A small model that can be built: map, window and depth of each stage, with what else a config may say."""
@@ -248,6 +256,34 @@ def test_what_was_built_is_found_and_loads(tmp_path_factory, cfg, container):
     pictures = torch.randn(1, theirs.IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
     with torch.no_grad():
         assert torch.equal(again(pictures), model(pictures))
+
+
+MICRO = {kind: on_meta(config(kind)) for kind in ("swin", "swinv2")}
+CHANGES = st.tuples(
+    st.sampled_from(["drop", "shape", "rename"]),
+    st.sampled_from(sorted({key for state in MICRO.values() for key in state})),
+    st.integers(0, 10**6),
+    st.lists(st.integers(0, 5000), max_size=4),
+)
+
+
+@settings(max_examples=60)
+@given(kind=st.sampled_from(sorted(MICRO)), changes=st.lists(CHANGES, min_size=1, max_size=4))
+def test_whatever_a_file_holds_the_answer_is_a_config_or_one_line(tmp_path_factory, kind, changes):
+    file, state = tmp_path_factory.getbasetemp() / "some.pth", dict(MICRO[kind])
+    file.write_bytes(b"x" * 100_000)
+    for change, key, number, shape in changes:
+        if change == "drop":
+            state = {name: value for name, value in state.items() if not name.startswith(key.rpartition(".")[0])}
+        elif change == "shape":
+            is_read = key.endswith("coords_table")
+            state[key] = torch.zeros([n % 9 for n in shape]) if is_read else torch.empty(shape, device="meta")
+        else:
+            state[key.replace("0", str(number))] = torch.ones(2)
+    try:
+        config_for(Weights(state, Source(file, "0" * 64, "pth")))
+    except SwinQuantError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1500
 
 
 @pytest.mark.parametrize(
