@@ -41,7 +41,8 @@ from swin_quant.base.distributed import World
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.checkpoint import load_calibrated
+from swin_quant.checkpoint import load_calibrated, load_float, read_weights
+from swin_quant.checkpoint.identify import config_for
 from swin_quant.cli import report
 from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.data.pictures import UnreadablePicture, decode
@@ -125,6 +126,41 @@ def safe_tensors() -> list[Files]:
 
 def load(name: str, folder: Path) -> None:
     load_calibrated(model(), folder / name)
+
+
+def nameless() -> list[Files]:
+    """Weights without a card or a name: their keys and shapes tell what they are."""
+    files = [configs_dir() / "demo" / f"{kind}_digits.yaml" for kind in ("swin", "swinv2")]
+    keys = {"NUM_HEADS": [1, 2], "DEPTHS": [2, 2], "EMBED_DIM": 8}
+    small = [{f"MODEL.{kind}.{key}": value for key, value in keys.items()} for kind in ("SWIN", "SWINV2")]
+    small[1]["MODEL.SWINV2.PRETRAINED_WINDOW_SIZES"] = [0, 6]
+    built = [build_model(load_config(file, overrides=each)) for file, each in zip(files, small, strict=True)]
+    states = [{key: value for key, value in made.state_dict().items() if not key.endswith("_amax")} for made in built]
+    return [{"x.pth": encoded(state)} for state in states]
+
+
+def repositories() -> list[Files]:
+    """Snapshots of timm's and transformers' repositories."""
+    tables = ("relative_position_index", "attn_mask", "_amax")
+    weights = save_tensors({key: value for key, value in model().state_dict().items() if not key.endswith(tables)})
+    mean = [0.5, 0.5, 0.5]
+    pretrained = {"input_size": [3, 8, 8], "crop_pct": 0.9, "interpolation": "bicubic", "mean": mean, "std": mean}
+    described = (
+        {"config.json": {"architecture": "swin_tiny", "model_args": {"img_size": 8}, "pretrained_cfg": pretrained}},
+        {
+            "config.json": {"model_type": "swin", "image_size": 8, "window_size": 2},
+            "preprocessor_config.json": {"size": {"height": 8, "width": 8}, "resample": 3, "image_mean": mean},
+        },
+    )
+    return [
+        {"model.safetensors": weights, **{name: json.dumps(text).encode() for name, text in each.items()}}
+        for each in described
+    ]
+
+
+def identify(name: str, folder: Path) -> None:
+    weights = read_weights(folder / name)
+    load_float(build_model(config_for(weights)), weights)
 
 
 # Texts
@@ -388,6 +424,8 @@ PARSERS = (
     Parser("checkpoint .pth", lambda: pickled(legacy=False), functools.partial(load, "x.pth")),
     Parser("checkpoint .pth, before torch 1.6", lambda: pickled(legacy=True), functools.partial(load, "x.pth")),
     Parser("checkpoint .safetensors", safe_tensors, functools.partial(load, "x.safetensors")),
+    Parser("checkpoint without a card", nameless, functools.partial(identify, "x.pth")),
+    Parser("snapshot of a repository", repositories, functools.partial(identify, "")),
     Parser("run card", cards, read_card),
     Parser("report", reports, make_report),
     Parser("policy", lambda: shipped("policies"), rules),
