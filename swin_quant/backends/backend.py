@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from swin_quant.base.errors import UsageError
+
 PRECISIONS = ("int8", "float")
 
 
@@ -82,6 +84,20 @@ class Backend:
     only_quantized: bool = False
     saturation: Saturation | None = None
     labels: str | None = None
+
+    @property
+    def exporting(self) -> Exports:
+        """What it exports. UsageError for one that only runs what others write."""
+        if self.exports is None:
+            raise UsageError(f"backend {self.name} exports nothing: choose another")
+        return self.exports
+
+    @property
+    def loader(self) -> Callable[..., Any]:
+        """The `load(artifact, options)` of its engine. UsageError for one without."""
+        if self.load is None:
+            raise UsageError(f"backend {self.name} has no engine: choose another")
+        return function(self.load)
 
     @property
     def runs_its_export(self) -> bool:

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from swin_quant.backends.backend import Backend, function
 from swin_quant.base.errors import UsageError
@@ -60,14 +61,14 @@ def engine_named(name: str) -> Backend:
     return _named(name, engines(), "engine")
 
 
-def exporter(name: str) -> Callable:
+def exporter(name: str) -> Callable[..., Any]:
     """The `export(model, card, folder, options)` of a backend."""
-    return function(target_named(name).exports.export)
+    return function(target_named(name).exporting.export)
 
 
-def engine_loader(name: str) -> Callable:
+def engine_loader(name: str) -> Callable[..., Any]:
     """The `load(artifact, options)` of an engine."""
-    return function(engine_named(name).load)
+    return engine_named(name).loader
 
 
 def _named(name: str, known: Mapping[str, Backend], kind: str) -> Backend:

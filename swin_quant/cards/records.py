@@ -47,9 +47,25 @@ class CheckRecord(TypedDict):
     at_fault: list[str]
 
 
-class _CalibrationRecord(TypedDict):
+class _SearchRecord(TypedDict):
     method: str
     percentile: float | None
+    dead_nodes: list[str]
+
+
+class BitsRecord(TypedDict, total=False):
+    """For how many bits ranges of activations were searched, and how."""
+
+    bits: int
+    other_bits: dict[str, int]
+    methods: dict[str, str]
+
+
+class SearchRecord(_SearchRecord, BitsRecord):
+    """How ranges were found in what was observed."""
+
+
+class _CalibrationRecord(SearchRecord):
     exact: bool
     batches: int
     batch_size: int
@@ -60,7 +76,6 @@ class _CalibrationRecord(TypedDict):
     pictures_sha256: str
     files: list[str]
     unreadable: list[str]
-    dead_nodes: list[str]
     beyond_half: list[str]
 
 
@@ -73,9 +88,6 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     """
 
     check: CheckRecord | None
-    bits: int
-    other_bits: dict[str, int]
-    methods: dict[str, str]
     statistics: CheckpointRecord | None
 
 

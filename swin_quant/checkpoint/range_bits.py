@@ -7,14 +7,14 @@ A range of `mse` or `entropy`, or one that was learned, is the best for one numb
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import CalibrationRecord
+from swin_quant.cards.records import BitsRecord, CalibrationRecord
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes
@@ -32,7 +32,7 @@ class Origin:
     bits: int | None = None
 
 
-def bits_record(model: nn.Module, method: Method) -> dict[str, Any]:
+def bits_record(model: nn.Module, method: Method) -> BitsRecord:
     """What a calibration record says of the bits of `model`'s activation nodes, its policy applied."""
     bits = {name: node.bits for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     most = Counter(bits.values()).most_common(1)[0][0]

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     cfg = _config(args) if args.cfg else None
     policy = load_policy(args.policy) if args.policy else None
     backend = targets()[args.backend]
-    checks_itself = "check" in backend.exports.flags
+    checks_itself = "check" in backend.exporting.flags
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias")}
     given["check"] = args.check and checks_itself
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
@@ -106,5 +106,5 @@ def _print(artifact: Artifact, args: argparse.Namespace) -> None:
     print(artifact.file)
     backend = targets()[args.backend]
     runnable = record["precision"] == "int8" or not backend.only_quantized
-    for command in backend.exports.next_step if runnable else ():
+    for command in backend.exporting.next_step if runnable else ():
         log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.resume)))

@@ -1,7 +1,7 @@
 """`calibrate` in memory."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +80,7 @@ def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
     seen, sizes = hashlib.sha256(), []
 
     def numbered() -> Iterator[tuple[int, Tensor]]:
-        total = len(source) if hasattr(source, "__len__") else None
+        total = len(source) if isinstance(source, Sized) else None
         for number, batch in enumerate(track(batches(source, labelled=False), "calibrating", total)):
             seen.update(batch.images.numpy(force=True).tobytes())
             sizes.append(len(batch.images))
@@ -99,6 +99,8 @@ def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
         files=[],
         unreadable=[],
         beyond_half=calibration.beyond_half,
+        check=None,
+        statistics=None,
         **found_by(method, model.module, calibration),
     )
     return Found(calibration, record, method, some)

@@ -1,7 +1,7 @@
 """`evaluate`: the float model first, half precision, and what is quantized, on the same pictures."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def _results(
         dataset = dataset_record(pictures.path, pictures.split or "", opened)
         workers = default_workers(8, 1, len(opened))
         return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
-    total = len(pictures) if hasattr(pictures, "__len__") else None
+    total = len(pictures) if isinstance(pictures, Sized) else None
     sizes: list[int] = []
     scores = score(engines, _counted(pictures, sizes, total), world.device)
     dataset = DatasetRecord(name="tensors", split="", pictures=sum(sizes), sha256=None)

@@ -64,12 +64,11 @@ def export(
     of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
     folder first: an artifact is verified against its checkpoint.
     """
-    if model.file is None:
-        model.save(ensure_writable_dir(folder) / f"{model.name}_calib.pth")
+    file = model.file or model.save(ensure_writable_dir(folder) / f"{model.name}_calib.pth")
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     given: Mapping[str, Any] = options
     cfg = None if model.card.checkpoint else model.config
-    made, _ = export_checkpoint(model.file, backend, folder, cfg, chosen, precision, given, saturation_safe)
+    made, _ = export_checkpoint(file, backend, folder, cfg, chosen, precision, given, saturation_safe)
     return Exported(made)
 
 

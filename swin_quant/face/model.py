@@ -12,6 +12,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import save_float
 from swin_quant.config import from_dict, load_config
@@ -23,7 +24,7 @@ from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.tasks.calibrate import finish
+from swin_quant.tasks.calibrate import finish, save_with_card
 from swin_quant.tasks.evaluate import load_for_scoring
 
 
@@ -104,11 +105,13 @@ class Model:
         """
         path = Path(file)
         ensure_writable_dir(path.parent)
-        if self.is_calibrated and self.policy:
+        if self.calibration and self.policy:
             self.card = finish(self.module, path, self.card, self.calibration, World()).card
+        elif self.is_calibrated and self.policy:
+            self.card = save_with_card(self.module, path, self.card)
         else:
             save_float(self.module, path)
-            record = {"file": path.name, "sha256": sha256_of(path)}
+            record: CheckpointRecord = {"file": path.name, "sha256": sha256_of(path)}
             self.card = replace(self.card, checkpoint=record, versions=versions())
             self.card.write(card_path(path))
         self.file = path

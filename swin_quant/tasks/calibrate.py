@@ -2,9 +2,8 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,14 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finit
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
-from swin_quant.cards.records import CalibrationRecord, CheckpointRecord, CheckRecord, RangesRecord, TrainingRecord
+from swin_quant.cards.records import (
+    CalibrationRecord,
+    CheckpointRecord,
+    CheckRecord,
+    RangesRecord,
+    SearchRecord,
+    TrainingRecord,
+)
 from swin_quant.checkpoint import Source, load_float, save_calibrated
 from swin_quant.checkpoint.range_bits import bits_record
 from swin_quant.config.geometry import check_channels
@@ -28,7 +34,6 @@ from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
-from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import PICTURES, RUIN_DB, Check, CheckBatch, check_ranges
 from swin_quant.quant.policy import Policy, apply_policy
@@ -63,7 +68,7 @@ class CalibrationPlan:
 class Calibrated:
     """A calibrated model with its policy applied, where it was saved, and its card."""
 
-    model: Classifier
+    model: nn.Module
     checkpoint: Path
     card: RunCard
 
@@ -104,7 +109,7 @@ def calibrate_checkpoint(
         name=cfg.MODEL.NAME,
         config=portable_config(cfg),
         preprocess=preprocess.to_dict(),
-        source=before.source if before else source and source.record(),
+        source=before.source if before else source.record() if source else None,
         policy=policy.to_dict(),
         calibration=record,
         training=calibrated_again(before),
@@ -112,12 +117,13 @@ def calibrate_checkpoint(
     return finish(model, path, card, found.calibration, world)
 
 
-def finish(model: Classifier, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
+def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
     """Write checkpoint, statistics and card, in this order."""
     counted = statistics_bytes(calibration.statistics) if calibration.statistics else None
     kept = path.with_suffix(SUFFIX)
     record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
-    card = replace(card, calibration=card.calibration | {"statistics": record})
+    if card.calibration:
+        card = replace(card, calibration={**card.calibration, "statistics": record})
     if world.is_main:
         card = save_with_card(model, path, card, others={kept: counted} if counted else {})
         if counted:
@@ -177,7 +183,15 @@ class Found:
             return self.record
         if world.is_main:
             _report_check(check, self.record["method"], policy)
-        return {**self.record, "check": CheckRecord(policy=policy.name, **finite(asdict(check)))}
+        cost = CheckRecord(
+            policy=policy.name,
+            pictures=check.pictures,
+            agreement=check.agreement,
+            sqnr_db=finite(check.sqnr_db),
+            others=finite(check.others),
+            at_fault=list(check.at_fault),
+        )
+        return {**self.record, "check": cost}
 
 
 def calibrate_pictures(
@@ -217,6 +231,8 @@ def calibrate_pictures(
         files=names,
         unreadable=sorted(limit.names),
         beyond_half=calibration.beyond_half,
+        check=None,
+        statistics=None,
         **found_by(plan.method, model, calibration),
     )
     return Found(calibration, record, plan.method, some)
@@ -267,7 +283,7 @@ def _methods(model: nn.Module, method: Method) -> list[str]:
     return sorted({method.for_bits(node.bits) for node in on})
 
 
-def found_by(method: Method, model: nn.Module, calibration: Calibration) -> dict[str, Any]:
+def found_by(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
     """What a calibration record says of the search itself."""
     methods = _methods(model, method)
     return {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
@@ -27,7 +28,7 @@ from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, sett
 
 
 def score_model(
-    model: Classifier,
+    model: nn.Module,
     cfg: CfgNode,
     card: RunCard,
     policies: Sequence[Policy] = (),
@@ -75,7 +76,7 @@ def load_for_scoring(
     card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
     ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
     """
-    card_file = card_path(checkpoint)
+    card_file: Path | None = card_path(checkpoint)
     card = card_of(checkpoint)
     policies = list(policies)
     if not policies and card and card.policy:
@@ -127,5 +128,8 @@ def compared(
     return card, None if same else Baseline(original)
 
 
-def _file_record(source: SourceRecord) -> CheckpointRecord:
-    return CheckpointRecord(**{key: value for key, value in source.items() if key != "format"})
+def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
+    if source is None:
+        return None
+    record = CheckpointRecord(file=source["file"], sha256=source["sha256"])
+    return {**record, "path": source["path"]} if "path" in source else record

@@ -60,7 +60,7 @@ def export_checkpoint(
             "which saturates whatever the weights are: give --policy cpu"
         )
     card = replace(card, policy=None if precision == "float" else used.to_dict())
-    return function(backend.exports.export)(model, card, ensure_writable_dir(folder), told), model
+    return function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told), model
 
 
 def policy_for(target: str, card: RunCard | None) -> Policy:
@@ -69,7 +69,7 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
     One that the checkpoint was trained under stays, and one of the user's own, whatever it is called. FasterTransformer
     takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes.
     """
-    exports = targets()[target].exports
+    exports = targets()[target].exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
     is_ours = own is not None and is_builtin(own)
@@ -78,7 +78,7 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
             has = f"the run card's is {own.name}" if own else "there is no run card"
             raise UsageError(f"--backend {target} needs the policy {' or '.join(fitting)}, {has}: give --policy")
         return own
-    if own is None or (is_ours and not card.training):
+    if own is None or (is_ours and not (card and card.training)):
         return load_policy(fitting[0])
     if is_ours and own.name not in fitting:
         log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see --policy",
@@ -93,9 +93,10 @@ def model_and_card(
     checkpoint: str | Path, card: RunCard | None, cfg: CfgNode | None, policy: Policy
 ) -> tuple[Classifier, RunCard]:
     """The model of a checkpoint on the CPU, its ranges read and `policy` applied, and a card that names its file."""
-    if card is None and cfg is None:
-        raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
-    cfg = cfg or from_dict(card.config, str(card_path(checkpoint)))
+    if cfg is None:
+        if card is None:
+            raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
+        cfg = from_dict(card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
     return subject.model, naming(subject.card, checkpoint)
 
@@ -109,7 +110,7 @@ def naming(card: RunCard, checkpoint: str | Path) -> RunCard:
 
 def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any]) -> Any:
     """The exporter's options; None values of `given` are left to it. UsageError for one that means nothing there."""
-    exports = backend.exports
+    exports = backend.exporting
     known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
     wanted = {key: value for key, value in given.items() if value is not None and value is not False}
     if idle := [key for key in wanted if key not in known]:

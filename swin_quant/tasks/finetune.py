@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
+from swin_quant.cards.records import RangesRecord
 from swin_quant.cards.versions import versions
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.tasks.calibrate import save_with_card
@@ -44,8 +45,11 @@ def finetune(
         quantize(model)
         path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
         model, position, record = run(model, cfg, recipe, request, world, policy)
-        earlier = (subject.card.training or {}).get("ranges", {})  # a range that was learned before was not calibrated
-        record["ranges"] = {kind: method or earlier.get(kind) for kind, method in record["ranges"].items()}
+        if subject.card.training and "ranges" in subject.card.training:  # one learned before was not calibrated
+            now, before = record["ranges"], subject.card.training["ranges"]
+            record["ranges"] = RangesRecord(
+                weights=now["weights"] or before["weights"], activations=now["activations"] or before["activations"]
+            )
         card = replace(origin, policy=policy.to_dict(), training=record, results=[], versions=versions())
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)

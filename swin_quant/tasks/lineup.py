@@ -147,9 +147,8 @@ def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
     """Those asked for; else the one that the artifact was exported for; else all that take it."""
     if engines:
         return names_of_engines(artifact, engines)
-    target = artifact.record["options"].get("target")
-    own = known_engines().get(target)
-    return names_of_engines(artifact, [target] if own and _is_tried(own) else None)
+    own = known_engines().get(str(artifact.record["options"].get("target")))
+    return names_of_engines(artifact, [own.name] if own and _is_tried(own) else None)
 
 
 def _precision(entry: _Entry) -> str:

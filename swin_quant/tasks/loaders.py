@@ -27,7 +27,6 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu"
 def artifact_engine(file: str, backend: "Backend", options: "EngineOptions") -> Engine:
     """An artifact on the engine of a backend, which this process may not know yet."""
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.backends.backend import function
     from swin_quant.backends.registry import register
 
-    return function(register(backend).load)(open_artifact(file), options)
+    return register(backend).loader(open_artifact(file), options)

@@ -8,6 +8,7 @@ from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
@@ -33,9 +34,9 @@ def recalibrate(
     """
     if world.is_main:
         ensure_writable_dir(output)
-    before = _card_of(Path(statistics))
-    checkpoint = checkpoint or str(Path(statistics).with_name(before.checkpoint["file"]))
-    if sha256_of(checkpoint) not in [record["sha256"] for record in (before.source, before.checkpoint) if record]:
+    before, searched, calibrated = _card_of(Path(statistics))
+    checkpoint = checkpoint or str(Path(statistics).with_name(calibrated["file"]))
+    if sha256_of(checkpoint) not in [record["sha256"] for record in (before.source, calibrated) if record]:
         raise SwinQuantError(f"{checkpoint}: is not what {statistics} was counted on: leave --resume out, or name that")
     model = build_model(cfg)
     load_float(model, checkpoint)
@@ -45,11 +46,12 @@ def recalibrate(
     names = [name for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT]
     counted = read_statistics(statistics, names)
     largest = {name: each.largest for name, each in counted.items()}
-    calibration = Calibration(before.calibration["pictures"], counted, largest)
+    calibration = Calibration(searched["pictures"], counted, largest)
     set_ranges(model, calibration, method)
     report_findings(calibration)
     gather([])  # before rank 0 may replace what the others still read
-    recorded = {key: value for key, value in before.calibration.items() if key != "check"}  # of the ranges before
+    searched = {**searched, **found_by(method, model, calibration)}
+    searched.pop("check", None)  # of the ranges before
     card = RunCard(
         name=cfg.MODEL.NAME,
         config=before.config,
@@ -57,22 +59,22 @@ def recalibrate(
         source=before.source,
         policy=policy.to_dict(),
         training=calibrated_again(before),
-        calibration=recorded | found_by(method, model, calibration),
+        calibration=searched,
     )
     return finish(model, Path(output) / f"{cfg.MODEL.NAME}_calib.pth", card, calibration, world)
 
 
-def _card_of(statistics: Path) -> RunCard:
-    """The run card that vouches for a statistics file."""
+def _card_of(statistics: Path) -> tuple[RunCard, CalibrationRecord, CheckpointRecord]:
+    """The run card that vouches for a statistics file, and its parts that say so."""
     if not statistics.is_file():
         raise SwinQuantError(f"{statistics}: no such statistics file (*{SUFFIX})")
     path = statistics.with_name(statistics.name.removesuffix(SUFFIX) + ".json")
     if not path.is_file():
         raise SwinQuantError(f"{statistics}: has no run card {path.name} beside it: calibrate again")
     card = RunCard.read(path)
-    record = (card.calibration or {}).get("statistics")
-    if record is None or card.checkpoint is None:
+    record = card.calibration.get("statistics") if card.calibration else None
+    if record is None or card.calibration is None or card.checkpoint is None:
         raise SwinQuantError(f"{path}: records no statistics (calibrator max keeps none): calibrate again")
     if sha256_of(statistics) != record["sha256"]:
         raise SwinQuantError(f"{statistics}: is not the statistics file of its run card {path.name}: one was replaced")
-    return card
+    return card, card.calibration, card.checkpoint

@@ -4,7 +4,6 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -14,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import SourceRecord
+from swin_quant.cards.records import CheckpointRecord, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.portable import portable_config
 from swin_quant.data.pictures import Pictures
@@ -90,14 +89,16 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
 
 def run(
     model: Classifier, cfg: CfgNode, recipe: Recipe, request: Request, world: World, policy: Policy | None = None
-) -> tuple[Classifier, Position, dict[str, Any]]:
+) -> tuple[Classifier, Position, TrainingRecord]:
     """Train `model` by `recipe` on the config's pictures; returns it, how far it got, and the card's `training`.
 
     Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
     """
     check_parallel(recipe, world)
     check_compiler(recipe, world.device)
-    start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)} if request.start else None
+    start: CheckpointRecord | None = None
+    if request.start:
+        start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)}
     settings = settings_of(
         recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict()
     )
@@ -142,9 +143,12 @@ def run(
     if world.is_main:
         ensure_writable_dir(request.folder)  # somebody may have moved it away
         _plot(request)
-    record = training_record(recipe, cfg, batches, pictures, position, teacher_source, world)
-    record |= {"start": start and {**start, "path": str(Path(request.start).resolve())}}
-    return unsharded, position, record | ({"ranges": keeper.record()} if policy else {})
+    if start and request.start:
+        start = {**start, "path": str(Path(request.start).resolve())}
+    record = training_record(recipe, cfg, batches, pictures, position, start, teacher_source, world)
+    if policy:
+        record["ranges"] = keeper.record()
+    return unsharded, position, record
 
 
 def _plot(request: Request) -> None:
@@ -161,9 +165,10 @@ def training_record(
     batches: TrainingBatches,
     pictures: Pictures,
     position: Position,
+    start: CheckpointRecord | None,
     teacher: SourceRecord | None,
     world: World,
-) -> dict[str, Any]:
+) -> TrainingRecord:
     """The section `training` of a run card."""
     return {
         "recipe": recipe.to_dict(),
@@ -174,6 +179,7 @@ def training_record(
         "steps": position.total,
         "pictures": len(pictures),
         "pictures_sha256": digest(pictures.names),
+        "start": start,
         "teacher": teacher,
         "best_epoch": position.best_epoch,
         "epochs": position.epochs,

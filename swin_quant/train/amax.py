@@ -126,8 +126,8 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
     counts = torch.zeros(len(nodes), 2, dtype=torch.float64, device=device)
     rows = dict(zip(nodes, counts, strict=True))
 
-    def count(name: str, node: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        outside = inputs[0].float().abs() > node.amax
+    def count(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        outside = inputs[0].float().abs() > nodes[name].known_amax
         rows[name].add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
 
     training = model.training

@@ -7,6 +7,7 @@ be held when the forward pass ends: the temporaries of single operations and the
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
 
 def compute_again(model: nn.Module, wanted: bool) -> None:
     """Whether blocks keep their inputs alone while training; UsageError for a model that cannot."""
-    able = [module for module in model.modules() if hasattr(module, "checkpointing")]
+    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if wanted and not able:
         raise UsageError("--use-checkpoint: this architecture cannot compute its blocks again: leave it out")
     for module in able:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ def layers_to_head(model: Classifier) -> dict[str, int]:
     return found
 
 
-def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[dict]:
+def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[dict[str, Any]]:
     """Groups of equal LR and weight decay, in a fixed order, for a torch optimizer; `role` says what a group holds.
 
     The LR of a learned range is relative to its size, rounded to a power of two so that groups stay few: Adam's step
@@ -95,5 +96,5 @@ def current_lr(optimizer: torch.optim.Optimizer, role: str) -> float | None:
     return max((group["lr"] for group in _groups(optimizer) if group["role"] == role), default=None)
 
 
-def _groups(optimizer: torch.optim.Optimizer) -> Iterator[dict]:
+def _groups(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
     yield from optimizer.param_groups

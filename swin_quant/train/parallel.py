@@ -59,7 +59,8 @@ def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
     policy = CPUOffloadPolicy() if recipe.memory.offload else OffloadPolicy()
     for block in blocks_of(model).values():
         fully_shard(block, mesh=mesh, offload_policy=policy)
-    return fully_shard(model, mesh=mesh, offload_policy=policy)
+    fully_shard(model, mesh=mesh, offload_policy=policy)  # in place
+    return model
 
 
 @contextmanager

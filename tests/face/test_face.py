@@ -81,6 +81,13 @@ def test_batches_of_tensors_give_the_ranges_of_the_pictures(model, micro, pictur
     assert ranges(tmp_path / "pictures.pth") == ranges(tmp_path / "tensors.pth")
 
 
+def test_a_calibrated_file_is_loaded_and_saved_with_its_ranges(model, train, tmp_path):
+    first = sq.calibrate(model, train, "qdq", method="entropy").save(tmp_path / "first.pth")
+    second = sq.load(first).save(tmp_path / "second.pth")
+    assert second.read_bytes() == first.read_bytes()
+    assert RunCard.read(tmp_path / "second.json").calibration == RunCard.read(tmp_path / "first.json").calibration
+
+
 def test_figures_are_those_of_the_command(model, train, val, pictures, tmp_path, run):
     file = sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
     found = sq.evaluate(model, val, half="none", batch_size=4)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.fastertransformer import load_weights
@@ -69,8 +69,11 @@ def options_of(
 
 
 def export(
-    model: Swin, card: RunCard, folder: Path, options: FasterTransformerOptions = FasterTransformerOptions()
-) -> Artifact:  # noqa: B008
+    model: nn.Module,
+    card: RunCard,
+    folder: Path,
+    options: FasterTransformerOptions = FasterTransformerOptions(),  # noqa: B008
+) -> Artifact:
     """Write the export of a calibrated `model` into `folder`. The policy of `card` decides the int8 mode.
 
     UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
