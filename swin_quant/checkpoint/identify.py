@@ -99,7 +99,9 @@ def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], fi
         f"{key} {_at(cfg, key)} ({_at(shipped, key)})" for key in _PREPARATION if _at(cfg, key) != _at(shipped, key)
     ]
     unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
-    log.info("%s: is of the configuration %s, %d classes%s", file, chosen.name, cfg.MODEL.NUM_CLASSES, unlike)
+    assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
+    rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
+    log.info("%s: is of the configuration %s%s, %d classes%s", file, chosen.name, rest, cfg.MODEL.NUM_CLASSES, unlike)
     return cfg
 
 

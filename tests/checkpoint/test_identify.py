@@ -116,6 +116,17 @@ def test_a_name_decides_between_candidates_that_fit(file, weights):
     assert same_model(config_for(weights(bare(state), file)), cfg)
 
 
+def test_timms_cache_tells_the_window_by_its_name_and_the_preparation(weights, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "swin_quant")
+    cfg, state = shipped("swinv2_tiny_patch4_window16_256")
+    name = "models--timm--swinv2_tiny_window16_256.ms_in1k/snapshots/abc/model.safetensors"
+    (tmp_path / name).parent.mkdir(parents=True)
+    found = config_for(weights(bare(state), name))
+    assert same_model(found, cfg) and found.MODEL.NAME == cfg.MODEL.NAME and found.TEST.CROP_RATIO == 0.9
+    assert "WINDOW_SIZE 16, PRETRAINED_WINDOW_SIZES [0, 0, 0, 0] as there: no tensor tells" in caplog.text
+    assert "TEST.CROP_RATIO 0.9 (0.875)" in caplog.text
+
+
 def test_a_name_decides_nothing_against_the_shapes(weights):
     cfg, state = shipped("swin_small_patch4_window7_224")
     assert same_model(config_for(weights(state, "swin_tiny_patch4_window7_224.pth")), cfg)
