@@ -1,0 +1,72 @@
+"""swin-quant quantize."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import UsageError
+from swin_quant.cli import deployed, options
+from swin_quant.cli.calibrate import plan_of
+from swin_quant.cli.numbers import whole
+from swin_quant.cli.output import output_dir, show
+
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+
+HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
+EXAMPLES = """examples:
+  swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
+  swin-quant quantize my.pth --cfg my.yaml --data-path data --zip --for onnxruntime --pictures 160 --dry-run
+
+It goes on where it was cut off: a step whose result lies in the output folder is not done again."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_checkpoint(parser, "float checkpoint: Microsoft's, timm's, Hugging Face's, ours", head=False)
+    parser.add_argument("--for", dest="backend", required=True, choices=tuple(targets()), help="what is to run it")
+    options.add_output(parser)
+    options.add_data(parser)
+    group = parser.add_argument_group("calibration")
+    group.add_argument("--pictures", type=whole, metavar="N", help="how many calibrate (default 80)")
+    group.add_argument("--split", dest="calib_split", metavar="SPLIT", help="pictures to sample (default train)")
+    options.add_calibrator(parser)
+    parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: the backend's best)")
+    parser.add_argument("--saturation-safe", action="store_true",
+                        help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
+    parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps, as commands, and do nothing")
+    options.add_json(parser)
+    options.add_run(parser)
+    parser.set_defaults(calib_augment=False, float_type=None)
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.tasks.quantize import Quantization, quantize, steps
+
+    deployed.refuse_ranks(world, "quantize")
+    if not args.checkpoint:
+        raise UsageError("no checkpoint: name a float one")
+    cfg = options.config_of(args)
+    asked = Quantization(
+        args.checkpoint,
+        cfg,
+        args.backend,
+        Path(output_dir(args, cfg)),
+        load_policy(args.policy) if args.policy else None,
+        plan_of(args, cfg.SEED),
+        args.saturation_safe,
+        deployed.engine_options(args, world),
+    )
+    if args.dry_run:
+        for step in steps(asked):
+            print(step.command + ("    # done" if step.is_done() else ""))
+        return
+    made = quantize(asked)
+    if made.card.results:
+        show([made.card], args)
+    else:
+        print(made.file)

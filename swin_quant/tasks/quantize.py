@@ -1,0 +1,241 @@
+"""From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate.
+
+Each step leaves files that say what they are of, so that a run which was cut off goes on where it stopped, and one that
+is complete only shows its table.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from yacs.config import CfgNode
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.sources import has_split, open_pictures
+from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.verify import Verifying, failures, verify_artifact
+
+TRAIN, VAL = "train", "val"
+
+
+class Step(NamedTuple):
+    """One step: the command that does the same, whether its result is there, and what does it."""
+
+    command: str
+    is_done: Callable[[], bool]
+    do: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What is asked for: `checkpoint`, a float one, on the pictures of `cfg`, for a backend, in `folder`.
+
+    `policy` None is the best of the backend. `plan` says which pictures calibrate.
+    """
+
+    checkpoint: str
+    cfg: CfgNode
+    backend: str
+    folder: Path
+    policy: Policy | None = None
+    plan: CalibrationPlan = field(default_factory=CalibrationPlan)
+    saturation_safe: bool = False
+    options: EngineOptions = EngineOptions()
+
+    def __post_init__(self) -> None:
+        if self.backend not in targets():
+            raise UsageError(f"‹backend› {self.backend}: there are {', '.join(targets())}")
+
+    @property
+    def target(self) -> Backend:
+        return targets()[self.backend]
+
+    @property
+    def chosen(self) -> Policy:
+        """The policy that calibration applies."""
+        return self.policy or load_policy(self.target.exporting.policies[0])
+
+    @property
+    def calibrated(self) -> Path:
+        return self.folder / f"{self.cfg.MODEL.NAME}_calib.pth"
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that the artifact is verified and scored on; None where it is not here, or has to be built."""
+        if self.target.load:
+            return self.backend if self.target.runs_its_export and self.target.is_installed else None
+        return next((name for name, backend in _engines_for(self.target).items() if backend.is_installed), None)
+
+
+def _engines_for(target: Backend) -> dict[str, Backend]:
+    from swin_quant.backends.registry import takers
+
+    return {backend.name: backend for backend in takers(target.exports.artifact)} if target.exports else {}
+
+
+def steps(asked: Quantization) -> list[Step]:
+    """What is to be done, in order."""
+    data = f"--data-path {asked.cfg.DATA.DATA_PATH}" + (" --zip" if asked.cfg.DATA.ZIP_MODE else "")
+    name, safe = asked.chosen.name, " --saturation-safe" if asked.saturation_safe else ""
+    folder = f"--output {asked.folder}"
+    count = asked.plan.batches * asked.plan.batch_size
+    found = [
+        Step(f"swin-quant calibrate {asked.checkpoint} {data} --policy {name} --pictures {count} --no-eval {folder}",
+             partial(is_calibrated, asked), partial(_calibrate, asked)),
+        Step(f"swin-quant export {asked.calibrated} --for {asked.backend} --policy {name}{safe} {folder}",
+             lambda: artifact_of(asked) is not None, partial(_export, asked)),
+    ]  # fmt: skip
+    if asked.engine is None:
+        return found
+    shown = VAL if has_split(asked.cfg, VAL) else asked.plan.split
+    found.append(
+        Step(f"swin-quant verify ARTIFACT --engine {asked.engine} {data} --split {shown}",
+             partial(is_verified, asked), partial(_verify, asked, shown))
+    )  # fmt: skip
+    if shown == VAL:
+        found.append(
+            Step(f"swin-quant evaluate ARTIFACT --engine {asked.engine} {data}",
+                 partial(is_scored, asked), partial(_score, asked))
+        )  # fmt: skip
+    return found
+
+
+def quantize(asked: Quantization) -> Artifact:
+    """Do what is not done yet; the artifact with all that was measured in its card.
+
+    SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
+    """
+    todo = steps(asked)
+    for number, step in enumerate(todo, 1):
+        done = step.is_done()
+        log.info("%d/%d %s%s", number, len(todo), step.command, ": done before" if done else "")
+        if not done:
+            step.do()
+    if asked.engine is None:
+        engines = [asked.target] if asked.target.load else list(_engines_for(asked.target).values())
+        remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
+        log.warning("neither verified nor scored: %s does not run its file here as it is (%s)", asked.backend, remedies)
+        for command in asked.target.exporting.next_step:
+            log.info("next: %s", command.format(file="ARTIFACT", checkpoint=asked.calibrated))
+    elif len(todo) < 4:
+        log.warning("not scored: %s has no %s split", asked.cfg.DATA.DATA_PATH, VAL)
+    made = artifact_of(asked)
+    if made is None:
+        raise SwinQuantError(f"{asked.folder}: the artifact is gone")
+    return made
+
+
+def is_calibrated(asked: Quantization) -> bool:
+    """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
+    card = _card(asked.calibrated)
+    if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
+        return False
+    record, plan = card.calibration, asked.plan
+    methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
+    return (
+        card.source["sha256"] == sha256_of(asked.checkpoint)
+        and card.checkpoint["sha256"] == sha256_of(asked.calibrated)
+        and (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"]
+        and record["pictures"] == plan.batches * plan.batch_size
+        and (record["split"], record["seed"], record["augment"]) == (plan.split, plan.seed, plan.augment)
+        and (record["exact"], record.get("methods")) == (plan.method.exact, methods)
+    )
+
+
+def artifact_of(asked: Quantization) -> Artifact | None:
+    """What was exported from the calibrated checkpoint for the backend, if it is whole."""
+    if not is_calibrated(asked):
+        return None
+    sha256 = sha256_of(asked.calibrated)
+    for file in sorted(asked.folder.glob("*.json")):
+        try:
+            card = RunCard.read(file)
+            if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
+                continue
+            made = card.artifact["options"].get("target", card.artifact["backend"])
+            safe = (card.policy or {}).get("name", "").endswith("saturation-safe")
+            if made in (asked.backend, _portable(asked)) and safe == asked.saturation_safe:
+                return open_artifact(file.with_name(card.artifact["file"]))
+        except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
+            continue
+    return None
+
+
+def _portable(asked: Quantization) -> str | None:
+    """What an ONNX file for any engine calls its target."""
+    exports = asked.target.exports
+    return exports.fixed.get("target") if exports else None
+
+
+def is_verified(asked: Quantization) -> bool:
+    """Whether the artifact was found to compute what the model computes."""
+    made = artifact_of(asked)
+    return bool(made and made.card.verification) and not failures(made.card.verification if made else [])
+
+
+def is_scored(asked: Quantization) -> bool:
+    """Whether the artifact has a result on the pictures of the data path."""
+    made = artifact_of(asked)
+    place = (Path(asked.cfg.DATA.DATA_PATH).name, VAL)
+    results = made.card.measured() if made else []
+    return any(result.policy and (result.dataset["name"], result.dataset["split"]) == place for result in results)
+
+
+def _calibrate(asked: Quantization) -> None:
+    calibrate_checkpoint(asked.cfg, asked.checkpoint, asked.chosen, asked.plan, asked.folder)
+
+
+def _export(asked: Quantization) -> None:
+    export_checkpoint(asked.calibrated, asked.backend, asked.folder, policy=asked.chosen,
+                      saturation_safe=asked.saturation_safe)  # fmt: skip
+
+
+def _verify(asked: Quantization, split: str) -> None:
+    made = _made(asked)
+    how = Verifying(_named(asked), asked.options, str(asked.calibrated), workers=asked.cfg.DATA.NUM_WORKERS)
+    records = verify_artifact(made, partial(_unlabelled, asked.cfg, split), how)
+    if failed := failures(records):
+        raise SwinQuantError(f"{made.file}: verification failed: {'; '.join(failed)}")
+
+
+def _score(asked: Quantization) -> None:
+    data = {"DATA.DATA_PATH": asked.cfg.DATA.DATA_PATH, "DATA.ZIP_MODE": asked.cfg.DATA.ZIP_MODE}
+    scoring = Scoring(_named(asked), asked.options, data, str(asked.calibrated))
+    write_cards(score_artifacts([_made(asked)], scoring))
+
+
+def _made(asked: Quantization) -> Artifact:
+    made = artifact_of(asked)
+    if made is None:
+        raise SwinQuantError(f"{asked.folder}: holds no artifact of {asked.calibrated.name} for {asked.backend}")
+    return made
+
+
+def _named(asked: Quantization) -> Sequence[str] | None:
+    return [asked.engine] if asked.engine else None
+
+
+def _unlabelled(cfg: CfgNode, split: str) -> Pictures:
+    return open_pictures(cfg.DATA.DATA_PATH, split, zip_mode=cfg.DATA.ZIP_MODE, cache_mode="no")
+
+
+def _card(file: Path) -> RunCard | None:
+    try:
+        return RunCard.read(card_path(file)) if file.is_file() and card_path(file).is_file() else None
+    except SwinQuantError:
+        return None

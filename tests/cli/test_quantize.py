@@ -1,0 +1,81 @@
+"""swin-quant quantize: all steps in one go, none of them twice, and none lost when it is cut off."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from swin_quant.cli.session import command_of, parser_of
+
+
+@pytest.fixture
+def words(micro, pictures, tmp_path):
+    model = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu"]
+    return [*model, "--pictures", 8, "--for", "onnxruntime", "--output", tmp_path / "out"]
+
+
+@pytest.fixture
+def made(run, words, tmp_path):
+    """A run that went to its end: how, and the card of the artifact."""
+    done = run("quantize", *words)
+    assert done.code == 0, done
+    return done, tmp_path / "out" / "swin_micro_int8_onnxruntime.json"
+
+
+def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
+    done, file = made
+    card = json.loads(file.read_text())
+    assert [record["passed"] for record in card["verification"]] == [True, None]
+    assert [result["precision"] for result in card["results"]] == ["float32", "bfloat16", "int8"]
+    assert card["results"][-1]["delta_acc1"] is not None and "Δ acc@1" in done.out
+    assert (tmp_path / "out" / "swin_micro_calib.pth").is_file()
+
+
+def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
+    before = snapshot(tmp_path / "out")
+    again = run("quantize", *words)
+    assert again.code == 0 and again.err.count("done before") == 4 and again.out == made[0].out
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_it_goes_on_where_it_was_cut_off(run, words, made, tmp_path):
+    made[1].unlink()  # the artifact's card is written last
+    again = run("quantize", *words)
+    assert again.code == 0 and again.err.count("done before") == 1 and made[1].is_file()
+
+
+@pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1]])
+def test_another_wish_is_another_calibration(run, words, made, change):
+    planned = run("quantize", *words, *change, "--dry-run")
+    assert planned.code == 0 and "# done" not in planned.out
+
+
+def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp_path):
+    done = run("quantize", *words, "--dry-run")
+    assert done.code == 0 and not (tmp_path / "out").exists()
+    commands = [shlex.split(line) for line in done.out.splitlines()]
+    assert [command[1] for command in commands] == ["calibrate", "export", "verify", "evaluate"]
+    for _, name, *rest in commands:
+        parser_of(name, command_of(name)).parse_args(rest)
+
+
+def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
+    done = run("quantize", *words, "--for", "tensorrt")
+    assert done.code == 0 and "neither verified nor scored" in done.err and "tensorrt-cu" in done.err
+    assert done.out.strip().endswith("swin_micro_int8_tensorrt.onnx")
+
+
+def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monkeypatch, tmp_path):
+    monkeypatch.setattr("swin_quant.tasks.verify.tolerance_of", lambda *_: 0.0)
+    assert "verification failed" in run("quantize", *words).err
+    card = json.loads((tmp_path / "out" / "swin_micro_int8_onnxruntime.json").read_text())
+    assert card["results"] == []
+
+
+def test_policies_are_listed_with_who_takes_them(run):
+    done = run("policies")
+    assert done.code == 0 and re.search(r"^qdq  \(for .*onnxruntime", done.out, re.MULTILINE)
+    listed = json.loads(run("policies", "--json").out)
+    assert {"ft-mode1", "ft-mode2", "qdq", "cpu", "float"} <= {policy["name"] for policy in listed}
+    assert all(policy["rules"] and policy["description"] for policy in listed)
