@@ -5,4 +5,4 @@ import sys
 from swin_quant.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["fastertransformer", *sys.argv[1:]]))
+    sys.exit(main(["ft", "front-door", *sys.argv[1:]]))

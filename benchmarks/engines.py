@@ -7,6 +7,7 @@ scored on the 5,000 pictures of `val` beside the float model, all by the command
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,11 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 # What is exported: folder -> flags. FasterTransformer's V2 knows one mode.
 EXPORTS = {
-    "openvino": ["--backend", "openvino"],
-    "onnxruntime": ["--backend", "onnxruntime"],
-    "onnx": ["--backend", "onnx"],
-    "ft1": ["--backend", "fastertransformer", "--policy", "ft-mode1"],
-    "ft2": ["--backend", "fastertransformer", "--policy", "ft-mode2"],
+    "openvino": ["--for", "openvino"],
+    "onnxruntime": ["--for", "onnxruntime"],
+    "onnx": ["--for", "onnx"],
+    "ft1": ["--for", "fastertransformer", "--policy", "ft-mode1"],
+    "ft2": ["--for", "fastertransformer", "--policy", "ft-mode2"],
 }
 
 
@@ -29,8 +30,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/engines"))
     args = parser.parse_args()
     cards = [card for name in MICRO for card in scored(name, args.shared, args.work / name)]
+    swin_quant("report", *cards, "--output", args.work)
     for suffix in ("md", "csv"):
-        swin_quant("report", *cards, "--output", RESULTS / f"engines_cifar10.{suffix}")
+        shutil.copy(args.work / f"accuracy.{suffix}", RESULTS / f"engines_cifar10.{suffix}")
 
 
 def scored(name: str, shared: Path, folder: Path) -> list[Path]:
@@ -38,17 +40,17 @@ def scored(name: str, shared: Path, folder: Path) -> list[Path]:
     config, weights = (shared / "checkpoints" / f"{name}.{suffix}" for suffix in ("yaml", "pth"))
     pictures = ["--data-path", shared / "data" / "cifar10", "--zip"]
     calibrated = folder / f"{name}_calib.pth"
-    told = ["--int8-mode", "1", "--no-eval", "--calib-output-path", folder]
-    swin_quant("calibrate", "--cfg", config, "--resume", weights, *pictures, *told)
+    told = ["--policy", "ft-mode1", "--no-eval", "--output", folder]
+    swin_quant("calibrate", "--cfg", config, "--checkpoint", weights, *pictures, *told)
     artifacts = []
     for place, flags in EXPORTS.items():
         if place == "ft2" and name.startswith("swinv2"):
             continue
-        done = swin_quant("export", "--resume", calibrated, *flags, "--output", folder / place)
+        done = swin_quant("export", "--checkpoint", calibrated, *flags, "--output", folder / place)
         artifacts.append(Path(done.strip().splitlines()[-1]))
     for artifact in artifacts:
-        swin_quant("verify", artifact, "--resume", calibrated, *pictures)
-    swin_quant("evaluate", *artifacts, "--resume", calibrated, *pictures, "--batch-size", "200")
+        swin_quant("verify", artifact, "--checkpoint", calibrated, *pictures)
+    swin_quant("evaluate", *artifacts, "--checkpoint", calibrated, *pictures, "--batch", "200")
     return [artifact.with_suffix(".json") for artifact in artifacts]
 
 

@@ -60,24 +60,23 @@ def accuracy(shared: Path, work: Path) -> None:
         cards, said = [], []
         for calibrator in CALIBRATORS:
             output = work / title.replace(" ", "_").strip("()") / calibrator
-            data = ["--data-path", str(shared / "data" / "cifar10"), "--zip", "--batch-size", "200"]
-            how = ["--calibrator", calibrator, "--policy", *POLICIES, "--calib-output-path", str(output)]
+            data = ["--data-path", str(shared / "data" / "cifar10"), "--zip", "--batch", "200"]
+            how = ["--calibrator", calibrator, "--policy", *POLICIES, "--output", str(output)]
             kept = output / "warnings.json"  # of a run that was cut off
             if not kept.exists():
-                found = warnings("calibrate", "--cfg", str(config), "--resume", str(weights), *data, *how)
+                found = warnings("calibrate", "--cfg", str(config), "--checkpoint", str(weights), *data, *how)
                 kept.write_text(json.dumps(found))
             said += json.loads(kept.read_text())
             cards.append(str(output / f"{weights.stem}_calib.json"))
-        for suffix in ("md", "csv"):
-            swin_quant("report", *cards, "--output", str(work / f"table.{suffix}"))
-        head, *rows = (work / "table.csv").read_text().splitlines()
+        swin_quant("report", *cards, "--output", str(work / "table"))
+        head, *rows = (work / "table" / "accuracy.csv").read_text().splitlines()
         table += [f"model,{head}"] * (not table) + [f"{title},{row}" for row in rows]
         page += [
             f"## {title}",
             "",
             *(["`calibrate` said:", "", *(f"> {line}\n>" for line in said), ""] if said else []),
         ]
-        page += [(work / "table.md").read_text()]
+        page += [(work / "table" / "accuracy.md").read_text()]
     (RESULTS / "ptq_cifar10.md").write_text("\n".join(page))
     (RESULTS / "ptq_cifar10.csv").write_text("\n".join(table) + "\n")
 
@@ -181,16 +180,16 @@ def fullsize(shared: Path, work: Path) -> None:
     rows, cards = [], []
     for name in FULL:
         output = work / name
-        data = ["--data-path", str(shared / "data" / "imagenet_sample"), "--calib-split", "val", "--batch-size", "8"]
-        base = ["--cfg", name, "--random-weights", "--opts", "MODEL.NUM_CLASSES", "128", "--int8-mode", "1", *data]
+        data = ["--data-path", str(shared / "data" / "imagenet_sample"), "--split", "val", "--batch", "8"]
+        base = ["--cfg", name, "--random-weights", "--opts", "MODEL.NUM_CLASSES", "128", "--policy", "ft-mode1", *data]
         for what, extra in (("calibrate, 80 pictures", ["--no-eval"]), ("and score 128 pictures, 3 precisions", [])):
-            seconds, megabytes = swin_quant("calibrate", *base, *extra, "--calib-output-path", str(output))
+            seconds, megabytes = swin_quant("calibrate", *base, *extra, "--output", str(output))
             rows.append(f"| {name} | {what} | {seconds:.1f} | {megabytes:.0f} |")
         cards.append(str(output / f"{name}_calib.json"))
-    swin_quant("report", *cards, "--output", str(RESULTS / "ptq_fullsize.md"))
+    swin_quant("report", *cards, "--output", str(work / "table"))
     table = "\n".join(["| model | whole process | seconds | peak memory, MB |", "|---|---|---|---|", *rows])
     path = RESULTS / "ptq_fullsize.md"
-    path.write_text(f"{path.read_text()}\n{table}\n")
+    path.write_text(f"{(work / 'table' / 'accuracy.md').read_text()}\n{table}\n")
 
 
 def swin_quant(*arguments: str, errors: int = 2) -> tuple[float, float]:

@@ -72,23 +72,23 @@ class Run:
         """Calibrate, fine-tune and score what is not there yet."""
         modes = ["--policy", *MODES.values(), *self.precision]
         if not scored(self.calibrated):
-            swin_quant("calibrate", *self.data, "--resume", self.float, *modes,
-                       "--calib-output-path", self.calibrated.parent)  # fmt: skip
-        start = ["--pretrained", self.calibrated, "--resume", "auto", "--policy", "ft-mode1", *self.precision]
+            swin_quant("calibrate", *self.data, "--checkpoint", self.float, *modes,
+                       "--output", self.calibrated.parent)  # fmt: skip
+        start = ["--checkpoint", self.calibrated, "--continue", "--policy", "ft-mode1", *self.precision]
         for way in WAYS:
             if scored(self.trained(way)):
                 continue
             before = cpu_seconds()
             swin_quant("finetune", *self.data, *start, "--teacher", self.float, "--recipe", f"micro_{self.bits}",
-                       "--amax", way, "--output", self.folder, "--tag", way)  # fmt: skip
+                       "--amax", way, "--output", self.trained(way).parent)  # fmt: skip
             minutes_of(self.trained(way)).write_text(f"{cpu_seconds() - before:.1f}")
 
     def score(self) -> None:
         """Score checkpoints that are there, those of QAT with their original."""
         modes = ["--policy", *MODES.values(), *self.precision]
-        swin_quant("evaluate", *self.data, "--resume", self.calibrated, *modes)
+        swin_quant("evaluate", *self.data, "--checkpoint", self.calibrated, *modes)
         for way in WAYS:
-            swin_quant("evaluate", *self.data, "--resume", self.trained(way), "--float", self.float)
+            swin_quant("evaluate", *self.data, "--checkpoint", self.trained(way), "--float", self.float)
 
     def row(self) -> dict[str, Any]:
         """Results by column, from the run cards."""

@@ -103,13 +103,13 @@ def prepare(model: str, args: argparse.Namespace) -> None:
     source, data = ROOT / "examples" / "checkpoints" / model, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{model}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
-        told = ["--policy", "cpu", "--no-eval", "--calib-output-path", args.work]
-        swin_quant("calibrate", "--cfg", f"{source}.yaml", "--resume", f"{source}.safetensors", *data, *told)
+        told = ["--policy", "cpu", "--no-eval", "--output", args.work]
+        swin_quant("calibrate", "--cfg", f"{source}.yaml", "--checkpoint", f"{source}.safetensors", *data, *told)
     for engine in ("openvino", "onnxruntime"):
         for way, flags in WAYS.items():
             if not artifact(args.work, model, engine, way).exists():
-                told = ["--backend", engine, "--policy", "cpu", *flags, "--output", args.work / way]
-                swin_quant("export", "--resume", calibrated, *told)
+                told = ["--for", engine, "--policy", "cpu", *flags, "--output", args.work / way]
+                swin_quant("export", "--checkpoint", calibrated, *told)
 
 
 def artifact(work: Path, model: str, engine: str, way: str) -> Path:

@@ -66,6 +66,12 @@ def no_time_passes(monkeypatch):
     monkeypatch.setattr("swin_quant.base.progress.clock", lambda: 0.0)
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """Output is as wide as where there is no terminal, whoever runs the tests: xdist tells its workers a width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of shared data and checkpoints, which a checkout need not have."""

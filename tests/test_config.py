@@ -222,7 +222,7 @@ def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, a
 
 
 def test_wrong_type_in_opts_names_the_flag(tmp_path):
-    with pytest.raises(UsageError, match=r"^--opts: MODEL\.SWIN\.DEPTHS must be a list.*'\[2, 2'"):
+    with pytest.raises(UsageError, match=r"^opts: MODEL\.SWIN\.DEPTHS must be a list.*'\[2, 2'"):
         load_config(write(tmp_path, "{}"), ["MODEL.SWIN.DEPTHS", "[2, 2"])
 
 
@@ -301,13 +301,13 @@ def test_files_that_are_no_configuration(tmp_path):
 
 def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
     user = write(tmp_path, "{}")
-    with pytest.raises(UsageError, match="--opts takes pairs KEY VALUE, but got 3 words: SEED 1 TAG"):
+    with pytest.raises(UsageError, match="opts takes pairs KEY VALUE, but got 3 words: SEED 1 TAG"):
         load_config(user, ["SEED", "1", "TAG"])
-    with pytest.raises(UsageError, match="^--opts: unknown key DATA.IMGSIZE; did you mean DATA.IMG_SIZE"):
+    with pytest.raises(UsageError, match="^opts: unknown key DATA.IMGSIZE; did you mean DATA.IMG_SIZE"):
         load_config(user, ["DATA.IMGSIZE", "7"])
-    with pytest.raises(UsageError, match="^--opts: MODEL is a section"):
+    with pytest.raises(UsageError, match="^opts: MODEL is a section"):
         load_config(user, ["MODEL", "{}"])
-    with pytest.raises(UsageError, match="^--opts: BASE works only in a YAML file"):
+    with pytest.raises(UsageError, match="^opts: BASE works only in a YAML file"):
         load_config(user, ["BASE", "other.yaml"])
     with pytest.raises(UsageError, match="^command line: unknown key SED; did you mean SEED"):
         load_config(user, overrides={"SED": 1})
@@ -336,7 +336,7 @@ def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
         ("MODEL.SWIN.MLP_RATIO 1e30", "MODEL.SWIN.MLP_RATIO is 1e+30, but must be at most 256"),
         ("MODEL.SWIN.NUM_HEADS [3,6,12,99999999999999999999]", "but must be at most 4096"),
         (f"DATA.BATCH_SIZE {10**20}", f"DATA.BATCH_SIZE is {10**20}, but must be at most 1048576"),
-        ("TAG \udcff", "TAG (--tag) '\\udcff' cannot name a folder"),
+        ("TAG \udcff", "TAG '\\udcff' cannot name a folder"),
         ("MODEL.NAME ../x", "MODEL.NAME '../x' cannot name a file"),
         ("MODEL.NAME ..", "MODEL.NAME '..' cannot name a file"),
         ("MODEL.NAME a\\b", "MODEL.NAME 'a\\\\b' cannot name a file"),

@@ -29,7 +29,7 @@ class Artifact:
         if self.card.artifact is None:
             raise SwinQuantError(
                 f"{card_path(self.file)}: is the card of a checkpoint, not of an exported artifact: run `swin-quant "
-                "export`, or name a checkpoint by --resume"
+                "export`, or name a checkpoint by ‹checkpoint›"
             )
         return self.card.artifact
 

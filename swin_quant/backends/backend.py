@@ -17,7 +17,7 @@ PRECISIONS = ("int8", "float")
 
 @dataclass(frozen=True)
 class Exports:
-    """What `export --backend NAME` writes.
+    """What `export --for NAME` writes.
 
     `artifact` is the kind of its files, as run cards have it. `export` names a function `export(model, card, folder,
     options) -> Artifact`, `options` what makes its options from the words that it takes: `precision` (int8, float),

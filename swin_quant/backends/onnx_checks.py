@@ -30,7 +30,7 @@ def check_operators(model: Any) -> int:
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     opset = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
     if opset not in OPSETS:
-        raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with --opset")
+        raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with ‹opset›")
     if model.functions:
         raise SwinQuantError(f"has functions of its own ({shown(model.functions[0].name)}): export it without them")
     for graph in _graphs(model.graph):

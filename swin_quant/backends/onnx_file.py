@@ -112,7 +112,7 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
     if file.batch and len(images) > file.batch:
         raise UsageError(
-            f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger --batch"
+            f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger ‹batch›"
         )
     array = np.ascontiguousarray(images.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)

@@ -88,7 +88,7 @@ def caution(engine: str, artifact: Artifact) -> str | None:
     record = artifact.record
     if record["precision"] != "int8" or engine in record["options"].get(SAFE_ON, ()) or not saturates(engine):
         return None
-    remedy = f"`export --backend {engine} --saturation-safe`"
+    remedy = f"`export --for {engine} --saturation-safe`"
     if setting := exact_kernels(engine, artifact):
         return (
             f"{engine}: this CPU has no VNNI: {artifact.file.name} runs on slower kernels, which do not saturate "

@@ -91,13 +91,13 @@ def _number(name: str, default: int) -> int:
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """`auto` takes this rank's GPU where there is one, else the CPU. UsageError for a device that is not there."""
     if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {name}: must be auto, cpu or cuda")
+        raise UsageError(f"‹device› {name}: must be auto, cpu or cuda")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"--device {name}: rank {local_rank} of this machine has no GPU, {torch.cuda.device_count()} are visible; "
-            "use --device cpu or fewer processes"
+            f"‹device› {name}: rank {local_rank} of this machine has no GPU, {torch.cuda.device_count()} are visible; "
+            "use ‹device› cpu or fewer processes"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

@@ -1,8 +1,16 @@
-"""Errors that a user can mend: one line that names the file, key or node and says what to do."""
+"""Errors that a user can mend: one line that names the file, key or node and says what to do.
 
-from collections.abc import Iterable
+The library does not know who asks. What the caller gave is named as a field, `‹batch›`; the text says `batch`, and
+inside `speaking` what that front calls it: the command line, `--batch`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 _LONGEST = 1500  # characters: more than any list of ours takes, less than a screenful
+_FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
+_words: dict[str, str] = {}
 
 
 class SwinQuantError(Exception):
@@ -18,11 +26,35 @@ class SwinQuantError(Exception):
         half = _LONGEST // 2
         super().__init__(line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}")
 
+    def __str__(self) -> str:
+        return in_words(self.args[0])
+
 
 class UsageError(SwinQuantError):
     """The command, configuration or policy asks for something impossible (exit code 2)."""
 
     exit_code = 2
+
+
+def in_words(text: str) -> str:
+    """A message with its fields called as they are called here."""
+    return _FIELD.sub(lambda match: _words.get(match[1], match[1]), text)
+
+
+@contextmanager
+def speaking(words: Mapping[str, str]) -> Iterator[None]:
+    """Inside, fields are called by `words`, also in errors that leave it."""
+    before = dict(_words)
+    _words.clear()
+    _words.update(words)
+    try:
+        yield
+    except (SwinQuantError, KeyboardInterrupt) as error:
+        error.args = tuple(map(in_words, error.args))
+        raise
+    finally:
+        _words.clear()
+        _words.update(before)
 
 
 def listed(names: Iterable[str], limit: int = 5) -> str:

@@ -15,12 +15,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from swin_quant.base.errors import in_words
+
 T = TypeVar("T")
 console = Console(stderr=True)
 bars = True
 log = logging.getLogger("swin_quant")
 clock: Callable[[], float] = time.monotonic  # seconds
 LINE_SECONDS = 5.0  # between plain lines, or a tenth of the time that has passed: a long log stays readable
+
+
+def _in_words(record: logging.LogRecord) -> bool:
+    """Messages speak of fields, as errors do."""
+    record.msg, record.args = in_words(record.getMessage()), ()
+    return True
+
+
+log.addFilter(_in_words)
 
 
 class _ConsoleHandler(logging.Handler):

@@ -59,14 +59,14 @@ class BenchPlan:
 
     def __post_init__(self) -> None:
         for flag, value in (
-            ("--rounds", self.rounds),
-            *(("--batch", b) for b in self.batches),
+            ("‹rounds›", self.rounds),
+            *(("‹batch›", b) for b in self.batches),
         ):
             if value < 1:
                 raise UsageError(f"{flag} {value}: must be at least 1")
         EngineOptions(threads=self.threads)
         if not 0 < self.seconds < 3600:
-            raise UsageError(f"--seconds {self.seconds:g}: must be above 0 and below 3600")
+            raise UsageError(f"‹seconds› {self.seconds:g}: must be above 0 and below 3600")
 
 
 @dataclass(frozen=True)

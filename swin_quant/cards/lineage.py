@@ -89,7 +89,7 @@ def original_of(card: RunCard, folders: Sequence[Path], given: str | Path | None
 
 def _checked(card: RunCard, given: Path) -> Path:
     if card.source is None:
-        raise SwinQuantError(f"--float {given}: the run card {card.name} names no original to compare it with")
+        raise SwinQuantError(f"‹float› {given}: the run card {card.name} names no original to compare it with")
     sha256 = sha256_of(given)
     start = card.training["start"] if card.training else None
     holds = sha256 == _source(card)
@@ -97,7 +97,7 @@ def _checked(card: RunCard, given: Path) -> Path:
         holds = _holds_original(Start(given, card_of(given)), card)
     if not holds:
         raise SwinQuantError(
-            f"--float {given}: is not the float checkpoint that the run began with, {card.source['file']}: its SHA-256 "
+            f"‹float› {given}: is not the float checkpoint that the run began with, {card.source['file']}: its SHA-256 "
             f"is {sha256[:12]}..., the run card has {card.source['sha256'][:12]}..."
         )
     return given

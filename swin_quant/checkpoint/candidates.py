@@ -61,7 +61,7 @@ def choose(candidates: Sequence[Candidate], known: Geometry, file: Path) -> Cand
         keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
         raise UsageError(
             f"{file}: fits several configurations, since its tensors do not tell {listed(sorted(keys))}: "
-            f"give --cfg NAME, one of {listed((each.name for each in left), len(left))}"
+            f"give ‹cfg› NAME, one of {listed((each.name for each in left), len(left))}"
         )
     return min(left, key=lambda each: len(each.name))
 

@@ -114,7 +114,7 @@ def _of_its_own(near: Candidate, known: Geometry, given: Mapping[str, Any], file
         raise SwinQuantError(f"{file}: is a damaged checkpoint of a Swin: no tensor tells {listed(lost)}")
     if absent:
         places = " and ".join(_place(key, known) for key in absent)
-        raise UsageError(f"{file}: its keys and shapes leave {places} open, and {unlike}: set it, or give --cfg NAME")
+        raise UsageError(f"{file}: its keys and shapes leave {places} open, and {unlike}: set it, or give ‹cfg› NAME")
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), given)

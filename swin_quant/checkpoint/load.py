@@ -118,7 +118,7 @@ def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str
         return f"it is {described(given)}; "
     if _only_head(faults):
         theirs, ours = file.get("NUM_CLASSES", "no"), model.get("NUM_CLASSES", 0)
-        advice = ": pass --replace-head to load the rest and initialise a new head" if can_replace else ""
+        advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "
     text = difference(file, model)
     return f"{text}; " if text else ""

@@ -92,7 +92,7 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             continue
         name, origin = next(iter((wrong or others).items()))
         if wrong:
-            remedy = "finetune" if origin.method == LEARNED else "calibrate (from --statistics, without pictures)"
+            remedy = "finetune" if origin.method == LEARNED else "calibrate (from ‹statistics›, without pictures)"
             raise UsageError(
                 f"{checkpoint}: {_found(wrong, origin)} for {origin.bits} bits, and policy {policy.name} "
                 f"has {bits[name]} at {name}: {remedy} with these bits"

@@ -10,12 +10,11 @@ from swin_quant.base.reproducible import reproducible
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps say nothing that our one line does not
 
 COMMANDS = {
+    "quantize": "float checkpoint + pictures -> artifact for an engine, verified and scored, in one go",
     "calibrate": "float checkpoint + pictures -> calibrated INT8 checkpoint + run card",
     "finetune": "QAT: calibrated checkpoint + pictures -> fine-tuned INT8 checkpoint + run card",
     "train": "float training from scratch or from weights -> checkpoint + run card",
     "convert": "a float checkpoint in another format or type: Microsoft, timm, safetensors -> .pth or .safetensors",
-    "export-ft": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",
-    "gemms": "the int8 GEMMs of a model and batch, and what FasterTransformer's tuner files say of them",
     "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
     "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
     "run": "an artifact on pictures -> logits for other programs",
@@ -23,11 +22,18 @@ COMMANDS = {
     "export": "calibrated checkpoint -> what is deployed: FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT",
     "bench": "latency, memory and agreement of artifacts on their engines, the float model on each beside them",
     "report": "the accuracy-delta table of any number of run cards",
+    "policies": "the built-in policies: what each is for, and who takes it",
     "nodes": "every quantizer node: state, bits, granularity, range, shape",
     "inspect": "what is in an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
     "build-engine": "exported ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
+    "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",
+    "ft gemms": "the int8 GEMMs of a model and batch, and what FasterTransformer's tuner files say of them",
+    "completion": "what makes bash or zsh complete our commands and flags",
     "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
 }
+
+
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,12 +58,17 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     from swin_quant.cli.session import run
 
-    return run(arguments[0], arguments[1:])
+    if arguments[0] in GROUPS and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        print(_usage(arguments[0]))
+        return 0 if len(arguments) > 1 else 2
+    name, rest = (" ".join(arguments[:2]), arguments[2:]) if arguments[0] in GROUPS else (arguments[0], arguments[1:])
+    return run(name, rest)
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {help}" for name, help in COMMANDS.items()]
+def _usage(group: str = "") -> str:
+    commands = {name: help for name, help in COMMANDS.items() if name.startswith(f"{group} " if group else "")}
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {help}" for name, help in commands.items()]
     return "\n".join(
         [
             "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured",

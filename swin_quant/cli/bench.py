@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.bench.cpu import usable_cores
+from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
+from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
 HELP = "Latency, images/s, memory and agreement of artifacts, in interleaved rounds with their float baselines."
 EXAMPLES = """examples:
-  swin-quant bench out/my_int8_openvino.onnx --resume out/my_calib.pth
+  swin-quant bench out/my_int8_openvino.onnx
   swin-quant bench out/my_calib.pth --batch 1 8                      (exported for ONNX Runtime and OpenVINO first)
   swin-quant bench out/my_int8.onnx --engine openvino --data-path imagenet --pictures 500 --output docs/results
 
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="default: what an artifact was exported for, else all that take it")  # fmt: skip
     parser.add_argument("--float-type", nargs="+", choices=("float32", "bfloat16", "float16"), dest="float_types",
                         help="of what is not int8, on OpenVINO (default: float32, and bfloat16 if there)")  # fmt: skip
-    parser.add_argument("--resume", metavar="FILE", help="the checkpoint (default: looked for beside it and one up)")
+    parser.add_argument("--checkpoint", metavar="FILE", help="what they were made from (default: looked for)")
     group = parser.add_argument_group("measuring")
     group.add_argument("--batch", type=whole, nargs="+", default=[1, 8, 32], metavar="N", help="default 1 8 32")
     group.add_argument(
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", default="val", help="default val")
     group.add_argument("--pictures", type=whole, default=256, metavar="N", help="evenly spread over those there are")
     parser.add_argument("--output", metavar="DIR", help="also write bench.md, bench.csv and bench.json there")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    options.add_json(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                         help="of torch, and of engines that run on either (default cpu)")  # fmt: skip
 
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.bench import pictures
     from swin_quant.bench.measure import BenchPlan
     from swin_quant.report import bench as table
-    from swin_quant.report.screen import print_table, print_text
+    from swin_quant.report.screen import print_table
     from swin_quant.tasks.bench import bench
 
     if args.pictures < 1:
@@ -70,14 +72,14 @@ def run(args: argparse.Namespace, world: World) -> None:
     if args.data_path:
         shown = pictures.load(args.files[0], args.data_path, args.split, args.zip, args.pictures)
     device = world.device.type
-    report = bench(args.files, plan, shown, args.engines, args.float_types, args.resume, device)
+    report = bench(args.files, plan, shown, args.engines, args.float_types, args.checkpoint, device)
     if args.output:
         for name, write in table.FILES.items():
             atomic_write_bytes(f"{args.output}/{name}", write(report).encode())
             log.info("table: %s/%s", args.output, name)
-    if args.json:
-        print_text(table.as_json(report))
-    else:
+    if args.json != "-":
         print_table(table.table_of(report))
+    if args.json:
+        put(args.json, table.as_json(report))
     if all(row.failure for row in report.rows):
         raise SwinQuantError("nothing was measured: every contender failed")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import listed
+from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli.numbers import whole
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ The trtexec line of the same build is printed first, also where TensorRT is not 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx", help="exported file; its run card lies beside it")
-    parser.add_argument("--output", metavar="FILE", help="default: beside the model, MODEL_sm<architecture>.engine")
+    parser.add_argument("--output", metavar="DIR", help="folder of MODEL_sm<NN>.engine (default: the model's)")
     parser.add_argument("--min-batch", type=whole, default=1, metavar="N", help="smallest batch (default 1)")
     parser.add_argument("--opt-batch", type=whole, default=8, metavar="N", help="batch it is tuned for (default 8)")
     parser.add_argument("--max-batch", type=whole, default=32, metavar="N", help="largest batch (default 32)")
@@ -45,10 +46,13 @@ def run(args: argparse.Namespace, world: World) -> None:
     batches = (args.min_batch, args.opt_batch, args.max_batch)
     options = BuildOptions(*batches, args.workspace, cache, args.allow_float32)
     plan = make_plan(open_artifact(args.model), options)
-    output = Path(args.output) if args.output else Path(args.model).with_suffix(SUFFIX)
-    log.info("the same by NVIDIA's tool: %s", plan.trtexec(output))
+    model = Path(args.model)
+    place = Path(args.output) / model.name if args.output else model
+    log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
     host.tensorrt()
-    output = output if args.output else default_output(Path(args.model), host.find_gpu())
+    if args.output:
+        ensure_writable_dir(args.output)
+    output = default_output(place, host.find_gpu())
     artifact, layers = build(plan, output)
     print_table(table_of(layers))
     if layers.lost:

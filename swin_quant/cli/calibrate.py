@@ -7,35 +7,57 @@ from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import options
+from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, print_table
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
+    from swin_quant.tasks.calibrate import CalibrationPlan
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
-  swin-quant calibrate --cfg swin_tiny_patch4_window7_224 --resume swin_tiny_patch4_window7_224.pth \\
-      --data-path imagenet --int8-mode 1
-  torchrun --nproc_per_node 4 calibrate.py --cfg my.yaml --resume my.pth --data-path data --zip --calibrator mse
-  swin-quant calibrate --cfg my.yaml --resume my.pth --data-path pictures --calib-split val --no-eval
-  swin-quant calibrate --cfg my.yaml --statistics out/my_calib.stats.npz --calibrator mse --int8-mode 1 --aprec 4 \\
-      --calib-output-path out4 --no-eval                       (in what an earlier one counted: no pictures are read)"""
-_OF_PICTURES = ("num_calib_batch", "calib_batchsz", "calib_split", "calib_augment", "exact_histogram", "replace_head",
-                "random_weights")  # fmt: skip
+  swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
+  swin-quant calibrate my.pth --cfg my.yaml --data-path data --zip --calibrator mse --pictures 160
+  torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
+  swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
+                                                         (in what an earlier one counted: no pictures are read)"""
+_OF_PICTURES = ("pictures", "calib_split", "calib_augment", "exact_histogram", "replace_head", "random_weights")
+_PICTURES, _BATCH = 80, 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_checkpoint(parser, "float checkpoint: Microsoft's, timm's, Hugging Face's, ours")
     options.add_data(parser)
-    options.add_calibration(parser, batches=10)
+    group = parser.add_argument_group("calibration")
+    group.add_argument("--pictures", type=whole, metavar="N", help=f"how many calibrate (default {_PICTURES})")
+    group.add_argument("--split", dest="calib_split", metavar="SPLIT", help="pictures to sample (default train)")
+    group.add_argument("--augment", dest="calib_augment", action="store_true", help="augmented training crops")
+    options.add_calibrator(parser)
     options.add_policy(parser)
     options.add_run(parser)
+    options.add_output(parser)
     parser.add_argument("--no-eval", action="store_true", help="do not score the result on the val split")
     parser.add_argument(
         "--statistics", metavar="FILE", help="search ranges anew in what a calibration left: *.stats.npz"
     )
-    parser.add_argument("--random-weights", action="store_true", help="without --resume: time on untrained weights")
+    parser.add_argument("--random-weights", action="store_true", help="without a checkpoint: time untrained weights")
+
+
+def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
+    """The calibration that the options describe: ranges do not depend on the batch, so it may be any that divides."""
+    from swin_quant.tasks.calibrate import CalibrationPlan
+
+    if sample := getattr(args, "sample", None):  # main.py's batches and their size
+        batches, size = sample
+    else:
+        count, most = _PICTURES if args.pictures is None else args.pictures, min(args.batch or _BATCH, _BATCH)
+        if count < 1:
+            raise UsageError(f"--pictures {count}: must be at least 1")
+        size = next(size for size in range(max(most, 1), 0, -1) if count % size == 0)
+        batches = count // size
+    split, method = args.calib_split or "train", options.method_of(args)
+    return CalibrationPlan(batches, size, split, seed, args.calib_augment, method, args.max_unreadable)
 
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
@@ -47,26 +69,29 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.quant.policies import load_policy
     from swin_quant.tasks.calibrate import calibrate_checkpoint
     from swin_quant.tasks.evaluate import score_model
-    from swin_quant.tasks.recalibrate import recalibrate
+    from swin_quant.tasks.recalibrate import calibrated_beside, recalibrate
 
     statistics = getattr(args, "statistics", None)  # main.py has no such option
-    if not args.resume and not args.random_weights and not statistics:
-        raise UsageError("no checkpoint: give --resume FILE (or --random-weights to time an untrained model)")
+    if not args.checkpoint and not args.random_weights and not statistics:
+        raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
     if statistics and (idle := [name for name in _OF_PICTURES if getattr(args, name)]):
-        raise UsageError(f"--{idle[0].replace('_', '-')}: the pictures are those of --statistics: leave it out")
+        flag = idle[0].removeprefix("calib_").replace("_", "-")
+        raise UsageError(f"--{flag}: the pictures are those of --statistics: leave it out")
+    if statistics and not args.checkpoint and not args.cfg:
+        args.checkpoint = str(calibrated_beside(statistics))
     cfg = options.config_of(args)
     policies = options.policies_of(args) or [load_policy("ft-mode1")]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
-    plan = options.plan_of(args, cfg.SEED)
-    directory = args.calib_output_path or output_dir(cfg)
+    plan = plan_of(args, cfg.SEED)
+    directory = getattr(args, "calib_output_path", None) or output_dir(args, cfg)
     scored = not args.no_eval and has_split(cfg, "val")
     if scored:
         open_labelled(cfg, "val", world, cache_mode="no")  # refused now, not after the calibration
     if statistics:
-        done = recalibrate(cfg, statistics, args.resume, policies[0], plan.method, directory, world)
+        done = recalibrate(cfg, statistics, args.checkpoint, policies[0], plan.method, directory, world)
     else:
-        done = calibrate_checkpoint(cfg, args.resume, policies[0], plan, directory, world, args.replace_head)
+        done = calibrate_checkpoint(cfg, args.checkpoint, policies[0], plan, directory, world, args.replace_head)
     options.tell_bits(policies)
     if not scored:
         if not args.no_eval and (cfg.DATA.DATA_PATH or not statistics):  # which need no pictures

@@ -18,14 +18,14 @@ HELP = (
     "Write the float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."
 )
 EXAMPLES = """examples:
-  swin-quant convert --cfg swin_tiny_patch4_window7_224 --resume timm_swin_tiny.safetensors --to swin_tiny.pth
-  swin-quant convert --cfg my.yaml --resume my.pth --to my.safetensors --dtype float16       (half the size)"""
+  swin-quant convert timm_swin_tiny.safetensors --to swin_tiny.pth
+  swin-quant convert my.pth --to my.safetensors --dtype float16       (half the size)"""
 TYPES = ("float32", "float16", "bfloat16")
 FORMATS = (".pth", ".safetensors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_checkpoint(parser, "checkpoint: Microsoft's, timm's, Hugging Face's, calibrated or not")
     parser.add_argument("--to", required=True, metavar="FILE", help=f"what to write: {' or '.join(FORMATS)}")
     parser.add_argument("--dtype", default="float32", choices=TYPES, help="of the weights (default float32)")
 
@@ -44,18 +44,18 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.calibrate import calibrated_again
 
     deployed.refuse_ranks(world, "convert")
-    if not args.resume:
-        raise UsageError("no checkpoint: give --resume FILE")
+    if not args.checkpoint:
+        raise UsageError("no checkpoint: name the one to read")
     target = Path(args.to)
     if target.suffix not in FORMATS:
         raise UsageError(f"--to {target}: must end in {' or '.join(FORMATS)}")
-    require_file(args.resume, "checkpoint")
-    if target.exists() and target.samefile(args.resume):
+    require_file(args.checkpoint, "checkpoint")
+    if target.exists() and target.samefile(args.checkpoint):
         raise UsageError(f"--to {target}: is the checkpoint that is read; give another name")
     cfg = options.config_of(args)
     model = build_model(cfg)
-    source = load_float(model, args.resume, replace_head=args.replace_head)
-    before = card_of(args.resume)
+    source = load_float(model, args.checkpoint, replace_head=args.replace_head)
+    before = card_of(args.checkpoint)
     record = before.source if before and before.is_qat else source.record()
     ensure_writable_dir(target.parent)
     save_float(model, target, getattr(torch, args.dtype))

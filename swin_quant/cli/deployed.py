@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import require_file
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.options import CONFIG_KEYS
 from swin_quant.engines.options import EngineOptions
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from swin_quant.data.pictures import Pictures
 
 DEFAULT_BATCH = 32
+HUBS = ("timm:", "hf:")
+CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin")
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 def add_pictures(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pictures")
     group.add_argument("--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; or: digits")
-    group.add_argument("--pictures", nargs="+", metavar="PLACE", help="instead: files, folders, 'patterns'")
+    group.add_argument("--images", nargs="+", metavar="PLACE", help="instead: files, folders, 'patterns'")
     group.add_argument("--zip", action="store_true", help="DIR holds <split>.zip and <split>_map.txt")
     group.add_argument("--split", default="val", help="of --data-path (default val)")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
@@ -40,7 +43,8 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loading(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--batch-size", type=whole, default=DEFAULT_BATCH, metavar="N", help=f"default {DEFAULT_BATCH}")
+    group.add_argument("--batch", type=whole, default=DEFAULT_BATCH, metavar="N",
+                       help=f"pictures at a time (default {DEFAULT_BATCH})")  # fmt: skip
     group.add_argument("--workers", type=whole, default=8, metavar="N", help="processes that load pictures, at most")
 
 
@@ -52,7 +56,7 @@ def engine_options(args: argparse.Namespace, world: World) -> EngineOptions:
 def overrides_of(args: argparse.Namespace) -> Mapping[str, Any]:
     """Keys of the config that options set. The data path in a card is of another machine, so it is not a default."""
     elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
-    given = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items() if option != "resume"}
+    given = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items() if option != "checkpoint"}
     return elsewhere | {key: value for key, value in given.items() if value is not None}
 
 
@@ -61,11 +65,11 @@ def pictures_of(args: argparse.Namespace) -> Pictures:
     from swin_quant.data.named import NamedPictures
     from swin_quant.data.sources import open_pictures
 
-    if bool(args.data_path) == bool(args.pictures):
-        raise UsageError("no pictures: give --data-path DIR or --pictures PLACE ..." if not args.data_path
-                         else "--data-path and --pictures both name the pictures: give one of them")  # fmt: skip
-    if args.pictures:
-        return NamedPictures(args.pictures)
+    if bool(args.data_path) == bool(args.images):
+        raise UsageError("no pictures: give --data-path DIR or --images PLACE ..." if not args.data_path
+                         else "--data-path and --images both name the pictures: give one of them")  # fmt: skip
+    if args.images:
+        return NamedPictures(args.images)
     return open_pictures(args.data_path, args.split, zip_mode=args.zip, cache_mode="no")
 
 
@@ -73,3 +77,15 @@ def refuse_ranks(world: World, command: str) -> None:
     """UsageError under a launcher of several processes."""
     if world.size > 1:
         raise UsageError(f"{command} runs in one process: start it without torchrun")
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a file is a checkpoint and no artifact: by its run card, else by its name. UsageError for none."""
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.paths import card_path
+
+    if path.startswith(HUBS):
+        return True
+    require_file(path, "checkpoint or artifact")
+    card = card_path(path)
+    return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)

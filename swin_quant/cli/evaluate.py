@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli import deployed, options
-from swin_quant.cli.output import output_dir, print_table
+from swin_quant.cli.deployed import is_checkpoint
+from swin_quant.cli.output import output_dir, show
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -19,38 +20,48 @@ if TYPE_CHECKING:
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
-  swin-quant evaluate --cfg my.yaml --resume out/my_calib.pth --data-path imagenet      (policy of its run card)
-  swin-quant evaluate --cfg my.yaml --resume out/my_calib.pth --data-path data --zip --policy ft-mode1 ft-mode2 qdq
-  swin-quant evaluate --cfg my.yaml --resume my.pth --data-path imagenet                (a float checkpoint)
+  swin-quant evaluate out/my_calib.pth --data-path imagenet                             (policy of its run card)
+  swin-quant evaluate out/my_calib.pth --data-path data --zip --policy ft-mode1 ft-mode2 qdq
+  swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet                         (a float checkpoint)
   swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
-  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --resume out/my_calib.pth --data-path data"""
-_OF_CHECKPOINTS = ("cfg", "opts", "policy", "int8_mode", "wprec", "aprec", "quant_per_tensor", "narrow_range",
-                   "saturation_safe", "quant_disable", "quant_disable_keyword", "replace_head", "output",
-                   "tag")  # fmt: skip
+  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --data-path data"""
+_OF_CHECKPOINTS = ("cfg", "opts", "policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "saturation_safe",
+                   "off", "replace_head", "output")  # fmt: skip
 _OF_ARTIFACTS = ("engines", "threads", "float_type", "fake_quant")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifacts", nargs="*", metavar="ARTIFACT", help="exported file; its run card lies beside it")
-    options.add_model(parser, required=False)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a checkpoint, or artifacts: their run cards tell")
+    group = parser.add_argument_group("model")
+    group.add_argument("--checkpoint", metavar="FILE",
+                       help="to score, or what the artifacts were made from (default: looked for)")  # fmt: skip
+    options.add_config(group)
+    options.add_head(group)
     options.add_data(parser)
     options.add_policy(parser)
     deployed.add_engines(parser)
     options.add_original(parser)
     options.add_run(parser)
+    options.add_output(parser)
+    options.add_json(parser)
     parser.add_argument("--split", default="val", help="pictures to score (default val)")
     parser.add_argument("--fake-quant", action="store_true", help="score the simulation beside an artifact")
 
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of a checkpoint that was scored."""
-    artifacts = getattr(args, "artifacts", None)  # main.py has no such option
-    kind, others = ("artifacts", _OF_CHECKPOINTS) if artifacts else ("checkpoints", _OF_ARTIFACTS)
+    files = getattr(args, "files", [])  # main.py has no such option
+    if len(files) == 1 and is_checkpoint(files[0]):
+        if args.checkpoint:
+            raise UsageError(f"{files[0]} and --checkpoint {args.checkpoint} are both checkpoints: give one of them")
+        args.checkpoint, files = files[0], []
+    args.files = files
+    kind, others = ("artifacts", _OF_CHECKPOINTS) if files else ("checkpoints", _OF_ARTIFACTS)
     if wrong := [name for name in others if getattr(args, name, None)]:
         flag = {"engines": "engine"}.get(wrong[0], wrong[0]).replace("_", "-")
-        more = "their run cards say that" if artifacts else "name an ARTIFACT"
+        more = "their run cards say that" if files else "name an artifact"
         raise UsageError(f"--{flag} is not for {kind}: {more}")
-    return (_run_artifacts if artifacts else _run_checkpoint)(args, world)
+    return (_run_artifacts if files else _run_checkpoint)(args, world)
 
 
 def _run_artifacts(args: argparse.Namespace, world: World) -> None:
@@ -61,30 +72,30 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
         args.engines,
         deployed.engine_options(args, world),
         deployed.overrides_of(args),
-        args.resume,
+        args.checkpoint,
         args.split,
         args.half,
         args.fake_quant,
         args.max_unreadable,
         args.original,
     )
-    artifacts = [open_artifact(path) for path in dict.fromkeys(args.artifacts)]
+    artifacts = [open_artifact(path) for path in dict.fromkeys(args.files)]
     scored = score_artifacts(artifacts, scoring, world)
     if world.is_main:
         write_cards(scored)
-        print_table([artifact.card for artifact in scored])
+        show([artifact.card for artifact in scored], args)
 
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     from swin_quant.base.progress import log
     from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
 
-    if not args.cfg or not args.resume:
-        raise UsageError("nothing to score: give --cfg FILE and --resume FILE, or an ARTIFACT")
+    if not args.checkpoint:
+        raise UsageError("nothing to score: name a checkpoint or an artifact")
     cfg = options.config_of(args)
-    subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
+    subject = load_for_scoring(cfg, args.checkpoint, options.policies_of(args), world, args.replace_head)
     options.tell_bits(subject.policies)
-    path = subject.card_file or output_dir(cfg) / f"{cfg.MODEL.NAME}_eval.json"
+    path = subject.card_file or output_dir(args, cfg) / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
     card, baseline = compared(subject, cfg, world, args.original)
     card = card if subject.card_file else _with_earlier_results(card, path)
@@ -93,7 +104,7 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     if world.is_main:
         card.write(path)
         log.info("run card: %s", path)
-        print_table([card])
+        show([card], args)
     return card
 
 

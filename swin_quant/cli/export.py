@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 from swin_quant.backends.backend import PRECISIONS
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
+from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 
 if TYPE_CHECKING:
-    from yacs.config import CfgNode
-
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
 
 HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."
 EXAMPLES = """examples:
-  swin-quant export --resume out/my_calib.pth --backend openvino --output out/openvino
-  swin-quant export --resume out/my_calib.pth --backend openvino --precision float --output out/openvino  (baseline)
-  swin-quant export --resume out/my_calib.pth --backend openvino --saturation-safe --output out  (CPUs without VNNI)
-  swin-quant export --resume out/my_calib.pth --backend fastertransformer --sm 80 --check --output out/ft
-  swin-quant export --resume theirs_calib.pth --cfg my.yaml --backend onnx --policy qdq --output out
+  swin-quant export out/my_calib.pth --for openvino --output out/openvino
+  swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino  (baseline)
+  swin-quant export out/my_calib.pth --for openvino --saturation-safe --output out  (CPUs without VNNI)
+  swin-quant export out/my_calib.pth --for fastertransformer --sm 80 --check --output out/ft
+  swin-quant export theirs_calib.pth --for onnx --policy qdq --output out
 
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
 FasterTransformer takes the card's, ft-mode1 or ft-mode2. Other backends have each their own (every node was
@@ -31,16 +30,18 @@ calibrated), unless the card's is not a built-in one, by its rules, or is the on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--resume", required=True, metavar="FILE", help="calibrated checkpoint, ours or FasterTransformer's"
-    )
-    parser.add_argument("--backend", required=True, choices=tuple(targets()))
+    add_export(parser)
+    parser.add_argument("--for", dest="backend", required=True, choices=tuple(targets()), help="what is to run it")
+    parser.add_argument("--opset", type=whole, metavar="N", help="ONNX: 17 to 20 (default 20)")
+    parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """What exports for all targets have in common."""
+    options.add_checkpoint(parser, "calibrated checkpoint, ours or FasterTransformer's", head=False)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the artifact and its run card")
-    parser.add_argument("--cfg", metavar="FILE", help="YAML or shipped name, for a checkpoint without run card")
-    parser.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of --cfg, as KEY VALUE pairs")
     parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: see below)")
     parser.add_argument("--precision", default="int8", choices=PRECISIONS, help="float: the baseline (default int8)")
-    parser.add_argument("--opset", type=whole, metavar="N", help="ONNX: 17 to 20 (default 20)")
     parser.add_argument("--float-type", choices=("float32", "float16"),
                         help="of what is not int8 (default: float32; for GPUs float16)")  # fmt: skip
     parser.add_argument("--batch", type=whole, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
@@ -49,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip
     parser.add_argument("--saturation-safe", action="store_true",
                         help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
-    parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
     parser.add_argument(
         "--check", action="store_true", help="run or read back the export and compare it with the model"
     )
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.quant.policies import load_policy
     from swin_quant.tasks.export import export_checkpoint
 
-    if args.opts and not args.cfg:
-        raise UsageError("--opts sets keys of --cfg: give both, or none to take the config of the run card")
-    cfg = _config(args) if args.cfg else None
+    if not args.checkpoint:
+        raise UsageError("no checkpoint: name the calibrated one")
+    cfg = options.config_of(args, {"checkpoint": options.CONFIG_KEYS["checkpoint"]})
     policy = load_policy(args.policy) if args.policy else None
     backend = targets()[args.backend]
     checks_itself = "check" in backend.exporting.flags
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     given["check"] = args.check and checks_itself
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
     artifact, model = export_checkpoint(
-        args.resume, args.backend, args.output, cfg, policy, args.precision, given, args.saturation_safe
+        args.checkpoint, args.backend, args.output, cfg, policy, args.precision, given, args.saturation_safe
     )
     if args.check and not checks_itself:
         from swin_quant.tasks.export_check import check_export
@@ -85,12 +85,6 @@ def run(args: argparse.Namespace, world: World) -> None:
         for engine in at_risk(backend):
             warn(engine, artifact)
     _print(artifact, args)
-
-
-def _config(args: argparse.Namespace) -> CfgNode:
-    from swin_quant.config import find_config, load_config
-
-    return load_config(find_config(args.cfg), args.opts or ())
 
 
 def _print(artifact: Artifact, args: argparse.Namespace) -> None:
@@ -107,4 +101,4 @@ def _print(artifact: Artifact, args: argparse.Namespace) -> None:
     backend = targets()[args.backend]
     runnable = record["precision"] == "int8" or not backend.only_quantized
     for command in backend.exporting.next_step if runnable else ():
-        log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.resume)))
+        log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.checkpoint)))

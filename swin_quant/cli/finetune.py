@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
-  swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path imagenet --recipe qat_tiny \\
-      --distill --teacher my.pth                                                        (policy of its run card)
-  swin-quant finetune --cfg my.yaml --pretrained out/my_calib.pth --data-path data --zip --recipe micro_w4a4 \\
-      --policy ft-mode1 --wprec 4 --aprec 4 --teacher my.pth
-  torchrun --nproc_per_node 4 qat_finetune.py ... --resume auto                          (goes on where it stopped)"""
+  swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill --teacher my.pth
+                                                                                        (policy of its run card)
+  swin-quant finetune out/my_calib.pth --data-path data --zip --recipe micro_w4a4 --policy ft-mode1 \\
+      --wprec 4 --aprec 4 --teacher my.pth
+  torchrun --nproc_per_node 4 qat_finetune.py ... --continue                             (goes on where it stopped)"""
 DEFAULT_RECIPE = "qat_tiny"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    training.add_model(parser)
+    options.add_checkpoint(parser, "calibrated checkpoint")
     options.add_data(parser)
     options.add_policy(parser)
     training.add_training(parser)
     training.add_qat(parser)
     options.add_original(parser)
     options.add_run(parser)
+    options.add_output(parser)
 
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     policies = options.policies_of(args)
     if len(policies) > 1:
         raise UsageError("--policy: fine-tuning is for one policy at a time")
-    with only_writer(output_dir(cfg), world):  # until the last result is in the run card
-        trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(cfg)), policies, world)
+    with only_writer(output_dir(args, cfg), world):  # until the last result is in the run card
+        trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(args, cfg)), policies, world)
         policy = training.policy_of_card(trained.card)
         options.tell_bits([policy])
         if args.no_eval or trained.position.best_epoch is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import write_json
+from swin_quant.base.files import finite
+from swin_quant.cli import options
+from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -16,33 +19,32 @@ if TYPE_CHECKING:
 HELP = "What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."
 EXAMPLES = """examples:
   swin-quant inspect out/swin_tiny_int8.onnx
-  swin-quant inspect out/swin_tiny_int8.onnx --backend tensorrt --json report.json
+  swin-quant inspect out/swin_tiny_int8.onnx --engine tensorrt --json report.json
   swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file; what is unknown is said)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx")
     parser.add_argument(
-        "--backend", choices=engines_for("onnx"), help="only what this engine will not fuse (default: all)"
+        "--engine", choices=engines_for("onnx"), help="only what this engine will not fuse (default: all)"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the whole report there")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.onnx_file import read_model
     from swin_quant.backends.onnx_inspect import inspect_model
-    from swin_quant.base.progress import log
     from swin_quant.report.inspect import inspection_text
     from swin_quant.report.screen import has_colors, print_text, width
 
     if not world.is_main:
         return
     try:
-        report = inspect_model(read_model(Path(args.model)), [args.backend] if args.backend else None)
+        report = inspect_model(read_model(Path(args.model)), [args.engine] if args.engine else None)
     except SwinQuantError as error:
         named = str(error).startswith(args.model)
         raise error if named else SwinQuantError(f"{args.model}: {error}") from error
+    if args.json != "-":
+        print_text(inspection_text(report, width(), has_colors()))
     if args.json:
-        write_json(args.json, {"file": Path(args.model).name, **report.to_dict()})
-        log.info("report: %s", args.json)
-    print_text(inspection_text(report, width(), has_colors()))
+        put(args.json, json.dumps(finite({"file": Path(args.model).name, **report.to_dict()}), indent=2))

@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import options
+from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
 HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
 EXAMPLES = """examples:
-  swin-quant nodes --cfg swin_tiny_patch4_window7_224 --int8-mode 2
-  swin-quant nodes --cfg my.yaml --resume out/my_calib.pth                              (policy of its run card)
-  swin-quant nodes --cfg my.yaml --resume out/my_calib.pth --policy qdq --format csv > nodes.csv"""
+  swin-quant nodes --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
+  swin-quant nodes out/my_calib.pth                                                     (policy of its run card)
+  swin-quant nodes out/my_calib.pth --policy qdq --format csv > nodes.csv"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_checkpoint(parser, "calibrated checkpoint, to see its ranges", head=False)
     options.add_policy(parser)
-    parser.add_argument("--format", default="table", choices=("table", "csv", "json"), help="default table")
+    parser.add_argument("--format", default="table", choices=("table", "csv"), help="default table")
+    options.add_json(parser)
     parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)
     parser.set_defaults(data_path=None)
 
@@ -42,18 +44,23 @@ def run(args: argparse.Namespace, world: World) -> None:
     policies = options.policies_of(args)
     if len(policies) > 1:
         raise UsageError("--policy: nodes are listed under one policy at a time")
-    with torch.device("cpu" if args.resume else "meta"):  # shapes and names need no weights
+    with torch.device("cpu" if args.checkpoint else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
-    card = card_of(args.resume) if args.resume else None
+    card = card_of(args.checkpoint) if args.checkpoint else None
     if card and card.policy and not policies:
         policies = [policy_from_dict(card.policy, card.name)]
     for policy in policies:
         apply_policy(model, policy)
-    if args.resume:
-        load_calibrated(model, args.resume)
+    if args.checkpoint:
+        load_calibrated(model, args.checkpoint)
     rows = list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
-    if world.is_main:
-        if args.format == "table":
-            print_table(nodes.table_of(rows))
-        else:
-            print_text(nodes.as_csv(rows) if args.format == "csv" else nodes.as_json(rows))
+    if not world.is_main:
+        return
+    if args.json:
+        put(args.json, nodes.as_json(rows))
+    if args.json == "-":
+        return
+    if args.format == "csv":
+        print_text(nodes.as_csv(rows))
+    else:
+        print_table(nodes.table_of(rows))

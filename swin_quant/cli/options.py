@@ -1,4 +1,4 @@
-"""Options that several commands share, called as FasterTransformer's where it has one (docs/reference, section 2.1)."""
+"""Options that several commands share: one word for one thing (`Words`: main.py's are older)."""
 
 from __future__ import annotations
 
@@ -10,36 +10,64 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.cli.numbers import whole
-from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE, INT8_MODES
+from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
+    from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
-    from swin_quant.tasks.calibrate import CalibrationPlan
 
 # Options that only set a key of the config. An option that was not given leaves the key alone.
 CONFIG_KEYS = {
     "data_path": "DATA.DATA_PATH",
     "zip": "DATA.ZIP_MODE",
     "cache_mode": "DATA.CACHE_MODE",
-    "batch_size": "DATA.BATCH_SIZE",
+    "batch": "DATA.BATCH_SIZE",
     "workers": "DATA.NUM_WORKERS",
     "seed": "SEED",
-    "resume": "MODEL.RESUME",
-    "pretrained": "MODEL.PRETRAINED",
+    "checkpoint": "MODEL.RESUME",
     "output": "OUTPUT",
     "tag": "TAG",
 }
 
 
-def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
+class OneWay(argparse.Action):
+    """What can be said by its place or by its flag; `ways` holds which of the two was used (`session`)."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        if values is None:  # a place that was left empty
+            return
+        namespace.ways = getattr(namespace, "ways", set()) | {flag}
+        setattr(namespace, self.dest, values)
+
+
+Words = Mapping[str, str]
+"""Our flag -> what a front door of another tool calls it."""
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, meaning: str, head: bool = True) -> None:
+    """CHECKPOINT, or --checkpoint FILE; and what it is, where that is not to be had from itself."""
+    way: dict[str, Any] = {"action": OneWay, "dest": "checkpoint"}
+    parser.add_argument(nargs="?", metavar="CHECKPOINT", default=argparse.SUPPRESS, help=meaning, **way)
     group = parser.add_argument_group("model")
-    group.add_argument("--cfg", required=required, metavar="FILE",
-                       help="YAML of the model, or the name of a shipped one")  # fmt: skip
-    group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
-    group.add_argument("--resume", metavar="FILE", help="checkpoint: Microsoft, timm, safetensors, calibrated")
+    group.add_argument("--checkpoint", metavar="FILE", default=argparse.SUPPRESS, help="the same as a flag", **way)
+    parser.set_defaults(checkpoint=None)
+    add_config(group)
+    if head:
+        add_head(group)
+
+
+def add_head(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--replace-head", action="store_true", help="leave out a head of another number of classes")
+
+
+def add_config(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    group.add_argument("--cfg", metavar="FILE",
+                       help="YAML of the model, or a shipped one's name (default: the checkpoint says it)")  # fmt: skip
+    group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +76,25 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one"
     )
     group.add_argument("--seed", type=int, help="of the sample of pictures and of new weights (default: SEED, 0)")
-    group.add_argument("--output", metavar="DIR", help="results go to DIR/<NAME>/<TAG> (default: output)")
-    group.add_argument("--tag", help="default: default")
     group.add_argument("--local_rank", "--local-rank", type=whole, help=argparse.SUPPRESS)
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", metavar="DIR", help="folder of the results (default: output/<NAME>)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE",
+                        help="print the result as JSON, or write it to FILE")  # fmt: skip
+
+
+def add_data(parser: argparse.ArgumentParser, words: Words = {}) -> None:  # noqa: B006
     group = parser.add_argument_group("pictures")
     group.add_argument("--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; or: digits")
     group.add_argument("--zip", action="store_true", default=None, help="DIR holds train.zip and train_map.txt, ...")
     group.add_argument("--cache-mode", choices=("no", "full", "part"), help="zip: keep no, all, or this rank's bytes")
-    group.add_argument("--batch-size", type=whole, metavar="N", help="of evaluation, a rank (default: DATA.BATCH_SIZE)")
+    group.add_argument(words.get("--batch", "--batch"), type=whole, dest="batch", metavar="N",
+                       help="pictures at a time, a rank (default: DATA.BATCH_SIZE)")  # fmt: skip
     group.add_argument("--workers", type=whole, metavar="N", help="processes that load pictures, at most")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
                        help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip
@@ -71,25 +107,19 @@ def add_original(parser: argparse.ArgumentParser) -> None:
                         help="the float checkpoint that QAT is compared with (default: looked for)")  # fmt: skip
 
 
-def add_calibration(parser: argparse.ArgumentParser, batches: int) -> None:
-    group = parser.add_argument_group("calibration")
-    group.add_argument("--num-calib-batch", type=whole, metavar="N", help=f"batches (default {batches})")
-    group.add_argument("--calib-batchsz", type=whole, metavar="N", help="pictures a batch (default 8)")
-    group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
-    group.add_argument("--calib-split", metavar="SPLIT", help="pictures to sample (default train)")
-    group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
+def add_calibrator(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("ranges")
     by_bits = ", ".join(f"{name} from {bits} bits on" for bits, name in BY_BITS.items())
     group.add_argument("--calibrator", choices=CALIBRATORS, help=f"default: by a node's bits, {by_bits}")
     group.add_argument("--percentile", type=float, metavar="P",
                        help=f"means the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
     group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")
-    parser.set_defaults(calib_batches=batches)
 
 
-def add_policy(parser: argparse.ArgumentParser) -> None:
+def add_policy(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("policy: which nodes are quantized, and how")
-    group.add_argument("--int8-mode", type=whole, choices=tuple(INT8_MODES), help="FasterTransformer's modes")
-    group.add_argument("--policy", nargs="+", metavar="NAME|FILE", help="built-in policies or YAML files")
+    group.add_argument("--policy", nargs="+", metavar="NAME|FILE",
+                       help="built-in policies (`swin-quant policies` lists them) or YAML files")  # fmt: skip
     group.add_argument("--wprec", type=whole, metavar="BITS", help="bits of weights, 2 to 8 (default: the policy's, 8)")
     group.add_argument(
         "--aprec", type=whole, metavar="BITS", help="bits of activations, 2 to 8 (default: the policy's, 8)"
@@ -98,41 +128,42 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--narrow-range", action="store_true", help="weights to -127..127 instead of -128..127")
     group.add_argument("--saturation-safe", action="store_true",
                        help="weights of 7 bits, as `export --saturation-safe` has for CPUs without VNNI")  # fmt: skip
-    group.add_argument("--quant-disable", action="store_true", help="quantize nothing (the policy `float`)")
-    group.add_argument(
-        "--quant-disable-keyword", nargs="+", metavar="TEXT", help="switch off nodes with TEXT in their name"
-    )
+    group.add_argument("--off", nargs="+", metavar="NODES", help="nodes that stay float: names with * and ?, or roles")
+    return group
 
 
-def config_of(args: argparse.Namespace) -> CfgNode:
-    """The config that the options describe: file, then --opts, then options of their own."""
+def config_of(args: argparse.Namespace, keys: Mapping[str, str] = CONFIG_KEYS) -> CfgNode:
+    """The config that the options describe: file (else what the checkpoint says), --opts, then options of their own.
+
+    `keys`: the options that set keys, where not all of them do.
+    """
+    from swin_quant.checkpoint.identify import config_for
     from swin_quant.config import find_config, load_config
 
-    given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in CONFIG_KEYS.items()}
+    given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in keys.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
-    cfg = load_config(find_config(args.cfg), args.opts or (), overrides)
+    opts = args.opts or ()
+    if args.cfg:
+        cfg = load_config(find_config(args.cfg), opts, overrides)
+    elif args.checkpoint:
+        if len(opts) % 2:
+            raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
+        elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # a card's are of another machine
+        cfg = config_for(args.checkpoint, elsewhere | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
+    else:
+        raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
     if not 0 <= cfg.SEED < 2**32:
         raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
     return cfg
 
 
-def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
-    """The calibration that the options describe."""
+def method_of(args: argparse.Namespace) -> Method:
+    """How the options say that ranges are found."""
     from swin_quant.quant.calibration import Method
-    from swin_quant.tasks.calibrate import CalibrationPlan
 
     given = args.percentile is not None
     name = args.calibrator or ("percentile" if given else None)
-    method = Method(name, args.percentile if given else DEFAULT_PERCENTILE, args.exact_histogram)
-    return CalibrationPlan(
-        args.calib_batches if args.num_calib_batch is None else args.num_calib_batch,
-        8 if args.calib_batchsz is None else args.calib_batchsz,
-        args.calib_split or "train",
-        seed,
-        args.calib_augment,
-        method,
-        args.max_unreadable,
-    )
+    return Method(name, args.percentile if given else DEFAULT_PERCENTILE, args.exact_histogram)
 
 
 def policies_of(args: argparse.Namespace) -> list[Policy]:
@@ -142,15 +173,11 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
     """
     from swin_quant.quant.policies import load_policy
 
-    if args.int8_mode and args.policy:
-        raise UsageError("--int8-mode and --policy both choose the nodes: give one of them")
-    names = [INT8_MODES[args.int8_mode]] if args.int8_mode else list(args.policy or ())
-    if args.quant_disable:
-        names = ["float"]
+    names = list(args.policy or ())
     rules = _extra_rules(args)
     policies = [load_policy(name) for name in names]
     if rules and not policies:
-        raise UsageError("options that change a policy need --int8-mode or --policy")
+        raise UsageError("options that change a policy need --policy")
     counted = Counter(policy.sha256 for policy in policies)
     if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
         raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
@@ -184,7 +211,7 @@ def _changes(args: argparse.Namespace) -> list[str]:
     words += ["per-tensor"] if args.quant_per_tensor else []
     words += ["narrow-range"] if args.narrow_range else []
     words += ["saturation-safe"] if args.saturation_safe else []
-    return words + [f"-{keyword}" for keyword in args.quant_disable_keyword or ()]
+    return words + [f"-{selector}" for selector in args.off or ()]
 
 
 def _extra_rules(args: argparse.Namespace) -> list[Rule]:
@@ -205,6 +232,6 @@ def _extra_rules(args: argparse.Namespace) -> list[Rule]:
         rules.append(SAFE_WEIGHTS)
     if args.aprec:
         rules.append(Rule(nodes=("role:activation",), bits=args.aprec))
-    if args.quant_disable_keyword:
-        rules.append(Rule(disable=tuple(f"*{keyword}*" for keyword in args.quant_disable_keyword)))
+    if args.off:
+        rules.append(Rule(disable=tuple(args.off)))
     return rules

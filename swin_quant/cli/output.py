@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,11 @@ if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
 
 
-def output_dir(cfg: CfgNode) -> Path:
-    """FasterTransformer's place: <output>/<NAME>/<TAG>."""
-    return Path(cfg.OUTPUT or "output") / cfg.MODEL.NAME / cfg.TAG
+def output_dir(args: argparse.Namespace, cfg: CfgNode) -> Path:
+    """--output, or output/<NAME>; for main.py FasterTransformer's place, <output>/<NAME>/<TAG>."""
+    if hasattr(args, "tag"):
+        return Path(cfg.OUTPUT or "output") / cfg.MODEL.NAME / cfg.TAG
+    return Path(args.output) if args.output else Path("output") / cfg.MODEL.NAME
 
 
 def print_table(cards: Sequence[RunCard]) -> None:
@@ -22,3 +25,26 @@ def print_table(cards: Sequence[RunCard]) -> None:
     from swin_quant.report.accuracy.render import print_terminal
 
     print_terminal(cards)
+
+
+def show(cards: Sequence[RunCard], args: argparse.Namespace) -> None:
+    """The table, or as --json says."""
+    from swin_quant.report.accuracy.render import render
+
+    target = getattr(args, "json", None)
+    if target != "-":
+        print_table(cards)
+    if target:
+        put(target, render(cards, "json"))
+
+
+def put(target: str, text: str) -> None:
+    """JSON where --json wants it: "-" is standard output, else a file."""
+    from swin_quant.base.files import atomic_write_bytes
+    from swin_quant.base.progress import log
+
+    if target == "-":
+        print(text, end="" if text.endswith("\n") else "\n")
+    else:
+        atomic_write_bytes(target, text.encode())
+        log.info("JSON: %s", target)

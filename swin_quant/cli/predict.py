@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import write_json
 from swin_quant.cli import deployed, options
 from swin_quant.cli.numbers import whole
+from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -24,24 +24,26 @@ if TYPE_CHECKING:
 SCHEMA = "swin-quant/predictions/1"
 HELP = "Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine."
 EXAMPLES = """examples:
-  swin-quant predict cat.jpg --resume out/my_calib.pth                     (INT8 as its run card says)
-  swin-quant predict cat.jpg --cfg swin_tiny_patch4_window7_224 --resume swin_tiny_patch4_window7_224.pth
-  swin-quant predict holiday 'more/*.png' --artifact out/my_int8.onnx --engine openvino --json answers.json"""
+  swin-quant predict out/my_calib.pth cat.jpg                              (INT8 as its run card says)
+  swin-quant predict swin_tiny_patch4_window7_224.pth cat.jpg
+  swin-quant predict out/my_int8.onnx holiday 'more/*.png' --engine openvino --json answers.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pictures", nargs="+", metavar="IMAGE", help="files, folders, 'patterns'")
-    options.add_model(parser, required=False)
+    parser.add_argument("model", metavar="MODEL", help="checkpoint or artifact; its run card lies beside it")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders, 'patterns'")
+    group = parser.add_argument_group("model")
+    options.add_config(group)
+    options.add_head(group)
     options.add_policy(parser)
-    parser.add_argument("--artifact", metavar="FILE", help="exported file; its run card lies beside it")
     deployed.add_engines(parser)
     group = parser.add_argument_group("answers")
     group.add_argument(
         "--labels", metavar="FILE", help="class names, one a line (default: the model's own, ImageNet's)"
     )
     group.add_argument("--top", type=whole, default=5, metavar="N", help="classes a picture (default 5)")
-    group.add_argument("--json", metavar="FILE", help="write the answers there; -: to standard output, no table")
     deployed.add_loading(group)
+    options.add_json(parser)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU if any")
 
 
@@ -63,19 +65,17 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.predict import class_names, top_classes
 
     deployed.refuse_ranks(world, "predict")
-    if bool(args.resume) == bool(args.artifact):
-        raise UsageError("give a model: --resume CHECKPOINT or --artifact FILE" + (", not both" * bool(args.resume)))
     if args.top < 1:
         raise UsageError(f"--top {args.top}: must be at least 1")
-    pictures = NamedPictures(args.pictures)
-    model = _of_artifact(args, world) if args.artifact else _of_checkpoint(args, world)
+    pictures = NamedPictures(args.images)
+    model = _of_checkpoint(args, world) if deployed.is_checkpoint(args.model) else _of_artifact(args, world)
     names = class_names(model.classes, args.labels, model.names)
     inferred = infer(
         {model.engine.label: model.engine},
         pictures,
         model.preprocess,
         model.classes,
-        batch_size=args.batch_size,
+        batch_size=args.batch,
         workers=args.workers,
         device=world.device,
     )
@@ -91,9 +91,9 @@ def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.tasks.deployed import config_of, labels_in, load_engines, names_of_engines, preprocess_of
 
-    artifact = open_artifact(args.artifact)
-    if args.cfg or args.policy or args.int8_mode:
-        raise UsageError("--cfg, --policy and --int8-mode are for checkpoints: the run card of an artifact says that")
+    artifact = open_artifact(args.model)
+    if args.cfg or args.policy:
+        raise UsageError("--cfg and --policy are for checkpoints: the run card of an artifact says that")
     names = names_of_engines(artifact, args.engines)[: None if args.engines else 1]
     if len(names) > 1:
         raise UsageError("--engine: predict takes one engine")
@@ -103,28 +103,23 @@ def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
 
 
 def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
-    """Quantized as --policy or the card says, else in float. Without --cfg the card must say what the model is."""
-    from swin_quant.cards.lineage import card_of
-    from swin_quant.cards.paths import card_path
-    from swin_quant.config import from_dict
+    """Quantized as --policy or the card says, else in float."""
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.tasks.evaluate import load_for_scoring
 
     if args.engines:
-        raise UsageError("--engine is for artifacts: export the checkpoint, then give --artifact FILE")
-    card = card_of(args.resume)
-    if args.cfg is None and card is None:
-        raise UsageError(f"{args.resume}: has no run card {card_path(args.resume).name} beside it: give --cfg FILE")
-    cfg = options.config_of(args) if args.cfg or card is None else from_dict(card.config, str(card_path(args.resume)))
-    subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
+        raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
+    args.checkpoint = args.model
+    cfg = options.config_of(args)
+    subject = load_for_scoring(cfg, args.model, options.policies_of(args), world, args.replace_head)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     if preprocess.size != cfg.DATA.IMG_SIZE:
         raise SwinQuantError(
-            f"{args.resume}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
+            f"{args.model}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
         )
     engine = list(torch_engines(subject.model, world.device, None, subject.policies[:1]).values())[-1]
-    return _Model(Path(args.resume).name, engine, preprocess, cfg.MODEL.NUM_CLASSES)
+    return _Model(Path(args.model).name, engine, preprocess, cfg.MODEL.NUM_CLASSES)
 
 
 def _why(pictures: NamedPictures, name: str) -> str:
@@ -152,13 +147,8 @@ def _write(
         "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers.items()],
         "unreadable": unreadable,
     }
-    if target == "-":
-        print(json.dumps(content, indent=2))
-        return
-    best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers.items()}
-    print_table(table_of(best, f"{model.name}: {model.engine.label} on {model.engine.name}"))
+    if target != "-":
+        best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers.items()}
+        print_table(table_of(best, f"{model.name}: {model.engine.label} on {model.engine.name}"))
     if target:
-        from swin_quant.base.progress import log
-
-        write_json(target, content)
-        log.info("answers: %s", target)
+        put(target, json.dumps(content, indent=2))

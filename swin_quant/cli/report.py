@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import atomic_write_bytes, read_json
-from swin_quant.report.formats import SUFFIXES
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json
+from swin_quant.cli import options
+from swin_quant.cli.output import put
+from swin_quant.report.formats import FORMATS, SUFFIXES
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -18,15 +20,18 @@ if TYPE_CHECKING:
 HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV or JSON."
 EXAMPLES = """examples:
   swin-quant report out/swin_tiny_patch4_window7_224_calib.json
-  swin-quant report out/mode1 out/mode2 --output docs/results/table.md      (all run cards directly in a directory)
+  swin-quant report out/mode1 out/mode2 --output docs/results         (all run cards directly in a directory)
   swin-quant report out/*/*_calib.json --format csv > table.csv"""
 _NO_RESULT = "no result: run `swin-quant evaluate`"
+_NAME = "accuracy"  # of the files in --output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cards", nargs="+", metavar="RUN_CARD", help="run card, or directory of run cards")
-    parser.add_argument("--format", choices=tuple(SUFFIXES.values()), help="default: by --output, else terminal")
-    parser.add_argument("--output", metavar="FILE", help=f"write there ({', '.join(SUFFIXES)}) instead of printing")
+    parser.add_argument("--format", choices=FORMATS, default="terminal", help="what is printed (default terminal)")
+    files = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
+    parser.add_argument("--output", metavar="DIR", help=f"also write {files} there")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace, world: World) -> None:
@@ -36,25 +41,19 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     if not world.is_main:
         return
-    form = args.format or _format_of(args.output)
     cards = _read_cards(map(Path, args.cards))
-    if args.output is None:
-        print_terminal(list(cards.values())) if form == "terminal" else print_text(render(list(cards.values()), form))
-        return
-    output = Path(args.output)
-    if output.resolve() in cards or _is_card(output):
-        raise UsageError(f"--output {output}: is a run card, which the table would overwrite: choose another file")
-    atomic_write_bytes(output, render(list(cards.values()), form).encode())
-    log.info("table: %s", output)
-
-
-def _format_of(output: str | None) -> str:
-    if output is None:
-        return "terminal"
-    suffix = Path(output).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"--output {output}: give --format, or a name that ends in {', '.join(SUFFIXES)}")
-    return SUFFIXES[suffix]
+    shown = list(cards.values())
+    targets = {Path(args.output) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if args.output else {}
+    named = [*targets, *([Path(args.json)] if args.json not in (None, "-") else [])]
+    if lost := [target for target in named if target.resolve() in cards or _is_card(target)]:
+        raise UsageError(f"{lost[0]}: is a run card, which the table would overwrite: choose another place")
+    for target, form in targets.items():
+        atomic_write_bytes(ensure_writable_dir(args.output) / target.name, render(shown, form).encode())
+        log.info("table: %s", target)
+    if args.json != "-":
+        print_terminal(shown) if args.format == "terminal" else print_text(render(shown, args.format))
+    if args.json:
+        put(args.json, render(shown, "json"))
 
 
 def _read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 HELP = "Run an artifact on pictures and write its logits for other programs."
 EXAMPLES = """examples:
-  swin-quant run out/my_int8.onnx --data-path imagenet --output logits.npz
-  swin-quant run out/my_int8.onnx --engine openvino --pictures 'holiday/*.jpg' --output logits.npz
+  swin-quant run out/my_int8.onnx --data-path imagenet --output out
+  swin-quant run out/my_int8.onnx --engine openvino --images 'holiday/*.jpg' --output out
 
-numpy.load("logits.npz") holds: names, text [N]; logits, float32 [N, classes]; top1, int64 [N];
+numpy.load("out/my_int8_logits.npz") holds: names, text [N]; logits, float32 [N, classes]; top1, int64 [N];
 labels, int64 [N], -1 where there is none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", metavar="ARTIFACT", help="exported file; its run card lies beside it")
-    parser.add_argument("--output", required=True, metavar="FILE", help="the .npz to write")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for <ARTIFACT>_logits.npz")
     deployed.add_engines(parser)
     deployed.add_pictures(parser)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help=argparse.SUPPRESS)
@@ -39,9 +39,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.deployed import config_of, load_engines, names_of_engines, preprocess_of
 
     deployed.refuse_ranks(world, "run")
-    output = Path(args.output)
-    if output.suffix != ".npz":
-        raise UsageError(f"--output {output}: must end in .npz")
+    output = Path(args.output) / f"{Path(args.artifact).stem}_logits.npz"
     artifact = open_artifact(args.artifact)
     names = names_of_engines(artifact, args.engines)[: None if args.engines else 1]
     if len(names) > 1:
@@ -55,7 +53,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         pictures,
         preprocess_of(artifact),
         cfg.MODEL.NUM_CLASSES,
-        batch_size=args.batch_size,
+        batch_size=args.batch,
         workers=args.workers,
         max_unreadable=args.max_unreadable,
         device=world.device,

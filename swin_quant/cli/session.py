@@ -9,11 +9,11 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, speaking
 from swin_quant.cli import COMMANDS
 from swin_quant.cli.guard import guarded
 
-FRONT_DOOR = "fastertransformer"  # main.py: not listed among the commands
+FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,7 +24,10 @@ class _Parser(argparse.ArgumentParser):
         for word in arguments:
             if re.fullmatch(r"--[\w-]+=--", word):  # argparse makes an empty list of it
                 self.error(f"argument {word[:-3]}: expected one argument")
-        return self.parse_args(arguments)
+        args = self.parse_args(arguments)
+        if len(getattr(args, "ways", ())) > 1:  # said after flags that there are not
+            self.error("CHECKPOINT and --checkpoint are the same: give one of them")
+        return args
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse would hide that it cannot be written
@@ -42,7 +45,7 @@ def command_of(name: str) -> ModuleType:
     """The module of a command: HELP, EXAMPLES, `add_arguments(parser)` and `run(args, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
         raise UsageError(f"no command {name!r}: there are {', '.join(COMMANDS)}")
-    return importlib.import_module(f"swin_quant.cli.{name.replace('-', '_')}")
+    return importlib.import_module(f"swin_quant.cli.{name.replace('-', '_').replace(' ', '.')}")
 
 
 def parser_of(name: str, command: ModuleType) -> _Parser:
@@ -60,16 +63,27 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
     return parser
 
 
+def words_of(parser: argparse.ArgumentParser, command: ModuleType) -> dict[str, str]:
+    """What a command calls the fields of which the library speaks: their flags, but for its own FIELDS."""
+    words: dict[str, str] = {}
+    for action in parser._actions:
+        for flag in action.option_strings:
+            words |= {flag.lstrip("-").replace("-", "_"): flag, action.dest: flag}
+    return words | getattr(command, "FIELDS", {})
+
+
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run command `name` and return 0; errors are raised."""
     command = command_of(name)
-    args = parser_of(name, command).parse(arguments)
+    parser = parser_of(name, command)
+    args = parser.parse(arguments)
 
     from swin_quant.base import progress
     from swin_quant.base.distributed import process_group, rank_of_launcher
 
     progress.set_up(args.verbose, args.quiet, rank_of_launcher())
-    with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
-        command.run(args, world)
-        sys.stdout.flush()  # what is printed is out before this rank waits for the others
+    with speaking(words_of(parser, command)):
+        with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
+            command.run(args, world)
+            sys.stdout.flush()  # what is printed is out before this rank waits for the others
     return 0

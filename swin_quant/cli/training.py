@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError
+from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 from swin_quant.train.plot import FORMATS
 
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
     from swin_quant.tasks.train import Request
     from swin_quant.train.recipe import Recipe
 
-AUTO, CONSTANT, OF_CONFIG = "auto", "constant", "config"
+CONSTANT, OF_CONFIG = "constant", "config"
 # Options that only set a key of the recipe. An option that was not given leaves the key alone.
 RECIPE_KEYS = {
-    "num_epochs": "epochs",
-    "batch_size": "batch_size",
+    "epochs": "epochs",
+    "batch": "batch_size",
     "accumulation_steps": "accumulation_steps",
     "lr": "optimizer.lr",
-    "qat_lr": "optimizer.lr",
     "amp_opt_level": "precision",
     "distill_compat": "distill.compat",
     "distillation_loss_scale": "distill.weight",
@@ -38,21 +38,11 @@ RECIPE_KEYS = {
 }
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
-    group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
-    group.add_argument("--pretrained", metavar="FILE", help="checkpoint to start from")
-    group.add_argument("--resume", metavar="auto|FILE",
-                       help="auto: go on with the run of the output folder; FILE: as --pretrained")  # fmt: skip
-    group.add_argument("--replace-head", action="store_true", help="leave out a head of another number of classes")
-
-
-def add_training(parser: argparse.ArgumentParser) -> None:
+def add_training(parser: argparse.ArgumentParser, words: options.Words = {}) -> None:  # noqa: B006
     group = parser.add_argument_group("training")
     group.add_argument("--recipe", metavar="NAME|FILE", help="how to train: a shipped recipe or a YAML file")
     group.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="set keys of the recipe")
-    group.add_argument("--num-epochs", "--epochs", type=whole, metavar="N", help="epochs")
+    group.add_argument(words.get("--epochs", "--epochs"), type=whole, dest="epochs", metavar="N", help="epochs")
     group.add_argument("--lr", type=float, metavar="LR", help="optimizer.lr")
     group.add_argument("--schedule", choices=("cosine", CONSTANT),
                        help="of the learning rate; constant: without warm-up, as FasterTransformer's")  # fmt: skip
@@ -65,6 +55,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--fsdp", action="store_true", default=None, help="shard weights and optimizer over ranks (FSDP2)"
     )
     group.add_argument("--offload", action="store_true", default=None, help="with --fsdp: keep them on the CPU")
+    group.add_argument("--continue", dest="go_on", action="store_true", help="go on with the run of the output folder")
     group.add_argument("--overwrite", action="store_true", help="replace the run that the output folder holds")
     group.add_argument("--tensorboard", action="store_true", help="log to TensorBoard too (extra `logs`)")
     group.add_argument("--plot", choices=FORMATS, help="form of the final plot (default png, where matplotlib is)")
@@ -90,16 +81,13 @@ def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
     from swin_quant.config import find_config, load_config
     from swin_quant.tasks.train import Request
 
-    resume = args.resume == AUTO
-    if args.pretrained and args.resume and not resume:
-        raise UsageError("--pretrained and --resume both name the weights: give one of them")
     teacher_cfg = load_config(find_config(args.teacher_cfg)) if args.teacher_cfg else None
     return Request(
         folder=folder,
-        start=args.pretrained or (None if resume else args.resume),
+        start=args.checkpoint,
         teacher=args.teacher,
         teacher_cfg=teacher_cfg,
-        resume=resume,
+        resume=args.go_on,
         overwrite=args.overwrite,
         tensorboard=args.tensorboard,
         plot=args.plot,
@@ -109,14 +97,13 @@ def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
     )
 
 
-def add_qat(parser: argparse.ArgumentParser) -> None:
+def add_qat(parser: argparse.ArgumentParser, words: options.Words = {}) -> None:  # noqa: B006
     group = parser.add_argument_group("QAT")
-    group.add_argument("--qat-lr", type=float, metavar="LR", help="the same as --lr")
     group.add_argument("--distill", action="store_true", help="learn from a teacher (distill.weight 1 if it is 0)")
     group.add_argument("--teacher", metavar="FILE", help="float checkpoint of the same classes to learn from")
     group.add_argument("--teacher-cfg", metavar="FILE", help="its configuration, if it is another model")
-    group.add_argument("--distillation_loss_scale", "--distillation-loss-scale", type=float, metavar="W",
-                       help="distill.weight")  # fmt: skip
+    group.add_argument(words.get("--distill-weight", "--distill-weight"), dest="distillation_loss_scale", type=float,
+                       metavar="W", help="distill.weight")  # fmt: skip
     group.add_argument("--temperature", type=float, metavar="T", help="distill.temperature")
     group.add_argument("--distill-compat", choices=("none", "ft"), help="ft: FasterTransformer's loss, to the letter")
     group.add_argument("--amax", choices=("frozen", "learned", "reestimated"), help="amax.mode: what ranges do")

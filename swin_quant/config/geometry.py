@@ -28,7 +28,7 @@ def check_geometry(cfg: CfgNode, source: str) -> None:
     usable = re.fullmatch(r"[^/\\\x00-\x1f\ud800-\udfff]{1,200}", name) is not None and name not in (".", "..")
     need(usable, source, f"MODEL.NAME {show.repr(name)} cannot name a file: no slashes, 1 to 200 characters")
     usable = re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]{0,200}", tag) is not None
-    need(usable, source, f"TAG (--tag) {show.repr(tag)} cannot name a folder: up to 200 characters of UTF-8")
+    need(usable, source, f"TAG {show.repr(tag)} cannot name a folder: up to 200 characters of UTF-8")
     for key, most in _MOST.items():
         need_numbers(key, values[key], most, source)
     families()[cfg.MODEL.TYPE].check(cfg, source)

@@ -24,8 +24,8 @@ def load_config(path: str | Path, opts: Sequence[str] = (), overrides: Mapping[s
     for file, tree in layers(Path(path), (), []):
         merge(cfg, tree, str(file))
     if len(opts) % 2:
-        raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
-    merge(cfg, dict(zip(opts[::2], opts[1::2], strict=True)), "--opts")
+        raise UsageError(f"‹opts› takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
+    merge(cfg, dict(zip(opts[::2], opts[1::2], strict=True)), "‹opts›")
     merge(cfg, overrides or {}, "command line")
     check_geometry(cfg, str(path))
     cfg.freeze()

@@ -121,12 +121,12 @@ class UnreadableLimit:
 
     Args:
         total: pictures that the run reads.
-        limit: share of them that may be unreadable, 0 to 1 (flag --max-unreadable).
+        limit: share of them that may be unreadable, 0 to 1 (flag ‹max_unreadable›).
     """
 
     def __init__(self, total: int, limit: float = 0.01) -> None:
         if not 0 <= limit <= 1:
-            raise UsageError(f"--max-unreadable {limit}: a share from 0 to 1 is needed")
+            raise UsageError(f"‹max_unreadable› {limit}: a share from 0 to 1 is needed")
         self.total, self.limit = total, limit
         self._names: dict[str, None] = {}
 
@@ -143,7 +143,7 @@ class UnreadableLimit:
         """Raise SwinQuantError if more than limit x total pictures, or all of them, are unreadable."""
         bad = len(self._names)
         if bad > round(self.limit * self.total, 6):
-            advice = f"mend or remove them, or raise --max-unreadable (now {self.limit:g})"
+            advice = f"mend or remove them, or raise ‹max_unreadable› (now {self.limit:g})"
         elif bad and bad >= self.total:
             advice = "no picture is left"
         else:

@@ -20,11 +20,9 @@ def sample(total: int, count: int, seed: int) -> list[int]:
         UsageError: count is below 1 or above total.
     """
     if count < 1:
-        raise UsageError(f"--num-calib-batch and --calib-batchsz must be at least 1; they ask for {count} pictures")
+        raise UsageError(f"‹pictures› {count}: must be at least 1")
     if count > total:
-        raise UsageError(
-            f"--num-calib-batch times --calib-batchsz asks for {count} pictures, the data holds {total}: lower one"
-        )
+        raise UsageError(f"‹pictures› asks for {count} pictures, the data holds {total}: lower it")
     stream = random.Random(seed)
     keys = [stream.random() for _ in range(total)]
     return sorted(range(total), key=keys.__getitem__)[:count]

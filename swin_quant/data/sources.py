@@ -28,17 +28,17 @@ def open_pictures(
     """Open one split of `data_path`: class folders, with `zip_mode` an archive and its map, or the digits.
 
     Args:
-        data_path: `<data_path>/<split>/<class>/*`, `<data_path>/<split>.zip` and `<split>_map.txt`, or "digits".
+        data_path: `‹data_path›/<split>/<class>/*`, `‹data_path›/<split>.zip` and `<split>_map.txt`, or "digits".
         num_classes: the classes of the model. None: labels are not needed, so nothing about them is checked, and
-            the pictures may lie flat in `<data_path>/<split>` or `<data_path>`.
+            the pictures may lie flat in `‹data_path›/<split>` or `‹data_path›`.
         cache_mode, rank, world, track: see ZipPictures.
 
     Raises:
-        UsageError: no data path, or the wrong one of --zip and no --zip.
+        UsageError: no data path, or the wrong one of ‹zip› and no ‹zip›.
         SwinQuantError: data that are missing, empty, damaged, or of another number of classes.
     """
     if not data_path:
-        raise UsageError("no data path: set --data-path to a folder of pictures, or to 'digits'")
+        raise UsageError("no data path: set ‹data_path› to a folder of pictures, or to 'digits'")
     labelled = num_classes is not None
     if data_path == DIGITS:
         pictures: Pictures = DigitsPictures(split)
@@ -60,7 +60,7 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     try:
         if not root.is_dir():
             problem = "is not a folder" if root.exists() else "no such folder"
-            raise SwinQuantError(f"{root}: {problem}; set --data-path to the folder that holds the splits")
+            raise SwinQuantError(f"{root}: {problem}; set ‹data_path› to the folder that holds the splits")
         folders = {item.name: item for item in root.iterdir() if item.is_dir()}
         archives = {item.stem: item for item in root.glob("*.zip")}
         flat = any(is_picture(item.name) for item in root.iterdir())
@@ -70,7 +70,7 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     if split in wanted:
         return wanted[split]
     if split in others:
-        remedy = f"{split} is a folder: drop --zip" if zip_mode else f"{split} is an archive: --zip is needed"
+        remedy = f"{split} is a folder: drop ‹zip›" if zip_mode else f"{split} is an archive: ‹zip› is needed"
         raise UsageError(f"{root}: {remedy}")
     if flat and not labelled and not zip_mode:
         return root

@@ -49,7 +49,7 @@ class ZipPictures(Pictures):
         track: Callable[[Sequence[int]], Iterable[int]] = iter,
     ) -> None:
         if cache_mode not in CACHE_MODES:
-            raise UsageError(f"--cache-mode {cache_mode}: choose one of {', '.join(CACHE_MODES)}")
+            raise UsageError(f"‹cache_mode› {cache_mode}: choose one of {', '.join(CACHE_MODES)}")
         self.path = root / f"{split}.zip"
         self._archive: zipfile.ZipFile | None = None
         self._owner = 0  # id of the process that opened the archive
@@ -75,7 +75,7 @@ class ZipPictures(Pictures):
             try:
                 self._archive, self._owner = opened(open_plain(self.path)), os.getpid()
             except FileNotFoundError as error:
-                raise SwinQuantError(f"{self.path}: no such file; --zip reads <split>.zip") from error
+                raise SwinQuantError(f"{self.path}: no such file; ‹zip› reads SPLIT.zip") from error
             except (OSError, ValueError) as error:
                 raise SwinQuantError(f"{self.path}: {error}") from error
         return self._archive
@@ -97,7 +97,7 @@ def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> 
     held = Counter(archive.namelist())
     labels: dict[str, int] = {}
     if not path.is_file():
-        raise SwinQuantError(f"{path}: no such file; --zip needs this file of member<TAB>label lines")
+        raise SwinQuantError(f"{path}: no such file; ‹zip› needs this file of member<TAB>label lines")
     for number, line in enumerate(io.BytesIO(read_bounded(path, "map of labels", MAX_MAP_BYTES)), 1):
         if not line.strip():
             continue

@@ -71,7 +71,7 @@ def missing(card: RunCard) -> str:
         return "no delta: the run card names no float checkpoint that this QAT began with"
     return (
         f"no delta: the original float model of this QAT is not found: give {card.source['file']} (SHA-256 "
-        f"{card.source['sha256'][:12]}...) as --float FILE"
+        f"{card.source['sha256'][:12]}...) as ‹float› FILE"
     )
 
 

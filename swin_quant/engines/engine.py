@@ -22,7 +22,7 @@ def half_type(name: str, device: torch.device) -> str | None:
     if name == "none":
         return None
     if name not in HALF_TYPES:
-        raise UsageError(f"--half {name}: must be auto, none, {' or '.join(HALF_TYPES)}")
+        raise UsageError(f"‹half› {name}: must be auto, none, {' or '.join(HALF_TYPES)}")
     return name
 
 

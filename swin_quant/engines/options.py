@@ -23,4 +23,4 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise UsageError(f"--threads {self.threads}: must be at least 1, at most {MOST_THREADS}")
+            raise UsageError(f"‹threads› {self.threads}: must be at least 1, at most {MOST_THREADS}")

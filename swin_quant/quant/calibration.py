@@ -98,7 +98,7 @@ def observe(
             answers(torch.cat(logits)[-len(images) or None :])  # a batch that was taken back came first
     pictures = _reduce(observers, pictures, next(model.parameters()).device)
     if pictures == 0:
-        raise SwinQuantError("calibration saw no picture: check --data-path and --num-calib-batch")
+        raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
     statistics = {name: o.statistics() for name, o in observers.items() if o.histogram is not None}
     return Calibration(pictures, statistics, {name: observer.largest for name, observer in observers.items()})
 

@@ -1,3 +1,4 @@
-"""The forms that the table has, by the suffix of a file."""
+"""The forms that a table has: what can be printed, and what a folder of results gets, by the suffix of its files."""
 
-SUFFIXES = {".txt": "terminal", ".md": "markdown", ".csv": "csv", ".json": "json"}
+FORMATS = ("terminal", "markdown", "csv")
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}

@@ -55,13 +55,13 @@ class CalibrationPlan:
     max_unreadable: float = 0.01
 
     def __post_init__(self) -> None:
-        for flag, value in (("--num-calib-batch", self.batches), ("--calib-batchsz", self.batch_size)):
+        for field, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
             if value < 1:
-                raise UsageError(f"{flag} {value}: must be at least 1")
+                raise UsageError(f"{field} {value}: must be at least 1")
         if self.method.name not in (None, *RANGE_METHODS):
-            raise UsageError(f"--calibrator {self.method.name}: must be one of {', '.join(RANGE_METHODS)}")
+            raise UsageError(f"‹calibrator› {self.method.name}: must be one of {', '.join(RANGE_METHODS)}")
         if not 0 < self.method.percentile <= 100:
-            raise UsageError(f"--percentile {self.method.percentile}: must be above 0 and at most 100")
+            raise UsageError(f"‹percentile› {self.method.percentile}: must be above 0 and at most 100")
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ def _report_check(check: Check, method: str, policy: Policy) -> None:
         others = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in check.others.items() if name != check.better)
         also = f" ({others})" if others else ""
         best = check.others[check.better]
-        log.warning("--calibrator %s does better there, %.1f dB%s: calibrate with it", check.better, best, also)
+        log.warning("‹calibrator› %s does better there, %.1f dB%s: calibrate with it", check.better, best, also)
     elif check.sqnr_db < RUIN_DB:
         remedy = "more bits, fewer nodes, or `swin-quant finetune`"
         log.warning("%s loses the signal by any calibrator: %s; give it %s", policy.name, figures, remedy)

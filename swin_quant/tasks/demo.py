@@ -21,7 +21,7 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, w
     cfg = load_config(find_config(config), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
 
     log.info("1. train %s in float for %d epochs", cfg.MODEL.NAME, epochs)
-    recipe = load_recipe("digits").having({"epochs": epochs}, "--epochs")
+    recipe = load_recipe("digits").having({"epochs": epochs}, "<epochs>")
     trained = train_float(cfg, recipe, Request(output, overwrite=True), world)
 
     log.info("2. calibrate on 10 x 8 pictures")

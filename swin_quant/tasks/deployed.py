@@ -121,7 +121,7 @@ def no_checkpoint(artifact: Artifact) -> str:
     record = artifact.card.checkpoint or artifact.card.source
     if record is None:
         return "its run card names no checkpoint"
-    return f"its {record['file']} is neither beside it nor in the folder above: name it with --resume"
+    return f"its {record['file']} is neither beside it nor in the folder above: name it with ‹checkpoint›"
 
 
 def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World) -> Subject:

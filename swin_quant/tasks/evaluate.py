@@ -92,7 +92,7 @@ def load_for_scoring(
     else:
         source = load_float(model, checkpoint, replace_head=replace_head)
         if not policies and source.calibrated:
-            raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose --int8-mode 1, 2 or a --policy")
+            raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose a ‹policy›")
     model.to(world.device)
     if card is None:
         card_file = None
@@ -113,13 +113,13 @@ def compared(
     weights differ it was trained since.
     """
     if given and not subject.policies:
-        raise UsageError(f"--float {given}: what is scored is a float checkpoint itself: leave it out")
+        raise UsageError(f"‹float› {given}: what is scored is a float checkpoint itself: leave it out")
     if subject.card_file:
         folders = [subject.card_file.resolve().parent]
         return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, given)
     if given is None:
         if subject.policies:
-            log.info("no run card: taken as not trained since it was float; if it was (QAT), give --float FILE")
+            log.info("no run card: taken as not trained since it was float; if it was (QAT), give ‹float› FILE")
         return subject.card, None
     original, source = load_original(cfg, given, world)
     card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))

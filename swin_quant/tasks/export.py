@@ -43,12 +43,12 @@ def export_checkpoint(
     Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
     if target not in targets():
-        raise UsageError(f"--backend {target}: there are {', '.join(targets())}")
+        raise UsageError(f"‹backend› {target}: there are {', '.join(targets())}")
     backend = targets()[target]
     if precision == "float" and policy:
-        raise UsageError("--policy chooses what is int8: leave it out with --precision float")
+        raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
     if saturation_safe and (precision == "float" or not at_risk(backend)):
-        raise UsageError(f"--saturation-safe: means nothing to --backend {target} with precision {precision}")
+        raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
     told = exporter_options(backend, precision, options or {})
     card = card_of(str(checkpoint))
     chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card)
@@ -56,8 +56,8 @@ def export_checkpoint(
     model, card = model_and_card(checkpoint, card, cfg, used)
     if saturation_safe and not set(at_risk(backend)) & set(safe_on(model)):
         raise UsageError(
-            f"--saturation-safe: {target} multiplies two activations where policy {chosen.name} quantizes attention, "
-            "which saturates whatever the weights are: give --policy cpu"
+            f"‹saturation_safe›: {target} multiplies two activations where policy {chosen.name} quantizes attention, "
+            "which saturates whatever the weights are: give ‹policy› cpu"
         )
     card = replace(card, policy=None if precision == "float" else used.to_dict())
     return function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told), model
@@ -76,15 +76,15 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
     if exports.only:
         if own is None or (is_ours and own.name not in fitting):
             has = f"the run card's is {own.name}" if own else "there is no run card"
-            raise UsageError(f"--backend {target} needs the policy {' or '.join(fitting)}, {has}: give --policy")
+            raise UsageError(f"‹backend› {target} needs the policy {' or '.join(fitting)}, {has}: give ‹policy›")
         return own
     if own is None or (is_ours and not (card and card.training)):
         return load_policy(fitting[0])
     if is_ours and own.name not in fitting:
-        log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see --policy",
+        log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
                     own.name, target, fitting[0])  # fmt: skip
     elif not is_ours and own.name in builtin_policies():
-        log.warning("policy %s is the run card's, not the built-in %s: --policy %s takes that one",
+        log.warning("policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
                     described(own), own.name, own.name)  # fmt: skip
     return own
 
@@ -95,7 +95,7 @@ def model_and_card(
     """The model of a checkpoint on the CPU, its ranges read and `policy` applied, and a card that names its file."""
     if cfg is None:
         if card is None:
-            raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give --cfg")
+            raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
         cfg = from_dict(card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
     return subject.model, naming(subject.card, checkpoint)
@@ -114,5 +114,5 @@ def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any])
     known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
     wanted = {key: value for key, value in given.items() if value is not None and value is not False}
     if idle := [key for key in wanted if key not in known]:
-        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to --backend {backend.name} with {precision}")
+        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to ‹backend› {backend.name} with {precision}")
     return function(exports.options)(precision=precision, **exports.fixed, **wanted)

@@ -31,7 +31,7 @@ def finetune(
     with only_writer(request.folder, world):
         recipe = with_batch_size(recipe, cfg)
         if not request.start:
-            raise UsageError("no checkpoint: give the calibrated one as --pretrained FILE (with --resume auto, too)")
+            raise UsageError("no checkpoint: give the calibrated one (with ‹continue›, too)")
         found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
         subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
         if len(subject.policies) != 1:

@@ -69,7 +69,7 @@ def line_up(
     for target in (engines or _tried_on(device)) if checkpoints else ():
         if not _is_tried(engine_named(target)):
             able = [name for name, backend in known_engines().items() if _is_tried(backend)]
-            raise UsageError(f"--engine {target}: a checkpoint is tried on {', '.join(able)}: export it first")
+            raise UsageError(f"‹engine› {target}: a checkpoint is tried on {', '.join(able)}: export it first")
         artifact = export_checkpoint(origin, target, workspace / f"{target}_int8", cfg)[0]
         entries += [_Entry(artifact, name) for name in names_of_engines(artifact, [target])]
     used = list(dict.fromkeys(entry.engine for entry in entries))
@@ -134,7 +134,7 @@ def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], given: st
         if path is None:
             raise UsageError(
                 f"{artifact.file}: its checkpoint, whose float model is the baseline, is neither beside it nor in the "
-                "folder above: name it with --resume"
+                "folder above: name it with ‹checkpoint›"
             )
         found[path.resolve()] = None
     if len(found) != 1:

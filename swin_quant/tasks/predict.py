@@ -38,7 +38,7 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
     if labels is not None:
         names = read_lines(labels, "list of class names")
         if len(names) != classes:
-            raise UsageError(f"--labels {labels}: has {len(names)} names, the model {classes} classes")
+            raise UsageError(f"‹labels› {labels}: has {len(names)} names, the model {classes} classes")
         return names
     if len(carried) == classes:
         return list(carried)

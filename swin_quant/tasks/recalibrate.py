@@ -35,9 +35,11 @@ def recalibrate(
     if world.is_main:
         ensure_writable_dir(output)
     before, searched, calibrated = _card_of(Path(statistics))
-    checkpoint = checkpoint or str(Path(statistics).with_name(calibrated["file"]))
+    checkpoint = checkpoint or str(calibrated_beside(statistics))
     if sha256_of(checkpoint) not in [record["sha256"] for record in (before.source, calibrated) if record]:
-        raise SwinQuantError(f"{checkpoint}: is not what {statistics} was counted on: leave --resume out, or name that")
+        raise SwinQuantError(
+            f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
+        )
     model = build_model(cfg)
     load_float(model, checkpoint)
     apply_policy(model, policy)
@@ -62,6 +64,11 @@ def recalibrate(
         calibration=searched,
     )
     return finish(model, Path(output) / f"{cfg.MODEL.NAME}_calib.pth", card, calibration, world)
+
+
+def calibrated_beside(statistics: str | Path) -> Path:
+    """The calibrated checkpoint that a statistics file belongs to."""
+    return Path(statistics).with_name(_card_of(Path(statistics))[2]["file"])
 
 
 def _card_of(statistics: Path) -> tuple[RunCard, CalibrationRecord, CheckpointRecord]:

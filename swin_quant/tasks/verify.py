@@ -1,14 +1,87 @@
 """Whether an artifact computes what its checkpoint computes: logits compared on real pictures, against tolerances."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import engine_named
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
+from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
+from swin_quant.engines.baseline import Baseline, engines_beside
 from swin_quant.engines.difference import difference
 from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
-from swin_quant.engines.infer import Inferred
+from swin_quant.engines.infer import Inferred, infer
+from swin_quant.engines.options import EngineOptions
+from swin_quant.tasks.deployed import (
+    config_of,
+    find_checkpoint,
+    load_engines,
+    load_origin,
+    names_of_engines,
+    no_checkpoint,
+    preprocess_of,
+)
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures of those there are.
+
+    `checkpoint`: what it was made from, where that is not found.
+    """
+
+    engines: Sequence[str] | None = None
+    options: EngineOptions = EngineOptions()
+    checkpoint: str | None = None
+    count: int = 64
+    batch_size: int = 32
+    workers: int = 0
+    max_unreadable: float = 0.01
+
+
+def verify_artifact(
+    artifact: Artifact,
+    pictures: Callable[[], Pictures],
+    how: Verifying = Verifying(),  # noqa: B008
+    world: World = World(),  # noqa: B008
+) -> list[VerificationRecord]:
+    """Compare the artifact with its checkpoint, and keep what was found in its run card; `failures` says what fell.
+
+    SwinQuantError where the checkpoint is not found. `pictures` are opened when everything else is in order.
+    """
+    names = names_of_engines(artifact, how.engines)
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    checkpoint = find_checkpoint(artifact, how.checkpoint)
+    if checkpoint is None:
+        raise SwinQuantError(f"{artifact.file}: nothing to compare with: {no_checkpoint(artifact)}")
+    shown = pictures()
+    origin = load_origin(artifact, cfg, checkpoint, world)
+    policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
+    trained = Baseline() if artifact.card.is_qat else None  # whose float model is not the original, and not called so
+    references = engines_beside(origin.model, world.device, None, policies, trained)
+    engines = load_engines(artifact, names, how.options)
+    inferred = infer(
+        references | engines,
+        shown,
+        preprocess,
+        cfg.MODEL.NUM_CLASSES,
+        batch_size=how.batch_size,
+        workers=how.workers,
+        count=how.count,
+        max_unreadable=how.max_unreadable,
+        device=world.device,
+    )
+    float_type = artifact.record["options"].get("float_type")
+    records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type)
+    card = artifact.card
+    for record in records:
+        card = card.with_verification(record)
+    card.write(card_path(artifact.file))
+    return records
 
 
 def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:

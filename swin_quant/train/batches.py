@@ -76,7 +76,7 @@ class TrainingBatches:
         if self.steps == 0:
             raise UsageError(
                 f"{taken} training pictures do not fill one step of {recipe.batch_size} pictures x "
-                f"{recipe.accumulation_steps} accumulation steps x {world.size} ranks: lower --batch-size"
+                f"{recipe.accumulation_steps} accumulation steps x {world.size} ranks: lower ‹batch›"
             )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[MicroBatch]]:

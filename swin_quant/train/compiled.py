@@ -17,13 +17,13 @@ def check_compiler(recipe: Recipe, device: torch.device) -> None:
     if not recipe.compile:
         return
     if recipe.memory.fsdp:
-        raise UsageError("--compile does not go with --fsdp: leave one of them out")
+        raise UsageError("‹compile› does not go with ‹fsdp›: leave one of them out")
     try:
         tell_cpus_apart()
         torch.compile(torch.sin, fullgraph=True)(torch.zeros(2, device=device))
     except Exception as error:  # whatever a broken compiler raises
         reason = next(line for line in f"{error}\n{type(error).__name__}".splitlines() if line.strip())
-        raise UsageError(f"--compile: torch.compile does not work here ({reason}): leave it out") from error
+        raise UsageError(f"‹compile›: torch.compile does not work here ({reason}): leave it out") from error
 
 
 def tell_cpus_apart() -> None:

@@ -74,7 +74,7 @@ def _take(handle: int, folder: Path) -> None:
             advice = "" if taken else f"; if it is no more, remove {folder / NAME}"
             raise SwinQuantError(
                 f"{folder}: another training (process {pid} on {host:.60}) is writing there: wait for its end, or give "
-                f"another --output or --tag{advice}"
+                f"another ‹output›{advice}"
             ) from error
 
 

@@ -73,7 +73,7 @@ def compute_again(model: nn.Module, wanted: bool) -> None:
     """Whether blocks keep their inputs alone while training; UsageError for a model that cannot."""
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if wanted and not able:
-        raise UsageError("--use-checkpoint: this architecture cannot compute its blocks again: leave it out")
+        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
     for module in able:
         module.checkpointing = wanted
 

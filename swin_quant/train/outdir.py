@@ -45,7 +45,9 @@ def open_folder(
     snapshots = Snapshots(folder / "snapshots", keep)
     held = bool(snapshots.newest_first()) or any((folder / name).exists() for name in (STEPS, EPOCHS))
     if held and not (resume or overwrite):
-        raise UsageError(f"{folder}: holds another run: continue it by --resume auto, or give --overwrite or --tag")
+        raise UsageError(
+            f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
+        )
     snapshots.sweep()
     content = snapshots.newest(check) if resume and not overwrite else None
     if content is not None:
@@ -67,11 +69,11 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if not Snapshots(folder / "snapshots").newest_first():
             raise
-        raise KeyboardInterrupt("the run is saved: go on with the same command and --resume auto") from stop
+        raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differing:
         changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
-        raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; --overwrite starts anew")
+        raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")

@@ -23,20 +23,20 @@ M = TypeVar("M", bound=nn.Module)
 def check_parallel(recipe: Recipe, world: World) -> None:
     """UsageError for what FSDP2 cannot do with this recipe."""
     if recipe.memory.offload and not recipe.memory.fsdp:
-        raise UsageError("--offload is a part of FSDP: give --fsdp too")
+        raise UsageError("‹offload› is a part of FSDP: give ‹fsdp› too")
     if not recipe.memory.fsdp:
         return
     if world.size < 2:
-        raise UsageError("--fsdp shards a model over ranks, and this is one: start it by torchrun --nproc_per_node N")
+        raise UsageError("‹fsdp› shards a model over ranks, and this is one: start it by torchrun --nproc_per_node N")
     if recipe.memory.offload and world.device.type != "cuda":
-        raise UsageError("--offload moves the state of a model from its GPU to the CPU: on a CPU it is there already")
+        raise UsageError("‹offload› moves the state of a model from its GPU to the CPU: on a CPU it is there already")
     refused = {
         "precision O2 or O3": recipe.precision in ("O2", "O3"),
         "an EMA": recipe.ema > 0,
         "learned ranges": recipe.amax.mode == "learned",
     }
     if found := [what for what, wanted in refused.items() if wanted]:
-        raise UsageError(f"--fsdp does not go with {' and '.join(found)}: change the recipe")
+        raise UsageError(f"‹fsdp› does not go with {' and '.join(found)}: change the recipe")
 
 
 def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World) -> nn.Module:

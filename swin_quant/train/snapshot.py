@@ -64,7 +64,7 @@ class Snapshots:
         files = self.newest_first()
         content = next(self._readable(files, check), None)
         if files and content is None:
-            raise SwinQuantError(f"{self.folder}: no snapshot can be read: start again with --overwrite")
+            raise SwinQuantError(f"{self.folder}: no snapshot can be read: start again with ‹overwrite›")
         return content
 
     def _readable(self, files: list[Path], check: Check) -> Iterator[dict[str, Any]]:

@@ -97,7 +97,7 @@ class TrainingState:
             set_random_states(content["random"])
         except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             what = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise SwinQuantError(f"the snapshot cannot be resumed ({what:.120}): --overwrite starts anew") from error
+            raise SwinQuantError(f"the snapshot cannot be resumed ({what:.120}): ‹overwrite› starts anew") from error
         self.position = Position(**content["position"])
 
 

@@ -17,10 +17,10 @@ def load_teacher(
     """The float model of `cfg` in `path`, if the recipe distils; UsageError where one comes without the other."""
     if recipe.weight == 0 and recipe.features == 0:
         if path:
-            raise UsageError("--teacher needs a recipe that distils: set distill.weight or distill.features")
+            raise UsageError("‹teacher› needs a recipe that distils: set distill.weight or distill.features")
         return None, None
     if not path:
-        raise UsageError("the recipe distils: give the float checkpoint of the teacher as --teacher FILE")
+        raise UsageError("the recipe distils: give the float checkpoint of the teacher as ‹teacher› FILE")
     with torch.random.fork_rng():  # weights that are about to be replaced leave no trace in the student's run
         teacher = build_model(cfg)
     check_teacher(student, teacher, recipe)
@@ -32,12 +32,12 @@ def check_teacher(student: Classifier, teacher: Classifier, recipe: Distillation
     """UsageError unless the teacher answers in the student's classes and, for features, in its maps of tokens."""
     if student.classes != teacher.classes:
         raise UsageError(
-            f"--teacher: has {teacher.classes} classes, the student {student.classes}: they must be the same"
+            f"‹teacher›: has {teacher.classes} classes, the student {student.classes}: they must be the same"
         )
     if student.image_size != teacher.image_size:
         raise UsageError(
-            f"--teacher: takes pictures of {teacher.image_size} pixels, the student of {student.image_size}"
+            f"‹teacher›: takes pictures of {teacher.image_size} pixels, the student of {student.image_size}"
         )
     ours, theirs = list(student.maps), list(teacher.maps)
     if recipe.features and (ours != theirs or not ours):
-        raise UsageError(f"--teacher: its maps of tokens are {theirs}, not {ours}: its features cannot be used")
+        raise UsageError(f"‹teacher›: its maps of tokens are {theirs}, not {ours}: its features cannot be used")

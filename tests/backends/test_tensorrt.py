@@ -151,7 +151,7 @@ def test_batches_outside_the_profile(trt10, exported):
 
 def test_a_graph_of_a_fixed_batch_needs_no_profile(trt10, exported):
     artifact = exported(graph(batch=2))
-    with pytest.raises(UsageError, match="is for batches of 2: give --min-batch"):
+    with pytest.raises(UsageError, match="is for batches of 2: give min_batch"):
         built(artifact)
     made, _ = built(artifact, smallest=2, typical=2, largest=2)
     assert load(made, ON_GPU)(torch.randn(1, 3, 4, 4)).shape == (1, 5) and trt10.BUILDS[0]["profile"] == {}
@@ -189,7 +189,7 @@ def test_artifacts_of_other_backends_are_refused(trt10, exported):
 
 def test_an_int8_graph_in_a_float32_body_is_refused_unless_asked_for(trt10, exported, caplog):
     artifact = exported(graph(body=np.float32))
-    with pytest.raises(UsageError, match="float32.*slower than a float16 model: `export --backend tensorrt`"):
+    with pytest.raises(UsageError, match="float32.*slower than a float16 model: `export --for tensorrt`"):
         make_plan(artifact, BuildOptions())
     assert built(artifact, float32=True)[0].file.is_file()
     make_plan(exported(graph(np.float32, quantized=False), "float32"), BuildOptions())

@@ -160,8 +160,8 @@ def test_each_round_begins_with_another():
 
 
 @pytest.mark.parametrize(
-    "changes, flag", [({"batches": (0,)}, "--batch 0"), ({"rounds": 0}, "--rounds 0"), ({"threads": 0}, "--threads 0"),
-                      ({"seconds": 0.0}, "--seconds 0"), ({"seconds": float("nan")}, "--seconds nan")]
+    "changes, flag", [({"batches": (0,)}, "batch 0"), ({"rounds": 0}, "rounds 0"), ({"threads": 0}, "threads 0"),
+                      ({"seconds": 0.0}, "seconds 0"), ({"seconds": float("nan")}, "seconds nan")]
 )  # fmt: skip
 def test_an_impossible_plan_is_refused(changes, flag):
     with pytest.raises(UsageError, match=flag):

@@ -131,7 +131,7 @@ def test_a_given_original_is_taken_by_its_hash(run, tmp_path):
     assert original_of(card(run), [], elsewhere) == elsewhere
     wrong = tmp_path / "wrong.pth"
     wrong.write_bytes(b"wrong")
-    with pytest.raises(SwinQuantError, match="--float .*wrong.pth: is not .* began with, float.pth: its SHA-256 is"):
+    with pytest.raises(SwinQuantError, match="float .*wrong.pth: is not .* began with, float.pth: its SHA-256 is"):
         original_of(card(run), [], wrong)
     with pytest.raises(SwinQuantError, match="none.pth: cannot be read"):
         original_of(card(run), [], tmp_path / "none.pth")

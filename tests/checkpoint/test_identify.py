@@ -97,7 +97,7 @@ def test_v2_without_tables_is_ambiguous_and_the_candidates_are_named(weights):
     with pytest.raises(UsageError) as caught:
         config_for(weights(state))
     message = str(caught.value)
-    assert "IMG_SIZE, PRETRAINED_WINDOW_SIZES, WINDOW_SIZE" in message and "--cfg NAME" in message
+    assert "IMG_SIZE, PRETRAINED_WINDOW_SIZES, WINDOW_SIZE" in message and "cfg NAME" in message
     for name in ("window8_256", "window16_256", "window12to16_192to256_22kto1k_ft", "window12to24_192to384_22kto1k_ft"):
         assert f"swinv2_base_patch4_{name}" in message
     assert "22k," not in message, "another head"
@@ -163,7 +163,7 @@ def test_a_geometry_of_its_own_without_a_size_names_the_nearest(weights):
     state = bare(on_meta(cfg))
     with pytest.raises(UsageError) as caught:
         config_for(weights(state))
-    for word in ("DATA.IMG_SIZE open", "swin_tiny", "DEPTHS [2, 2, 8, 2]", "DEPTHS [2, 2, 6, 2]", "--cfg NAME"):
+    for word in ("DATA.IMG_SIZE open", "swin_tiny", "DEPTHS [2, 2, 8, 2]", "DEPTHS [2, 2, 6, 2]", "cfg NAME"):
         assert word in str(caught.value)
     assert same_model(config_for(weights(state), {"DATA.IMG_SIZE": 448}), cfg)
 
@@ -312,8 +312,8 @@ def test_timms_files_are_identified(tmp_path, name, kind, window):
 
 
 def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):
-    run("calibrate", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures,
-        "--calib-output-path", tmp_path, "--int8-mode", 1, "--num-calib-batch", 1, "--calib-batchsz", 2)  # fmt: skip
+    run("calibrate", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--data-path", pictures,
+        "--output", tmp_path, "--policy", "ft-mode1", "--pictures", 2, "--batch", 2)  # fmt: skip
     file = tmp_path / "swin_micro_calib.pth"
     assert config_for(file).TEST.CROP is False, "the card's, which no tensor tells"
     assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3

@@ -173,7 +173,7 @@ def test_a_head_of_another_size_needs_the_flag(tmp_path):
     source = model(classes=7, seed=1)
     save_float(source, tmp_path / "x.pth")
     made = model()
-    refused(load_float, made, tmp_path / "x.pth", "head has 7 classes", "MODEL.NUM_CLASSES is 10", "--replace-head")
+    refused(load_float, made, tmp_path / "x.pth", "head has 7 classes", "MODEL.NUM_CLASSES is 10", "replace_head")
     own = made.head.weight.clone()
     load_float(made, tmp_path / "x.pth", replace_head=True)
     assert torch.equal(made.head.weight, own), "the new head is the model's own"
@@ -188,13 +188,13 @@ def test_a_calibrated_file_is_not_told_to_replace_its_head(tmp_path):
     state = torch.load(tmp_path / "x_calib.pth", weights_only=True)
     state |= {"head.weight": state["head.weight"][:7], "head.bias": state["head.bias"][:7]}
     path = save(state, tmp_path / "x_calib.pth")
-    assert "--replace-head" not in refused(load_calibrated, calibrated(), path, "head has 7 classes")
+    assert "replace_head" not in refused(load_calibrated, calibrated(), path, "head has 7 classes")
 
 
 def test_a_file_without_a_head_needs_the_flag_and_the_flag_forgives_nothing_else(tmp_path):
     state = {key: value for key, value in state_of(model(seed=1)).items() if not key.startswith("head.")}
     path = save(state, tmp_path / "x.pth")
-    refused(load_float, model(), path, "head has no classes", "--replace-head")
+    refused(load_float, model(), path, "head has no classes", "replace_head")
     load_float(model(), path, replace_head=True)
     del state["norm.weight"]
     refused(load_float, model(), save(state, path), "1 missing: norm.weight", replace_head=True)

@@ -24,6 +24,15 @@ def own_pictures(pictures, tmp_path) -> Path:
 def float_flags(micro, pictures):
     """The options that every calibration needs: V1, its weights, the pictures, 2 batches of 4."""
     return [
+        *("--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--data-path", pictures),
+        *("--pictures", 8, "--batch", 4, "--device", "cpu", "--half", "none"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def ft_flags(micro, pictures):
+    """The same in the words of main.py."""
+    return [
         *("--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures),
         *("--num-calib-batch", 2, "--calib-batchsz", 4, "--device", "cpu", "--half", "none"),
     ]
@@ -33,14 +42,14 @@ def float_flags(micro, pictures):
 def calibrated(tmp_path_factory, float_flags) -> Path:
     """swin_micro_calib.pth and its card, with results under ft-mode1. Copy it before you change it."""
     folder = tmp_path_factory.mktemp("calibrated")
-    words = [str(word) for word in (*float_flags, "--int8-mode", 1, "--calib-output-path", folder, "--quiet")]
+    words = [str(word) for word in (*float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")]
     assert main(["calibrate", *words]) == 0
     return folder / "swin_micro_calib.pth"
 
 
 @pytest.fixture(scope="session")
 def scoring_flags(micro, pictures):
-    """The options of an evaluation besides --resume: nothing but the float32 baseline and what the test asks for."""
+    """The options of an evaluation besides its checkpoint: the float32 baseline, and no more than a test asks for."""
     return ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
 
 

@@ -24,7 +24,7 @@ def refused(run, snapshot, tmp_path):
     before = snapshot(out)
 
     def go(code, command, *flags):
-        where = {"calibrate": "--calib-output-path", "evaluate": "--output"}[command]
+        where = {"calibrate": "--output", "evaluate": "--output"}[command]
         line = run(command, *flags, where, out).error(code)
         assert snapshot(out) == before
         return line
@@ -76,19 +76,19 @@ def test_a_bad_checkpoint(refused, float_flags, micro, tmp_path, what):
     make, says = BAD_FILES[what]
     path = tmp_path / "bad.pth"
     make(path, micro / "swin.pth")
-    has(refused(1, "calibrate", *float_flags, "--resume", path), path, says)
+    has(refused(1, "calibrate", *float_flags, "--checkpoint", path), path, says)
 
 
 @pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
 def test_code_in_a_checkpoint_is_refused_and_never_runs(refused, float_flags, tmp_path, save):
     path, made = tmp_path / "evil.pth", tmp_path / "made by the checkpoint"
     save({"model": {"head.bias": torch.zeros(3)}, "extra": Code(made)}, path)
-    has(refused(1, "calibrate", *float_flags, "--resume", path), path, "mkdir", "run code")
+    has(refused(1, "calibrate", *float_flags, "--checkpoint", path), path, "mkdir", "run code")
     assert not made.exists()
 
 
 def test_a_checkpoint_of_another_architecture(refused, float_flags, micro):
-    has(refused(1, "calibrate", *float_flags, "--resume", micro / "swinv2.pth"), "swinv2.pth", "Swin V2", "Swin V1")
+    has(refused(1, "calibrate", *float_flags, "--checkpoint", micro / "swinv2.pth"), "swinv2.pth", "Swin V2", "Swin V1")
 
 
 @pytest.mark.parametrize(("key", "value"), [("EMBED_DIM", 32), ("DEPTHS", [2, 4]), ("WINDOW_SIZE", 2)])
@@ -108,9 +108,9 @@ def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
 
 
 def test_an_uncalibrated_checkpoint_in_int8(refused, run, scoring_flags, micro, tmp_path):
-    line = refused(1, "evaluate", *scoring_flags, "--resume", micro / "swin.pth", "--int8-mode", 1)
+    line = refused(1, "evaluate", *scoring_flags, "--checkpoint", micro / "swin.pth", "--policy", "ft-mode1")
     has(line, "swin.pth", "never calibrated", "swin-quant calibrate")
-    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--int8-mode", 2, "--output", tmp_path / "ft"]
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--policy", "ft-mode2", "--output", tmp_path / "ft"]
     has(run("main.py", "--eval", *flags).error(1), "swin.pth", "never calibrated")
 
 
@@ -133,7 +133,7 @@ def test_one_bad_range_in_a_calibrated_file(refused, scoring_flags, calibrated, 
     damage(state)
     path = tmp_path / "bad_calib.pth"
     torch.save(state, path)
-    line = refused(1, "evaluate", *scoring_flags, "--resume", path, "--int8-mode", 1)
+    line = refused(1, "evaluate", *scoring_flags, "--checkpoint", path, "--policy", "ft-mode1")
     has(line, path, f"1 {fault}", node, "calibrate the model again")
 
 
@@ -142,12 +142,12 @@ def test_a_calibrated_file_that_is_not_that_of_its_card(refused, scoring_flags, 
     shutil.copy(calibrated.with_suffix(".json"), path.with_suffix(".json"))
     state = torch.load(calibrated, weights_only=True)
     torch.save(state | {f"{NODE}._amax": torch.tensor(1.5)}, path)
-    has(refused(1, "evaluate", *scoring_flags, "--resume", path), path, "one of the two was replaced")
+    has(refused(1, "evaluate", *scoring_flags, "--checkpoint", path), path, "one of the two was replaced")
 
 
 def test_a_calibrated_file_without_card_needs_a_policy(refused, scoring_flags, calibrated, tmp_path):
     path = shutil.copy(calibrated, tmp_path / "alone.pth")
-    has(refused(2, "evaluate", *scoring_flags, "--resume", path), path, "--int8-mode")
+    has(refused(2, "evaluate", *scoring_flags, "--checkpoint", path), path, "--policy")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_nan_and_infinity_name_the_first_module(refused, float_flags, micro, tmp
     state = torch.load(micro / "swin.pth", weights_only=True)
     state["model"][key].fill_(value)
     torch.save(state, tmp_path / "overflow.pth")
-    line = refused(1, "calibrate", *float_flags, "--resume", tmp_path / "overflow.pth")
+    line = refused(1, "calibrate", *float_flags, "--checkpoint", tmp_path / "overflow.pth")
     has(line, says, "NaN or")
 
 
@@ -254,37 +254,34 @@ def test_a_config_with_a_typo(refused, float_flags, micro, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--num-calib-batch", 0], "--num-calib-batch 0"),
-        (["--num-calib-batch", -1], "--num-calib-batch -1"),
-        (["--calib-batchsz", 0], "--calib-batchsz 0"),
-        (["--num-calib-batch", 4], "16 pictures, the data holds 12"),
-        (["--num-calib-batch", "ten"], "ten"),
+        (["--pictures", 0], "--pictures 0"),
+        (["--pictures", -1], "--pictures -1"),
+        (["--pictures", 16], "16 pictures, the data holds 12"),
+        (["--pictures", "ten"], "ten"),
         (["--percentile", 0], "--percentile 0"),
         (["--percentile", "nan"], "--percentile nan"),
         (["--calibrator", "best"], "best"),
         (["--wprec", 9], "--wprec 9"),
         (["--aprec", 1], "--aprec 1"),
-        (["--batch-size", 0], "DATA.BATCH_SIZE"),
+        (["--batch", 0], "DATA.BATCH_SIZE"),
         (["--max-unreadable", 2], "--max-unreadable 2"),
-        (["--int8-mode", 3], "3"),
-        (["--int8-mode", 1, "--policy", "qdq"], "--int8-mode and --policy"),
         (["--policy", "ft-mode3"], "ft-mode3"),
         (["--policy", "qdq", "qdq"], "qdq"),
-        (["--int8-mode", 1, "--quant-disable-keyword", "qvk"], "qvk"),
+        (["--policy", "ft-mode1", "--off", "*qvk*"], "qvk"),
         (["--wprec", 4], "--policy"),
         (["--policy", "cpu", "--wprec", 7, "--saturation-safe"], "--wprec and --saturation-safe"),
         (["--seed", 10**30], "--seed"),
-        (["--calib-output-pth", "x"], "--calib-output-pth"),
-        (["--calib-split", "../.."], "../.."),
+        (["--ouput", "x"], "--ouput"),
+        (["--split", "../.."], "../.."),
     ],
 )
 def test_a_flag_with_an_impossible_value(refused, float_flags, flags, says):
-    has(refused(1 if flags[0] == "--calib-split" else 2, "calibrate", *float_flags, *flags), says)
+    has(refused(1 if flags[0] == "--split" else 2, "calibrate", *float_flags, *flags), says)
 
 
 def test_no_checkpoint_and_no_command(run, float_flags, tmp_path):
-    assert "--resume" in run("calibrate", *float_flags[:2], "--data-path", tmp_path).error(2)
-    assert "--resume" in run("evaluate", *float_flags[:2], "--data-path", tmp_path).error(2)
+    assert "no checkpoint: name one" in run("calibrate", *float_flags[:2], "--data-path", tmp_path).error(2)
+    assert "name a checkpoint or an artifact" in run("evaluate", *float_flags[:2], "--data-path", tmp_path).error(2)
     assert "calibrat'" in run("calibrat").error(2)
 
 
@@ -293,11 +290,12 @@ def test_an_output_folder_that_cannot_be(run, float_flags, scoring_flags, micro,
     file = tmp_path / "a file"
     file.write_text("precious")
     place = file / below
-    has(run("calibrate", *float_flags, "--calib-output-path", place).error(1), place, "cannot be the output directory")
     has(run("calibrate", *float_flags, "--output", place).error(1), place, "cannot be the output directory")
-    weights = ["--resume", micro / "swin.pth", "--output", place]
+    weights = [micro / "swin.pth", "--output", place]
     has(run("evaluate", *scoring_flags, *weights).error(1), place, "cannot be the output directory")
-    has(run("main.py", "--eval", *scoring_flags, *weights).error(1), place, "cannot be the output directory")
+    has(
+        run("main.py", "--eval", *scoring_flags, "--resume", *weights).error(1), place, "cannot be the output directory"
+    )
     has(run("demo", "--output", place).error(1), place, "cannot be the output directory")
     assert file.read_text() == "precious"
 
@@ -319,11 +317,15 @@ def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
 
     monkeypatch.setattr("swin_quant.tasks.evaluate.score_model", no_pictures)
     monkeypatch.setattr("swin_quant.cli.evaluate.ensure_writable_dir", read_only)
-    has(run("evaluate", *scoring_flags, "--resume", tmp_path / calibrated.name).error(1), tmp_path, "permission denied")
+    has(
+        run("evaluate", *scoring_flags, "--checkpoint", tmp_path / calibrated.name).error(1),
+        tmp_path,
+        "permission denied",
+    )
 
 
 def test_tracebacks_are_for_verbose(run, float_flags):
-    flags = [*float_flags, "--resume", "nowhere.pth"]
+    flags = [*float_flags, "--checkpoint", "nowhere.pth"]
     assert "Traceback" not in run("calibrate", *flags).err
     err = run("calibrate", *flags, "--verbose").err
     assert "Traceback (most recent call last)" in err
@@ -331,7 +333,7 @@ def test_tracebacks_are_for_verbose(run, float_flags):
 
 
 def test_a_bug_of_ours_is_one_line_that_asks_for_verbose(run, float_flags, monkeypatch):
-    monkeypatch.setattr("swin_quant.cli.calibrate.options.plan_of", lambda *_: 1 / 0)
+    monkeypatch.setattr("swin_quant.cli.calibrate.plan_of", lambda *_: 1 / 0)
     done = run("calibrate", *float_flags)
     assert done.code == 1 and done.err.count("\n") == 1
     has(done.err, "ZeroDivisionError", "bug of swin-quant", "--verbose")
@@ -350,6 +352,6 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    (done,) = forked(1, "calibrate", *float_flags, "--calib-output-path", out, "--quiet", before=small_disk)
+    (done,) = forked(1, "calibrate", *float_flags, "--output", out, "--quiet", before=small_disk)
     has(done.error(1), out / "swin_micro_calib.pth", "cannot be written", "limit on the size of a file")
     assert snapshot(out) == before

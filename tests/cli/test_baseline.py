@@ -21,11 +21,11 @@ def _runs(tmp_path_factory, micro, calibrated, pictures) -> Path:
         (root / "in").mkdir(exist_ok=True)
         shutil.copy(micro / name, root / "in")
     flags = [*flags_of(root, pictures), "--quiet"]
-    calibration = ["--resume", root / "in" / "swin.pth", "--num-calib-batch", 2, "--calib-batchsz", 4]
+    calibration = ["--checkpoint", root / "in" / "swin.pth", "--pictures", 8, "--batch", 4]
     bits = ["--policy", "ft-mode1", "--wprec", 4]
-    command("calibrate", *flags, *calibration, *bits, "--calib-output-path", root / "ptq")
+    command("calibrate", *flags, *calibration, *bits, "--output", root / "ptq")
     (root / "recipe.yaml").write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2}\n")
-    start = ["--pretrained", root / "ptq" / "swin_micro_calib.pth", "--recipe", root / "recipe.yaml"]
+    start = ["--checkpoint", root / "ptq" / "swin_micro_calib.pth", "--recipe", root / "recipe.yaml"]
     command("finetune", *flags, *start, "--output", root / "out")
     return root
 
@@ -45,7 +45,7 @@ def runs(_runs, tmp_path) -> Path:
 
 
 def qat(root) -> Path:
-    return root / "out" / "swin_micro" / "default" / "swin_micro_qat.pth"
+    return root / "out" / "swin_micro_qat.pth"
 
 
 def measured(file):
@@ -64,7 +64,7 @@ def evaluate(run, runs, pictures):
     def go(*flags):
         path = qat(runs).with_suffix(".json")
         path.write_text(json.dumps({**json.loads(path.read_text()), "results": []}))
-        return run("evaluate", *flags_of(runs, pictures), "--resume", qat(runs), *flags)
+        return run("evaluate", *flags_of(runs, pictures), "--checkpoint", qat(runs), *flags)
 
     return go
 
@@ -73,10 +73,10 @@ def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
     found, ptq = measured(qat(_runs)), measured(_runs / "ptq" / "swin_micro_calib.pth")
     assert list(found) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
     own = ptq[None, "torch", "float32"]
-    assert (found[FLOAT32].acc1, found[FLOAT32].loss) == (own.acc1, own.loss)
+    assert (found[FLOAT32].acc1, found[FLOAT32].loss) == (own.acc1, pytest.approx(own.loss))  # in other batches
     before = ptq[None, "torch fake-quant", "W4A8"]
-    assert (found[PTQ].loss, found[PTQ].sqnr_db, found[PTQ].delta_acc1) == (
-        before.loss, before.sqnr_db, before.delta_acc1)  # fmt: skip
+    assert found[PTQ].delta_acc1 == before.delta_acc1
+    assert (found[PTQ].loss, found[PTQ].sqnr_db) == pytest.approx((before.loss, before.sqnr_db))
     assert found[UNQUANTIZED].loss != own.loss and found[UNQUANTIZED].sqnr_db < 30, "it was trained"
     for key in (PTQ, QAT, UNQUANTIZED):
         assert found[key].delta_acc1 == pytest.approx(found[key].acc1 - own.acc1)
@@ -116,9 +116,9 @@ def test_without_the_original_there_are_results_and_no_delta(evaluate, runs, tmp
 def test_another_file_than_the_original_is_refused(evaluate, runs, micro, run, pictures):
     line = evaluate("--quiet", "--float", micro / "swinv2.pth").error(1)
     assert "swinv2.pth: is not the float checkpoint that the run began with, swin.pth: its SHA-256 is" in line
-    line = run("evaluate", *flags_of(runs, pictures), "--resume", runs / "in" / "swin.pth", "--float", "x").error(2)
+    line = run("evaluate", *flags_of(runs, pictures), "--checkpoint", runs / "in" / "swin.pth", "--float", "x").error(2)
     assert "--float x: what is scored is a float checkpoint itself" in line
-    start = ["--pretrained", runs / "ptq" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
+    start = ["--checkpoint", runs / "ptq" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
     flags = [*flags_of(runs, pictures), *start, "--output", runs / "new", "--quiet", "--float", micro / "swinv2.pth"]
     assert "is not the float checkpoint" in run("finetune", *flags).error(1)
     assert not list(runs.glob("new/**/*.csv")), "refused before the first step"
@@ -130,14 +130,14 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
 
     qat(runs).with_suffix(".json").unlink()
     flags = [*flags_of(runs, pictures), "--policy", "ft-mode1", "--wprec", 4, "--output", tmp_path / "eval"]
-    scored = tmp_path / "eval" / "swin_micro" / "default" / "swin_micro_eval.pth"
-    done = run("evaluate", *flags, "--resume", qat(runs))
+    scored = tmp_path / "eval" / "swin_micro_eval.pth"
+    done = run("evaluate", *flags, "--checkpoint", qat(runs))
     assert done.code == 0 and "if it was (QAT), give --float FILE" in done.err
-    assert run("evaluate", *flags, "--resume", qat(runs), "--float", runs / "in" / "swin.pth").code == 0
+    assert run("evaluate", *flags, "--checkpoint", qat(runs), "--float", runs / "in" / "swin.pth").code == 0
     assert list(measured(scored)) == [FLOAT32, QAT, UNQUANTIZED]
-    assert run("evaluate", *flags, "--resume", runs / "ptq" / "swin_micro_calib.pth").code == 0
+    assert run("evaluate", *flags, "--checkpoint", runs / "ptq" / "swin_micro_calib.pth").code == 0
     (runs / "ptq" / "swin_micro_calib.json").unlink()
-    words = ["--resume", runs / "ptq" / "swin_micro_calib.pth", "--float", runs / "in" / "swin.pth"]
+    words = ["--checkpoint", runs / "ptq" / "swin_micro_calib.pth", "--float", runs / "in" / "swin.pth"]
     assert run("evaluate", *flags, *words).code == 0
     assert list(measured(scored)) == [(None, "torch", "float32"), (None, "torch fake-quant", "W4A8")], "PTQ only"
 
@@ -145,7 +145,7 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     config.write_text(config.read_text().replace("NUM_CLASSES: 3", "NUM_CLASSES: 4"))
     state = randomise(build_model(load_config(config))).state_dict()
     torch.save({"model": {key: value for key, value in state.items() if "_amax" not in key}}, tmp_path / "four.pth")
-    refused = run("evaluate", *flags, "--resume", qat(runs), "--float", tmp_path / "four.pth")
+    refused = run("evaluate", *flags, "--checkpoint", qat(runs), "--float", tmp_path / "four.pth")
     *_, line = refused.err.splitlines()
     assert refused.code == 1 and line.startswith("error")
     assert "four.pth: does not fit the model: its head has 4 classes, MODEL.NUM_CLASSES is 3" in line
@@ -153,20 +153,21 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
 
 
 def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, card_of, tmp_path):
-    start = ["--pretrained", qat(runs), "--recipe", runs / "recipe.yaml", "--output", runs / "again"]
+    start = ["--checkpoint", qat(runs), "--recipe", runs / "recipe.yaml", "--output", runs / "again"]
     assert run("finetune", *flags_of(runs, pictures), *start).code == 0
-    again = runs / "again" / "swin_micro" / "default" / "swin_micro_qat.pth"
+    again = runs / "again" / "swin_micro_qat.pth"
     assert list(measured(again)) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
     assert measured(again)[PTQ].loss == measured(qat(runs))[PTQ].loss
-    calibration = ["--resume", again, "--num-calib-batch", 1, "--calib-batchsz", 4, "--calib-output-path", runs / "new"]
-    assert run("calibrate", *flags_of(runs, pictures), *calibration, "--int8-mode", 1).code == 0
+    calibration = ["--checkpoint", again, "--pictures", 4, "--batch", 4, "--output", runs / "new"]
+    assert run("calibrate", *flags_of(runs, pictures), *calibration, "--policy", "ft-mode1").code == 0
     found = measured(runs / "new" / "swin_micro_calib.pth")
     assert found[FLOAT32].loss == measured(again)[FLOAT32].loss and ("qat", "torch fake-quant", "int8") in found
     source = card_of(runs / "ptq" / "swin_micro_calib.pth")["source"]["sha256"]
     for file in (again, runs / "new" / "swin_micro_calib.pth"):
         assert card_of(file)["source"]["sha256"] == source
     assert (
-        run("convert", "--cfg", runs / "in" / "swin.yaml", "--resume", again, "--to", runs / "c.safetensors").code == 0
+        run("convert", "--cfg", runs / "in" / "swin.yaml", "--checkpoint", again, "--to", runs / "c.safetensors").code
+        == 0
     )
     assert RunCard.read(runs / "c.json").is_qat and card_of(runs / "c.safetensors")["source"]["sha256"] == source
 
@@ -176,7 +177,7 @@ def export(run, runs):
     """export(flags ...) -> an ONNX file of the QAT checkpoint in a sibling of its folder."""
 
     def go(*flags):
-        words = ["--resume", qat(runs), "--backend", "onnxruntime", "--output", runs / "out" / "onnx"]
+        words = ["--checkpoint", qat(runs), "--for", "onnxruntime", "--output", runs / "out" / "onnx"]
         assert run("export", *words, *flags).code == 0
         (file,) = (runs / "out" / "onnx").glob("*.onnx")
         assert str(runs) not in file.with_suffix(".json").read_text()
@@ -211,14 +212,14 @@ def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(r
 
 def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
     cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
-    done = run("report", *cards, "--format", "json")
+    done = run("report", *cards, "--json")
     assert done.code == 0
     table = json.loads(done.out)
     assert [(row["weights"], row["policy"]) for row in table["rows"]] == [
         (None, "ft-mode1 W4"), ("QAT", "ft-mode1 W4"), ("QAT weights, unquantized", None)]  # fmt: skip
     assert len({row["acc1"] for row in table["rows"]}) == 1
     assert not [note for note in table["footnotes"] if "inconsistent" in note["text"] or "no delta" in note["text"]]
-    alone = json.loads(run("report", cards[1], "--format", "json").out)
+    alone = json.loads(run("report", cards[1], "--json").out)
     assert [row["weights"] for row in alone["rows"]] == ["PTQ", "QAT", "QAT weights, unquantized"]
 
 
@@ -232,6 +233,6 @@ def test_a_card_of_before_has_no_delta_until_it_is_evaluated_again(run, runs, pi
     path.write_text(json.dumps({**content, "results": old[::-1]}))
     done = run("report", path)
     assert "1.34" not in done.out and "there is no delta" in " ".join(done.out.split())
-    assert run("evaluate", *flags_of(runs, pictures), "--resume", qat(runs)).code == 0
+    assert run("evaluate", *flags_of(runs, pictures), "--checkpoint", qat(runs)).code == 0
     assert set(measured(qat(runs))) == {FLOAT32, PTQ, QAT, UNQUANTIZED}
     assert len(json.loads(path.read_text())["results"]) == 4

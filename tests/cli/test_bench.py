@@ -24,7 +24,7 @@ def folder(tmp_path_factory, calibrated):
     folder = tmp_path_factory.mktemp("bench")
     for suffix in (".pth", ".json"):
         shutil.copy(calibrated.with_suffix(suffix), folder)
-    words = ("--resume", folder / calibrated.name, "--backend", "onnxruntime", "--output", folder, "--quiet")
+    words = ("--checkpoint", folder / calibrated.name, "--for", "onnxruntime", "--output", folder, "--quiet")
     assert main(["export", *map(str, words)]) == 0
     return folder
 
@@ -64,11 +64,11 @@ def test_the_checkpoint_must_be_found(run, artifact, tmp_path):
     for file in (artifact, artifact.with_suffix(".json")):
         shutil.copy(file, tmp_path)
     error = run("bench", tmp_path / artifact.name, *QUICK).error(2)
-    assert "is neither beside it nor in the folder above: name it with --resume" in error
+    assert "is neither beside it nor in the folder above: name it with --checkpoint" in error
 
 
 def test_another_checkpoint_is_refused(run, artifact, micro):
-    error = run("bench", artifact, "--resume", micro / "swinv2.pth", *QUICK).error(1)
+    error = run("bench", artifact, "--checkpoint", micro / "swinv2.pth", *QUICK).error(1)
     assert "is not the checkpoint that" in error
 
 

@@ -8,7 +8,7 @@ import torch
 from swin_quant.checkpoint import read_state_dict
 
 NAME = "swin_micro_calib"
-TRAIN = ["--num-epochs", 1, "--batch-size", 4, "--no-eval"]
+TRAIN = ["--epochs", 1, "--batch", 4, "--no-eval"]
 
 
 @pytest.fixture
@@ -23,46 +23,48 @@ def of_8_bits(float_flags, tmp_path_factory):
     from swin_quant.cli import main
 
     folder = tmp_path_factory.mktemp("mse8")
-    words = [*float_flags, "--calibrator", "mse", "--int8-mode", 1, "--no-eval", "--calib-output-path", folder]
+    words = [*float_flags, "--calibrator", "mse", "--policy", "ft-mode1", "--no-eval", "--output", folder]
     assert main(["calibrate", *map(str, words)]) == 0
     return folder
 
 
 def test_other_bits_are_refused_and_the_statistics_find_them(run, scoring_flags, of_8_bits, float_flags, tmp_path):
-    four = ["--int8-mode", 1, "--aprec", 4]
-    line = run("evaluate", *scoring_flags, "--resume", of_8_bits / f"{NAME}.pth", *four).error(2)
-    assert "found by mse for 8 bits" in line and "ft-mode1 A4 has 4" in line and "--statistics" in line
+    four = ["--policy", "ft-mode1", "--aprec", 4]
+    line = run("evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", *four).error(2)
+    assert "found by mse for 8 bits" in line and "ft-mode1 A4 has 4" in line and "from statistics" in line
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--calibrator", "mse", *four]
-    done = run("calibrate", *again, "--calib-output-path", tmp_path / "again", "--device", "cpu", "--no-eval")
+    done = run("calibrate", *again, "--output", tmp_path / "again", "--device", "cpu", "--no-eval")
     assert done.code == 0, done
-    direct = [*float_flags, "--calibrator", "mse", *four, "--no-eval", "--calib-output-path", tmp_path / "direct"]
+    direct = [*float_flags, "--calibrator", "mse", *four, "--no-eval", "--output", tmp_path / "direct"]
     assert run("calibrate", *direct).code == 0
     file = tmp_path / "again" / f"{NAME}.pth"
     assert file.read_bytes() == (tmp_path / "direct" / f"{NAME}.pth").read_bytes()
-    assert run("evaluate", *scoring_flags, "--resume", file, *four).code == 0
-    assert "for 4 bits" in run("evaluate", *scoring_flags, "--resume", file, "--int8-mode", 1).error(2)
+    assert run("evaluate", *scoring_flags, "--checkpoint", file, *four).code == 0
+    assert "for 4 bits" in run("evaluate", *scoring_flags, "--checkpoint", file, "--policy", "ft-mode1").error(2)
 
 
 def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring_flags, of_8_bits, tmp_path, recipe):
     four = tmp_path / "four.yaml"
     four.write_text("name: four\nrules:\n- {enable: ['role:gemm_input', 'role:gemm_weight'], bits: 4}\n")
     file = of_8_bits / f"{NAME}.pth"
-    where = ["--resume", file, "--backend", "onnx", "--output", tmp_path / "out", "--policy", four]
+    where = ["--checkpoint", file, "--for", "onnx", "--output", tmp_path / "out", "--policy", four]
     assert "found by mse for 8 bits" in run("export", *where).error(2)
-    train = [*scoring_flags, "--pretrained", file, "--int8-mode", 1, "--aprec", 4, *TRAIN, *recipe]
+    train = [*scoring_flags, "--checkpoint", file, "--policy", "ft-mode1", "--aprec", 4, *TRAIN, *recipe]
     assert "found by mse for 8 bits" in run("finetune", *train, "--output", tmp_path / "qat").error(2)
     anew = ["--set", "amax.initial=reestimated", "amax.batches=1"]
     assert run("finetune", *train, "--output", tmp_path / "qat", *anew).code == 0
 
 
 def test_weights_alone_may_have_other_bits(run, scoring_flags, of_8_bits):
-    done = run("evaluate", *scoring_flags, "--resume", of_8_bits / f"{NAME}.pth", "--int8-mode", 1, "--wprec", 4)
+    done = run(
+        "evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", "--policy", "ft-mode1", "--wprec", 4
+    )
     assert done.code == 0 and "warning" not in done.err, done
 
 
 def test_percentiles_are_warned_of(run, scoring_flags, calibrated, tmp_path):
     copy = shutil.copytree(calibrated.parent, tmp_path / "copy") / calibrated.name
-    done = run("evaluate", *scoring_flags, "--resume", copy, "--int8-mode", 1, "--aprec", 4)
+    done = run("evaluate", *scoring_flags, "--checkpoint", copy, "--policy", "ft-mode1", "--aprec", 4)
     assert done.code == 0
     (line,) = [line for line in done.err.splitlines() if "warning" in line]
     assert "found by percentile for 8 bits" in line and "`calibrate` with these bits" in line
@@ -70,28 +72,28 @@ def test_percentiles_are_warned_of(run, scoring_flags, calibrated, tmp_path):
 
 def test_a_checkpoint_without_a_card_is_warned_of(run, scoring_flags, calibrated, tmp_path):
     alone = shutil.copy(calibrated, tmp_path / "alone.pth")
-    flags = [*scoring_flags, "--resume", alone, "--output", tmp_path, "--int8-mode", 1]
+    flags = [*scoring_flags, "--checkpoint", alone, "--output", tmp_path, "--policy", "ft-mode1"]
     assert "no run card says" in run("evaluate", *flags, "--aprec", 4).err
     assert "no run card says" not in run("evaluate", *flags).err
 
 
 def test_learned_ranges_ask_for_training(run, scoring_flags, calibrated, tmp_path, card_of, recipe):
     made = []
-    for start, how in ((calibrated, "learned"), (tmp_path / "0" / "swin_micro" / "default", "frozen")):
+    for start, how in ((calibrated, "learned"), (tmp_path / "0", "frozen")):
         start = start / "swin_micro_qat.pth" if start.is_dir() else start
         folder = tmp_path / str(len(made))
-        train = ["--pretrained", start, "--amax", how, *TRAIN, *recipe, "--output", folder]
+        train = ["--checkpoint", start, "--amax", how, *TRAIN, *recipe, "--output", folder]
         assert run("finetune", *scoring_flags, *train).code == 0
-        made.append(folder / "swin_micro" / "default" / "swin_micro_qat.pth")
+        made.append(folder / "swin_micro_qat.pth")
         assert card_of(made[-1])["training"]["ranges"] == {"weights": "learned", "activations": "learned"}
-        line = run("evaluate", *scoring_flags, "--resume", made[-1], "--int8-mode", 1, "--wprec", 4).error(2)
+        line = run("evaluate", *scoring_flags, "--checkpoint", made[-1], "--policy", "ft-mode1", "--wprec", 4).error(2)
         assert "learned for 8 bits" in line and "finetune with these bits" in line
 
 
-@pytest.mark.parametrize("flag", ["--num-calib-batch=2", "--calib-split=val", "--calib-augment", "--exact-histogram"])
+@pytest.mark.parametrize("flag", ["--pictures=2", "--split=val", "--augment", "--exact-histogram"])
 def test_statistics_have_their_pictures(run, scoring_flags, of_8_bits, tmp_path, flag):
-    again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--int8-mode", 1, flag]
-    line = run("calibrate", *again, "--calib-output-path", tmp_path, "--device", "cpu").error(2)
+    again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--policy", "ft-mode1", flag]
+    line = run("calibrate", *again, "--output", tmp_path, "--device", "cpu").error(2)
     assert flag.partition("=")[0] in line and "--statistics" in line and not list(tmp_path.iterdir())
 
 
@@ -99,21 +101,21 @@ def test_statistics_need_the_weights_they_were_counted_on(run, scoring_flags, of
     state, _ = read_state_dict(micro / "swin.pth")
     torch.save({"model": state | {"head.bias": state["head.bias"] + 1}}, tmp_path / "other.pth")
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--device", "cpu"]
-    assert "is not what" in run("calibrate", *again, "--resume", tmp_path / "other.pth").error(1)
+    assert "is not what" in run("calibrate", *again, "--checkpoint", tmp_path / "other.pth").error(1)
 
 
 def test_few_bits_are_said_to_be_a_simulation_and_export_names_the_nodes(run, float_flags, scoring_flags, tmp_path):
     says = "ft-mode1 W4 A4: fewer than 8 bits are simulated: ONNX files hold such weights in int8"
-    four = ["--int8-mode", 1, "--wprec", 4, "--aprec", 4]
-    done = run("calibrate", *float_flags, *four, "--no-eval", "--calib-output-path", tmp_path)
+    four = ["--policy", "ft-mode1", "--wprec", 4, "--aprec", 4]
+    done = run("calibrate", *float_flags, *four, "--no-eval", "--output", tmp_path)
     assert done.code == 0 and done.err.count(says) == 1, done
     file = tmp_path / f"{NAME}.pth"
-    done = run("evaluate", *scoring_flags, "--resume", file)  # under the policy of its card
+    done = run("evaluate", *scoring_flags, "--checkpoint", file)  # under the policy of its card
     assert done.code == 0 and done.err.count(says) == 1, done
-    for policy in (["--int8-mode", 1], ["--int8-mode", 1, "--saturation-safe"]):
-        done = run("calibrate", *float_flags, *policy, "--no-eval", "--calib-output-path", tmp_path / "more")
+    for policy in (["--policy", "ft-mode1"], ["--policy", "ft-mode1", "--saturation-safe"]):
+        done = run("calibrate", *float_flags, *policy, "--no-eval", "--output", tmp_path / "more")
         assert done.code == 0 and "simulated" not in done.err, done
     (tmp_path / "four.yaml").write_text("name: four\nrules:\n- {enable: 'role:gemm_input', bits: 4}\n")
     for backend, code in (("onnx", 1), ("fastertransformer", 2)):
-        words = ["--resume", file, "--backend", backend, "--policy", tmp_path / "four.yaml"]
+        words = ["--checkpoint", file, "--for", backend, "--policy", tmp_path / "four.yaml"]
         assert "._input_quantizer" in run("export", *words, "--output", tmp_path / "out").error(code)

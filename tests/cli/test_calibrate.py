@@ -23,7 +23,7 @@ def calibrate(run, float_flags, card_of, tmp_path):
     """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""
 
     def go(*flags, out="out", name="swin_micro"):
-        done = run("calibrate", *float_flags, "--calib-output-path", tmp_path / out, *flags)
+        done = run("calibrate", *float_flags, "--output", tmp_path / out, *flags)
         assert done.code == 0, done
         path = tmp_path / out / f"{name}_calib.pth"
         verify_checkpoint(RunCard.read(path.with_suffix(".json")), path)
@@ -33,7 +33,7 @@ def calibrate(run, float_flags, card_of, tmp_path):
 
 
 def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_path):
-    done = run("calibrate", *float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path)
+    done = run("calibrate", *float_flags, "--policy", "ft-mode1", "--output", tmp_path)
     assert done.code == 0 and sorted(f.name for f in tmp_path.iterdir()) == [
         "swin_micro_calib.json",
         "swin_micro_calib.pth",
@@ -61,7 +61,7 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
 
 
 def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, micro):
-    state, _ = calibrate("--int8-mode", 1, "--no-eval")
+    state, _ = calibrate("--policy", "ft-mode1", "--no-eval")
     ranges = {key: value for key, value in state.items() if key.endswith("_amax")}
     assert len(ranges) == 95  # all nodes, whatever the policy
     assert all(value.dtype == torch.float32 and value.ndim == 0 and value > 0 for value in ranges.values())
@@ -73,7 +73,7 @@ def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(calibrate, micro, pictures, kind):
     """Recomputed by hand: the pictures that the card names, resized and normalised here, hooks on a float model."""
-    flags = ["--cfg", micro / f"{kind}.yaml", "--resume", micro / f"{kind}.pth", "--calibrator", "max", "--no-eval"]
+    flags = ["--cfg", micro / f"{kind}.yaml", "--checkpoint", micro / f"{kind}.pth", "--calibrator", "max", "--no-eval"]
     state, card = calibrate(*flags, name=f"{kind}_micro")
     files = card["calibration"]["files"]
     assert len(files) == len(set(files)) == 8
@@ -124,7 +124,7 @@ def test_calibrators_and_their_flags(calibrate):
 def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that_does_better(
     run, float_flags, tmp_path
 ):
-    flags = [*float_flags, "--int8-mode", 1, "--no-eval", "--calib-output-path", tmp_path]
+    flags = [*float_flags, "--policy", "ft-mode1", "--no-eval", "--output", tmp_path]
     good = run("calibrate", *flags, "--quiet")
     assert good.code == 0 and good.err == ""
     bad = run("calibrate", *flags, "--quiet", "--percentile", 50)
@@ -139,10 +139,10 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
         record = calibrate("--no-eval", *flags)[1]["calibration"]
         return record["method"], record["percentile"]
 
-    assert method("--int8-mode", 1, "--wprec", 4) == ("percentile", 99.99)
-    assert method("--int8-mode", 1, "--aprec", 7) == ("mse", None)
-    assert method("--int8-mode", 1, "--aprec", 4, "--calibrator", "max") == ("max", None)
-    assert method("--int8-mode", 1, "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
+    assert method("--policy", "ft-mode1", "--wprec", 4) == ("percentile", 99.99)
+    assert method("--policy", "ft-mode1", "--aprec", 7) == ("mse", None)
+    assert method("--policy", "ft-mode1", "--aprec", 4, "--calibrator", "max") == ("max", None)
+    assert method("--policy", "ft-mode1", "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
 
 
 def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
@@ -152,7 +152,7 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
 
     base, record = ranges()
     assert (base, record) == ranges()
-    again, cut = ranges("--num-calib-batch", 8, "--calib-batchsz", 1)
+    again, cut = ranges("--pictures", 8, "--batch", 1)
     assert again == base and cut["files"] == record["files"]
     other, reseeded = ranges("--seed", 1)
     assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
@@ -160,8 +160,8 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
 
 def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
     plain, _ = calibrate("--no-eval")
-    one, card = calibrate("--calib-augment", "--no-eval", out="a")
-    two, _ = calibrate("--calib-augment", "--no-eval", "--num-calib-batch", 4, "--calib-batchsz", 2, out="b")
+    one, card = calibrate("--augment", "--no-eval", out="a")
+    two, _ = calibrate("--augment", "--no-eval", "--pictures", 8, "--batch", 2, out="b")
     assert card["calibration"]["augment"] is True
     assert all(torch.equal(value, two[key]) for key, value in one.items())
     assert any(not torch.equal(value, plain[key]) for key, value in one.items())
@@ -172,13 +172,13 @@ def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictu
     flat.mkdir()
     for number, file in enumerate(sorted((pictures / "train").rglob("*.png"))):
         shutil.copy(file, flat / f"{number}.png")
-    done = run("calibrate", *float_flags, "--data-path", flat, "--calib-output-path", tmp_path / "out")
+    done = run("calibrate", *float_flags, "--data-path", flat, "--output", tmp_path / "out")
     assert done.code == 0 and "warning: not scored" in done.err and "no val split" in done.err
     assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
 
 
 def test_another_split(calibrate):
-    _, card = calibrate("--calib-split", "val", "--num-calib-batch", 1, "--no-eval")
+    _, card = calibrate("--split", "val", "--pictures", 4, "--no-eval")
     assert card["calibration"]["split"] == "val"
 
 
@@ -195,25 +195,25 @@ def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
         classes = sorted({name.split("/")[0] for name in names})
         lines = [f"{name}\t{classes.index(name.split('/')[0])}\n" for name in names]
         (root / f"{split}_map.txt").write_text("".join(lines))
-    folder, by_folder = calibrate("--int8-mode", 1)
+    folder, by_folder = calibrate("--policy", "ft-mode1")
     for mode in ("no", "part", "full"):
-        zipped, by_zip = calibrate("--int8-mode", 1, "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
+        zipped, by_zip = calibrate("--policy", "ft-mode1", "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
         assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
         for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
             assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
 
 
 def test_digits_need_no_folder(run, card_of, tmp_path):
-    flags = ["--data-path", "digits", "--random-weights", "--num-calib-batch", 2, "--calib-batchsz", 4, "--no-eval"]
-    done = run("calibrate", "--cfg", "swin_digits", *flags, "--calib-output-path", tmp_path)
+    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4, "--no-eval"]
+    done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
     assert done.code == 0 and "random weights" in done.err
     card = card_of(tmp_path / "swin_micro_digits_calib.pth")
     assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
 
 
 def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
-    first, card = calibrate("--int8-mode", 1)
-    second, other = calibrate("--int8-mode", 2, "--calibrator", "max")
+    first, card = calibrate("--policy", "ft-mode1")
+    second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
     assert other["calibration"]["method"] == "max" and other["policy"]["name"] == "ft-mode2"
     assert [result["policy"] for result in other["results"]] == [None, "ft-mode2"]  # nothing is left of the first
     assert card["checkpoint"] != other["checkpoint"] and len(list((tmp_path / "out").iterdir())) == 2
@@ -256,8 +256,8 @@ def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_
     for split in ("train", "val"):
         for name, data in (whole | broken).items():
             (own_pictures / split / "cat" / name).write_bytes(data)
-    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2, "--num-calib-batch", 4, "--int8-mode", 1]
-    done = run("calibrate", *float_flags, *flags, "--calib-output-path", tmp_path / "out")
+    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2, "--pictures", 16, "--policy", "ft-mode1"]
+    done = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out")
     assert done.code == 0, done
     card = card_of(tmp_path / "out" / "swin_micro_calib.pth")
     files = set(card["calibration"]["files"])  # 16 of the 16 readable ones of 18
@@ -274,8 +274,8 @@ def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_
 def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, tmp_path, split):
     for file in sorted((own_pictures / split).rglob("*.png"))[:2]:
         file.write_bytes(b"")
-    flags = ["--data-path", own_pictures, "--num-calib-batch", 3, "--quiet"]
-    line = run("calibrate", *float_flags, *flags, "--calib-output-path", tmp_path / "out").error(1)
+    flags = ["--data-path", own_pictures, "--pictures", 12, "--quiet"]
+    line = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out").error(1)
     total = {"train": 12, "val": 7}[split]
     assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
     saved = sorted(file.name for file in (tmp_path / "out").iterdir())

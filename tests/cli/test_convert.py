@@ -11,7 +11,7 @@ from swin_quant.checkpoint import read_state_dict
 
 @pytest.mark.parametrize("name", ["small.safetensors", "small.pth"])
 def test_half_precision_weights_are_the_rounded_ones(run, micro, tmp_path, name):
-    done = run("convert", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--to", tmp_path / name,
+    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", tmp_path / name,
                "--dtype", "float16")  # fmt: skip
     assert done.code == 0, done.err
     state, _ = read_state_dict(tmp_path / name)
@@ -25,20 +25,20 @@ def test_half_precision_weights_are_the_rounded_ones(run, micro, tmp_path, name)
 
 def test_timm_reads_what_safetensors_reads(run, micro, tmp_path):
     file = tmp_path / "weights.safetensors"
-    assert run("convert", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--to", file).code == 0
+    assert run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", file).code == 0
     assert "layers.0.blocks.0.attn.qkv.weight" in safetensors.torch.load_file(file)
 
 
 def test_the_source_is_never_overwritten(run, micro, tmp_path):
     file = tmp_path / "x.pth"
     file.write_bytes((micro / "swin.pth").read_bytes())
-    done = run("convert", "--cfg", micro / "swin.yaml", "--resume", file, "--to", file)
+    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", file, "--to", file)
     assert "is the checkpoint that is read" in done.error(2)
     assert file.read_bytes() == (micro / "swin.pth").read_bytes()
 
 
 def test_an_unknown_format_is_refused(run, micro, tmp_path):
-    done = run("convert", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--to", tmp_path / "x.bin")
+    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", tmp_path / "x.bin")
     assert "must end in .pth or .safetensors" in done.error(2)
 
 
@@ -47,7 +47,7 @@ def test_a_weight_beyond_float16_is_named(run, micro, tmp_path):
     state["head.weight"][0, 0] = 1e6
     big = tmp_path / "big.pth"
     torch.save({"model": state}, big)
-    done = run("convert", "--cfg", micro / "swin.yaml", "--resume", big, "--to", tmp_path / "x.safetensors",
+    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", big, "--to", tmp_path / "x.safetensors",
                "--dtype", "float16")  # fmt: skip
     assert "head.weight does not fit into torch.float16" in done.error(1)
     assert not (tmp_path / "x.safetensors").exists()

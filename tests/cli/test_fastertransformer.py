@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from swin_quant.cli.fastertransformer import REFUSED
+from swin_quant.cli.ft.front_door import REFUSED
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
@@ -35,8 +35,8 @@ def main_py(run, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def flags(float_flags, tmp_path):
-    return [*float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path / "calib"]
+def flags(ft_flags, tmp_path):
+    return [*ft_flags, "--int8-mode", 1, "--calib-output-path", tmp_path / "calib"]
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -71,8 +71,8 @@ def test_unknown_misspelt_and_shortened_flags_are_errors(main_py, flags, flag, t
         (["--version", 2], r"--version 2: the config says so itself, and MODEL.TYPE is swin$"),
     ],
 )
-def test_what_contradicts_the_config_or_the_mode_is_refused(main_py, float_flags, given, says, tmp_path):
-    assert re.search(says, main_py("--calib", *float_flags, *given).error(2).strip())
+def test_what_contradicts_the_config_or_the_mode_is_refused(main_py, ft_flags, given, says, tmp_path):
+    assert re.search(says, main_py("--calib", *ft_flags, *given).error(2).strip())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +159,7 @@ def test_eval_scores_the_calibrated_checkpoint(main_py, scoring_flags, calibrate
     done = main_py("--eval", *scoring_flags, "--resume", path, "--int8-mode", 2, "--batch-size", 4)
     assert done.code == 0 and "int8" in done.out
     results = json.loads(path.with_suffix(".json").read_text())["results"]
-    assert [(r["policy"], r["batch_size"]) for r in results] == [(None, 4), ("ft-mode1", 128), ("ft-mode2", 4)]
+    assert [(r["policy"], r["batch_size"]) for r in results] == [(None, 4), ("ft-mode1", 4), ("ft-mode2", 4)]
 
 
 def test_calib_and_eval_together_are_one_calibration_that_is_scored(main_py, flags, card_of, tmp_path):
@@ -218,8 +218,8 @@ def test_local_rank_is_accepted_in_both_spellings(main_py, flags, flag):
         ["--plot", "svg"],
     ],
 )
-def test_training_flags_without_train_are_refused_not_ignored(run, float_flags, flag):
-    assert flag[0] in run("main.py", "--calib", *float_flags, "--int8-mode", 1, *flag).error(2)
+def test_training_flags_without_train_are_refused_not_ignored(run, ft_flags, flag):
+    assert flag[0] in run("main.py", "--calib", *ft_flags, "--int8-mode", 1, *flag).error(2)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_training_flags_without_train_are_refused_not_ignored(run, float_flags, 
         (["--eval", "--no-eval"], "contradict"),
     ],
 )
-def test_nothing_that_is_asked_for_is_left_out_silently(run, float_flags, modes, says, tmp_path):
+def test_nothing_that_is_asked_for_is_left_out_silently(run, ft_flags, modes, says, tmp_path):
     out = ["--calib-output-path", tmp_path / "calib", "--output", tmp_path / "out"]
-    assert says in run("main.py", *modes, *float_flags, "--int8-mode", 1, *out).error(2)
+    assert says in run("main.py", *modes, *ft_flags, "--int8-mode", 1, *out).error(2)
     assert list(tmp_path.iterdir()) == []

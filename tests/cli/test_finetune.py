@@ -20,7 +20,7 @@ from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.train.record import read_table
 
 NAME = "swin_micro"
-FAST = ["--num-epochs", 2, "--batch-size", 2, "--set", "augment.crop=padded", "schedule.warmup_epochs=0"]
+FAST = ["--epochs", 2, "--batch", 2, "--set", "augment.crop=padded", "schedule.warmup_epochs=0"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def qat_flags(scoring_flags, calibrated, tmp_path):
     """A run of 2 epochs x 6 steps of the calibrated micro model under ft-mode1, its card's policy."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("epochs: 2\naugment: {crop: padded}\noptimizer: {lr: 1.0e-3}\n")
-    flags = ["--pretrained", calibrated, "--batch-size", 2, "--recipe", recipe, "--output", tmp_path / "out"]
+    flags = ["--checkpoint", calibrated, "--batch", 2, "--recipe", recipe, "--output", tmp_path / "out"]
     return [*scoring_flags, *flags]
 
 
@@ -50,10 +50,6 @@ def rows(card):
     return [(result["precision"], result["policy"], result["weights"]) for result in card["results"]]
 
 
-def folder(root):
-    return root / NAME / "default"
-
-
 def weights(file):
     return read_state_dict(file)[0]
 
@@ -67,7 +63,7 @@ def same(one, other):
 def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
     done = run("finetune", *qat_flags, "--amax", amax)
     assert done.code == 0, done
-    out = folder(tmp_path / "out")
+    out = tmp_path / "out"
     before, after = weights(calibrated), weights(out / f"{NAME}_qat.pth")
     assert before.keys() == after.keys() and not same(before, after)
     for key, weight in after.items():
@@ -92,9 +88,9 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
     """Ranges by channel too, and with a weight decayed or driven out of its range."""
     flags = ["--amax", amax, "--policy", policy, "--wprec", 4, "--lr", 0.01]
     assert run("finetune", *qat_flags, *flags).code == 0
-    file = folder(tmp_path / "out") / f"{NAME}_qat.pth"
+    file = tmp_path / "out" / f"{NAME}_qat.pth"
     trained = card_of(file)["results"]
-    assert run("evaluate", *qat_flags[:8], "--resume", file, "--batch-size", 2).code == 0
+    assert run("evaluate", *qat_flags[:8], "--checkpoint", file, "--batch", 2).code == 0
     again = card_of(file)["results"]
     assert len(again) == len(trained) == 4
     for one, other in zip(trained, again, strict=True):
@@ -103,37 +99,35 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
 
 def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_run, float_flags, tmp_path, card_of):
     assert run(*float_run, "--output", tmp_path / "out").code == 0
-    file = folder(tmp_path / "out") / f"{NAME}.pth"
+    file = tmp_path / "out" / f"{NAME}.pth"
     card = card_of(file)
     assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
-    done = run("calibrate", *float_flags, "--resume", file, "--no-eval", "--calib-output-path", tmp_path / "calib")
+    done = run("calibrate", *float_flags, "--checkpoint", file, "--no-eval", "--output", tmp_path / "calib")
     assert done.code == 0, done
 
 
 def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
     words = [word for word in float_run if word != "--recipe" and "float.yaml" not in str(word)]
     assert run(*words, "--output", tmp_path / "out", *FAST[:4], "--amp-opt-level", "O0").code == 0
-    recipe = card_of(folder(tmp_path / "out") / f"{NAME}.pth")["training"]["recipe"]
+    recipe = card_of(tmp_path / "out" / f"{NAME}.pth")["training"]["recipe"]
     assert (recipe["name"], recipe["epochs"], recipe["optimizer"]["lr_batch"]) == ("config", 2, 512)
 
 
 def test_distillation_by_another_model(run, qat_flags, tmp_path, micro, write_config, card_of):
     flags = ["--teacher", micro / "swinv2.pth", "--teacher-cfg", micro / "swinv2.yaml", "--distill"]
     assert run("finetune", *qat_flags, *flags, "--temperature", 2, "--set", "distill.features=1").code == 0
-    training = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")["training"]
+    training = card_of(tmp_path / "out" / f"{NAME}_qat.pth")["training"]
     assert training["teacher"]["file"] == "swinv2.pth"
     assert (training["recipe"]["distill"]["weight"], training["recipe"]["distill"]["temperature"]) == (1.0, 2.0)
 
 
-def test_fastertransformers_command_calibrates_trains_and_scores(
-    run, float_flags, tmp_path, monkeypatch, micro, card_of
-):
+def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, tmp_path, monkeypatch, micro, card_of):
     monkeypatch.chdir(tmp_path)
     teach = ["--distill", "--teacher", micro / "swin.pth", "--num-epochs", 1, "--qat-lr", 1e-4]
     teach += ["--batch-size", 4, "--amp-opt-level", "O0", "--calib-output-path", tmp_path / "calib"]
-    done = run("main.py", "--calib", "--train", "--eval", *float_flags, "--int8-mode", 2, *teach)
+    done = run("main.py", "--calib", "--train", "--eval", *ft_flags, "--policy", "ft-mode2", *teach)
     assert done.code == 0, done
-    training = card_of(folder(tmp_path / "output") / f"{NAME}_qat.pth")["training"]
+    training = card_of(tmp_path / "output" / NAME / "default" / f"{NAME}_qat.pth")["training"]
     assert training["start"]["file"] == f"{NAME}_calib.pth" and training["recipe"]["optimizer"]["lr"] == 1e-4
     assert (training["recipe"]["distill"]["compat"], training["recipe"]["distill"]["weight"]) == ("ft", 10000.0)
     assert done.out.count("ft-mode2") >= 2
@@ -149,7 +143,7 @@ def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     monkeypatch.chdir(tmp_path)
     plain = [f"augment.{key}=0" for key in ("flip", "erase", "mixup", "cutmix", "label_smoothing")]
     plain += ["augment.crop=none", "augment.auto_augment=none"]
-    flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--opts", "MODEL.DROP_PATH_RATE", 0.0]
+    flags = [*scoring_flags, "--resume", calibrated, "--policy", "ft-mode1", "--opts", "MODEL.DROP_PATH_RATE", 0.0]
     flags += ["--num-epochs", 3, "--batch-size", 12, "--qat-lr", 1e-4, "--no-eval", "--set", *plain]
     theirs = ["--schedule", "constant", "--drop-path", "config"]
     rows = {}
@@ -203,29 +197,29 @@ def slow_down():
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
-    slow = [*float_run, "--num-epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
+    slow = [*float_run, "--epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
     assert run(*slow, "--output", tmp_path / "whole").code == 0
     child = fork([*slow, "--output", tmp_path / "killed"], before=slow_down)
-    wait_for_rows(folder(tmp_path / "killed") / "steps.csv", 8)
+    wait_for_rows(tmp_path / "killed" / "steps.csv", 8)
     os.kill(child.pid, how)
     done = child.wait()
     assert done.code == (-9 if how == signal.SIGKILL else 130)
     assert how == signal.SIGKILL or "interrupted; the run is saved: go on with" in done.err.splitlines()[-1]
-    assert not (folder(tmp_path / "killed") / f"{NAME}.pth").exists()
-    assert run(*slow, "--output", tmp_path / "killed", "--resume", "auto").code == 0
-    one, other = (folder(tmp_path / name) / f"{NAME}.pth" for name in ("whole", "killed"))
+    assert not (tmp_path / "killed" / f"{NAME}.pth").exists()
+    assert run(*slow, "--output", tmp_path / "killed", "--continue").code == 0
+    one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "killed"))
     assert same(weights(one), weights(other))
-    assert len(read_table(folder(tmp_path / "killed") / "steps.csv")) == 36
+    assert len(read_table(tmp_path / "killed" / "steps.csv")) == 36
 
 
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
     assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
     ends = forked(2, *float_run, "--output", tmp_path / "two")
     assert [done.code for done in ends] == [0, 0], ends
-    tables = [read_table(folder(tmp_path / name) / "steps.csv") for name in ("one", "two")]
+    tables = [read_table(tmp_path / name / "steps.csv") for name in ("one", "two")]
     for one, two in zip(*tables, strict=True):
         assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-5)
-    one, two = (weights(folder(tmp_path / name) / f"{NAME}.pth") for name in ("one", "two"))
+    one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
     assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
 
 
@@ -246,9 +240,9 @@ def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
 
     ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", before=stop)
     assert [done.code for done in ends] == [130, 130], ends
-    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--resume", "auto")
+    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--continue")
     assert [done.code for done in ends] == [0, 0], ends
-    one, two = (weights(folder(tmp_path / name) / f"{NAME}.pth") for name in ("one", "two"))
+    one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
     assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
 
 
@@ -270,10 +264,12 @@ def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_ru
 
 def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
     flags = ["--amax", "reestimated", "--set", "amax.batches=2"]
-    assert run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--tag", "one").code == 0
-    ends = forked(2, "finetune", *qat_flags, *flags, "--tag", "two")
+    assert (
+        run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "out" / "one").code == 0
+    )
+    ends = forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "out" / "two")
     assert [done.code for done in ends] == [0, 0], ends
-    one, two = (card_of(tmp_path / "out" / NAME / tag / f"{NAME}_qat.pth")["training"] for tag in ("one", "two"))
+    one, two = (card_of(tmp_path / "out" / tag / f"{NAME}_qat.pth")["training"] for tag in ("one", "two"))
     for a, b in zip(one["epochs"], two["epochs"], strict=True):
         assert a["acc1"] == b["acc1"] and a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
         assert a["clipped_share"] == pytest.approx(b["clipped_share"], rel=1e-3)
@@ -282,10 +278,10 @@ def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
 @pytest.mark.slow
 def test_more_ranks_than_pictures(forked, qat_flags, tmp_path, card_of):
     """The sample for ranges has batches of 8 pictures, val has 7: of 9 ranks, one or two have none to show."""
-    flags = ["--batch-size", 1, "--amax", "reestimated", "--set", "amax.batches=1", "amax.until=1", "--num-epochs", 1]
+    flags = ["--batch", 1, "--amax", "reestimated", "--set", "amax.batches=1", "amax.until=1", "--epochs", 1]
     ends = forked(9, "finetune", *qat_flags, *flags)
     assert [done.code for done in ends] == [0] * 9, ends
-    card = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")
+    card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
     assert card["training"]["world"] == 9 and card["results"][0]["pictures"] == 7
     assert card["training"]["epochs"][0]["clipped_share"] > 0
 
@@ -296,10 +292,10 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
     for file in sorted((own_pictures / "train").rglob("*.png"))[9:] + sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
     ranges = ["--amax", "reestimated", "--set", "amax.batches=2", "amax.until=1"]
-    flags = ["--data-path", own_pictures, "--num-epochs", 1, "--fsdp", *ranges]
+    flags = ["--data-path", own_pictures, "--epochs", 1, "--fsdp", *ranges]
     ends = forked(2, "finetune", *qat_flags, *flags)
     assert [done.code for done in ends] == [0, 0], ends
-    card = card_of(folder(tmp_path / "out") / f"{NAME}_qat.pth")
+    card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
     assert card["results"][0]["pictures"] == 1 and card["training"]["epochs"][0]["clipped_share"] > 0
 
 
@@ -308,36 +304,36 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     assert run(*words).code == 0
     before = snapshot(tmp_path / "out")
     assert "holds another run" in run(*words).error(2)
-    line = run(*words, "--resume", "auto", "--lr", 0.5).error(2)
+    line = run(*words, "--continue", "--lr", 0.5).error(2)
     assert "other settings: optimizer.lr 0.001 -> 0.5" in line
     assert snapshot(tmp_path / "out") == before
-    assert run(*words, "--resume", "auto").code == 0  # is complete, and stays so
-    assert same(weights(folder(tmp_path / "out") / f"{NAME}.pth"), weights_of(before, tmp_path))
+    assert run(*words, "--continue").code == 0  # is complete, and stays so
+    assert same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
     assert run(*words, "--overwrite", "--lr", 0.5).code == 0
-    assert not same(weights(folder(tmp_path / "out") / f"{NAME}.pth"), weights_of(before, tmp_path))
+    assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
 
 
 def weights_of(files, tmp_path):
     file = tmp_path / "before.pth"
-    file.write_bytes(files[f"{NAME}/default/{NAME}.pth"])
+    file.write_bytes(files[f"{NAME}.pth"])
     return weights(file)
 
 
 BAD = {
-    "uncalibrated": (["--pretrained", "{micro}/swin.pth"], 2, "is not calibrated"),
-    "uncalibrated with a policy": (["--pretrained", "{micro}/swin.pth", "--int8-mode", 1], 1, "never calibrated"),
-    "no checkpoint": (["--pretrained", ""], 2, "no checkpoint"),
-    "nothing to quantize": (["--quant-disable"], 2, "quantizes nothing"),
+    "uncalibrated": (["--checkpoint", "{micro}/swin.pth"], 2, "is not calibrated"),
+    "uncalibrated with a policy": (["--checkpoint", "{micro}/swin.pth", "--policy", "ft-mode1"], 1, "never calibrated"),
+    "no checkpoint": (["--checkpoint", ""], 2, "no checkpoint"),
+    "nothing to quantize": (["--policy", "float"], 2, "quantizes nothing"),
     "unknown key": (["--set", "optimizer.speed=1"], 2, "unknown key 'optimizer.speed'"),
     "no value": (["--set", "optimizer.lr"], 2, "--set takes KEY=VALUE"),
-    "LR 0": (["--qat-lr", 0], 2, "optimizer.lr is 0"),
-    "LR NaN": (["--qat-lr", "nan"], 2, "optimizer.lr is nan"),
+    "LR 0": (["--lr", 0], 2, "optimizer.lr is 0"),
+    "LR NaN": (["--lr", "nan"], 2, "optimizer.lr is nan"),
     "LR below 0": (["--set", "optimizer.lr=-1"], 2, "optimizer.lr is -1"),
     "no such recipe": (["--recipe", "fastest"], 2, "no recipe 'fastest'"),
     "distil without teacher": (["--distill"], 2, "--distill needs --teacher"),
     "teacher of other classes": (["--teacher", "{tmp}/other.pth", "--teacher-cfg", "{tmp}/other.yaml"], 2, "5 classes"),
     "teacher that is not there": (["--teacher", "{tmp}/none.pth"], 1, "no such checkpoint"),
-    "more than there is": (["--batch-size", 13], 2, "12 training pictures do not fill one step"),
+    "more than there is": (["--batch", 13], 2, "12 training pictures do not fill one step"),
     "no training pictures": (["--data-path", "{tmp}/empty"], 1, "train"),
     "fsdp alone": (["--fsdp"], 2, "torchrun"),
     "drop path": (["--drop-path", "some"], 2, "augment.drop_path"),
@@ -387,6 +383,6 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_
 
     done = fork(words, before=poison).wait()
     assert done.code == 1 and "the loss is nan at step 3 of epoch 2 (step 9 in all)" in done.err.splitlines()[-1]
-    assert run(*words, "--resume", "auto").code == 0
-    card = json.loads((folder(tmp_path / "out") / f"{NAME}.json").read_text())
+    assert run(*words, "--continue").code == 0
+    card = json.loads((tmp_path / "out" / f"{NAME}.json").read_text())
     assert card["training"]["steps"] == 12

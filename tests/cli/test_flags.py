@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cli import COMMANDS
-from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of
+from swin_quant.cli import COMMANDS, GROUPS
+from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of, words_of
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {name: parser_of(name, command_of(name)) for name in (*COMMANDS, FRONT_DOOR)}
@@ -18,7 +18,7 @@ SCRIPTS = {
     "main.py": FRONT_DOOR,
     "calibrate.py": "calibrate",
     "qat_finetune.py": "finetune",
-    "export_ft.py": "export-ft",
+    "export_ft.py": "ft export",
 }
 OURS = {"--version"}.union(*FLAGS.values())
 OTHERS = {
@@ -61,7 +61,8 @@ def command_and_words(line):
         if word in SCRIPTS:
             return SCRIPTS[word], words[place + 1 :]
         if word in ("swin-quant", "swin_quant") and words[place + 1 :]:
-            return words[place + 1], words[place + 2 :]
+            size = 2 if words[place + 1] in GROUPS else 1
+            return " ".join(words[place + 1 : place + 1 + size]), words[place + 1 + size :]
     return (words[0], words[1:]) if words and words[0] in PARSERS else (None, words)
 
 
@@ -71,23 +72,32 @@ def test_every_flag_that_is_named_is_one(path):
     assert [(line, flag) for line, text in texts(path) for flag in FLAG.findall(text) if flag not in known] == []
 
 
-# Where -> the commands that say what is said there: each must have the flags, unless another one is named with them.
-SAID_BY = {
-    "backends/fastertransformer/limits.py": ("export", "export-ft"),
-    "backends/onnx/": ("export",),
-    "backends/tensorrt/plan.py": ("build-engine",),
-    "bench/": ("bench",),
-    "train/": ("finetune",),
-    "tasks/calibrate.py": ("calibrate",),
-}
+COMMAND_LINE = ("cli", "ft", "quantize.py")  # the last makes commands
+LIBRARY = [path for path in FILES if path.suffix == ".py" and not {path.parent.name, path.name} & set(COMMAND_LINE)]
+FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
 
 
-@pytest.mark.parametrize("where", SAID_BY)
-def test_a_flag_is_one_of_the_command_that_speaks(where):
-    common = set.intersection(*(FLAGS[name] for name in SAID_BY[where])).union(*OTHERS.values())
-    paths = [path for path in FILES if path.suffix == ".py" and f"swin_quant/{where}" in path.as_posix()]
-    said = [(path.name, line, re.sub("`[^`]*`", "", text)) for path in paths for line, text in texts(path)]
-    assert said and [(*where, f) for *where, text in said for f in FLAG.findall(text) if f not in common] == []
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_library_speaks_of_fields_and_not_of_flags(path):
+    """Whoever asks has words of his own for them: the command line has flags, Python has arguments."""
+    others = set().union(*OTHERS.values())
+    said = [(line, re.sub("`[^`]*`", "", text)) for line, text in texts(path) if not text.startswith("swin-quant ")]
+    assert [(line, flag) for line, text in said for flag in FLAG.findall(text) if flag not in others] == []
+
+
+def test_every_field_is_called_something_by_a_command():
+    words = {field for name, parser in PARSERS.items() for field in words_of(parser, command_of(name))}
+    assert {field for path in LIBRARY for field in fields_said(path)} - words == set()
+
+
+def fields_said(path):
+    """The fields in errors and messages of a module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name.endswith("Error") or name in ("info", "warning"):
+                parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                yield from (field for part in parts if isinstance(part, str) for field in FIELD.findall(part))
 
 
 @BY_FILE

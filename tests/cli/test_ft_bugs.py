@@ -43,7 +43,7 @@ def observed(forwards):
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_bug_2_n_calibration_batches_are_n_and_not_one_more(run, float_flags, card_of, forwards, tmp_path, batches):
-    flags = [*float_flags, "--num-calib-batch", batches, "--no-eval", "--calib-output-path", tmp_path]
+    flags = [*float_flags, "--pictures", 4 * batches, "--no-eval", "--output", tmp_path]
     assert run("calibrate", *flags).code == 0
     assert observed(forwards) == [4] * batches
     card = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]
@@ -51,8 +51,8 @@ def test_bug_2_n_calibration_batches_are_n_and_not_one_more(run, float_flags, ca
 
 
 def test_bug_2_zero_batches_are_refused(run, float_flags, forwards, tmp_path):
-    flags = [*float_flags, "--num-calib-batch", 0, "--calib-output-path", tmp_path]
-    assert "--num-calib-batch 0" in run("calibrate", *flags).error(2) and forwards == []
+    flags = [*float_flags, "--pictures", 0, "--output", tmp_path]
+    assert "--pictures 0" in run("calibrate", *flags).error(2) and forwards == []
 
 
 @pytest.mark.parametrize(
@@ -67,30 +67,40 @@ def test_bug_4_no_key_is_missing_or_renamed_without_an_error(run, float_flags, m
     state = torch.load(micro / "swin.pth", weights_only=True)
     change(state["model"])
     torch.save(state, tmp_path / "changed.pth")
-    flags = [*float_flags, "--resume", tmp_path / "changed.pth", "--calib-output-path", tmp_path / "out"]
+    flags = [*float_flags, "--checkpoint", tmp_path / "changed.pth", "--output", tmp_path / "out"]
     assert says in run("calibrate", *flags).error(1)
 
 
 def test_bug_4_a_float_checkpoint_is_never_quantized_dynamically(run, scoring_flags, micro, tmp_path):
-    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--int8-mode", 1, "--output", tmp_path]
+    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--policy", "ft-mode1", "--output", tmp_path]
     assert "never calibrated" in run("main.py", "--eval", *flags).error(1)
 
 
-def test_bug_5_the_output_path_may_be_unset_or_deep(run, float_flags, tmp_path, monkeypatch):
+def test_bug_5_the_output_path_may_be_unset_or_deep(run, ft_flags, float_flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run("main.py", "--calib", *float_flags, "--int8-mode", 1).code == 0
+    assert run("main.py", "--calib", *ft_flags, "--policy", "ft-mode1").code == 0
     assert (tmp_path / "output/swin_micro/default/swin_micro_calib.pth").exists()
-    assert run("calibrate", *float_flags, "--no-eval", "--calib-output-path", "three/levels/deep").code == 0
+    assert run("calibrate", *float_flags, "--no-eval", "--output", "three/levels/deep").code == 0
     assert (tmp_path / "three/levels/deep/swin_micro_calib.pth").exists()
 
 
-def test_bug_6_flags_of_quantization_are_no_decoration(run, float_flags, card_of, tmp_path):
+def test_bug_6_flags_of_quantization_are_no_decoration(run, ft_flags, card_of, tmp_path):
     """Parsed and overwritten there; here each is in the policy that was scored (test_evaluate.py has the effect)."""
-    flags = ["--int8-mode", 1, "--wprec", 6, "--aprec", 7, "--narrow-range", "--quant-disable-keyword", "attn.proj"]
-    assert run("main.py", "--calib", *float_flags, *flags, "--output", tmp_path).code == 0
+    flags = [
+        "--policy",
+        "ft-mode1",
+        "--wprec",
+        6,
+        "--aprec",
+        7,
+        "--narrow-range",
+        "--quant-disable-keyword",
+        "attn.proj",
+    ]
+    assert run("main.py", "--calib", *ft_flags, *flags, "--output", tmp_path).code == 0
     card = card_of(tmp_path / "swin_micro/default/swin_micro_calib.pth")
     assert card["results"][1]["precision"] == "W6A7"
-    assert card["results"][1]["policy"] == card["policy"]["name"] == "ft-mode1 W6 A7 narrow-range -attn.proj"
+    assert card["results"][1]["policy"] == card["policy"]["name"] == "ft-mode1 W6 A7 narrow-range -*attn.proj*"
     assert card["policy"]["rules"][2:] == [
         {"nodes": ["role:gemm_weight"], "bits": 6, "narrow_range": True},
         {"nodes": ["role:activation"], "bits": 7},
@@ -108,20 +118,20 @@ def test_bug_7_no_two_configs_share_a_name():
 
 def test_bug_8_the_last_batch_may_be_smaller(run, scoring_flags, calibrated, tmp_path):
     path = shutil.copy(calibrated, tmp_path / "x.pth")
-    flags = [*scoring_flags, "--resume", path, "--int8-mode", 1, "--batch-size", 4, "--output", tmp_path]
+    flags = [*scoring_flags, "--checkpoint", path, "--policy", "ft-mode1", "--batch", 4, "--output", tmp_path]
     assert run("evaluate", *flags).code == 0
-    card = json.loads((tmp_path / "swin_micro/default/swin_micro_eval.json").read_text())
+    card = json.loads((tmp_path / "swin_micro_eval.json").read_text())
     assert [result["pictures"] for result in card["results"]] == [7, 7]
 
 
 @pytest.mark.parametrize("flag", [["--local_rank", 0], ["--local-rank", 0], ["--local-rank=0"], []])
 def test_bug_9_both_spellings_of_local_rank_or_none(run, float_flags, tmp_path, flag):
-    flags = [*float_flags, *flag, "--no-eval", "--calib-output-path", tmp_path]
+    flags = [*float_flags, *flag, "--no-eval", "--output", tmp_path]
     assert run("calibrate", *flags).code == 0
 
 
 def test_bug_10_the_schedule_of_training_does_not_matter_to_calibration(run, float_flags, tmp_path):
-    flags = [*float_flags, "--opts", "TRAIN.EPOCHS", 1, "TRAIN.WARMUP_EPOCHS", 20, "--calib-output-path", tmp_path]
+    flags = [*float_flags, "--opts", "TRAIN.EPOCHS", 1, "TRAIN.WARMUP_EPOCHS", 20, "--output", tmp_path]
     assert run("calibrate", *flags).code == 0
 
 
@@ -134,7 +144,7 @@ def test_bug_11_a_zip_of_fewer_than_ten_pictures(run, float_flags, card_of, pict
             for file in files:
                 archive.write(file, file.name)
         (tmp_path / f"{split}_map.txt").write_text("".join(f"{file.name}\t{i % 3}\n" for i, file in enumerate(files)))
-    flags = ["--zip", "--cache-mode", cache, "--data-path", tmp_path, "--calib-output-path", tmp_path / "out"]
+    flags = ["--zip", "--cache-mode", cache, "--data-path", tmp_path, "--output", tmp_path / "out"]
     assert run("calibrate", *float_flags, *flags).code == 0
     assert card_of(tmp_path / "out/swin_micro_calib.pth")["results"][0]["pictures"] == 7
 
@@ -144,9 +154,9 @@ def test_bug_12_ranks_with_different_numbers_of_batches_do_not_wait_for_ever(
 ):
     """Seven pictures, one a batch, on two ranks: 4 and 3 batches, and every picture once."""
     path = shutil.copy(calibrated, tmp_path / "x.pth")
-    flags = [*scoring_flags, "--resume", path, "--int8-mode", 1, "--batch-size", 1, "--output", tmp_path]
+    flags = [*scoring_flags, "--checkpoint", path, "--policy", "ft-mode1", "--batch", 1, "--output", tmp_path]
     assert [done.code for done in forked(2, "evaluate", *flags)] == [0, 0]
-    card = json.loads((tmp_path / "swin_micro/default/swin_micro_eval.json").read_text())
+    card = json.loads((tmp_path / "swin_micro_eval.json").read_text())
     assert [result["pictures"] for result in card["results"]] == [7, 7]
 
 
@@ -154,9 +164,9 @@ def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
     run, float_flags, card_of, forwards, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "swin_quant.tasks.calibrate.augmented", lambda *_: pytest.fail("augmented crops without --calib-augment")
+        "swin_quant.tasks.calibrate.augmented", lambda *_: pytest.fail("augmented crops without --augment")
     )
-    assert run("calibrate", *float_flags, "--no-eval", "--calib-output-path", tmp_path).code == 0
+    assert run("calibrate", *float_flags, "--no-eval", "--output", tmp_path).code == 0
     assert observed(forwards) == [4] * 2
     assert {(recording, recorded) for _, recording, recorded, _ in forwards} == {(False, False)}
     assert card_of(tmp_path / "swin_micro_calib.pth")["calibration"]["augment"] is False
@@ -176,15 +186,23 @@ def test_bug_14_paths_and_names_in_the_documents_exist(document):
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_bug_17_a_model_without_qkv_bias(run, write_config, pictures, card_of, tmp_path, kind):
     config = write_config(tmp_path, kind, QKV_BIAS=False)
-    flags = ["--data-path", pictures, "--num-calib-batch", 1, "--calib-batchsz", 4, "--device", "cpu"]
-    done = run("calibrate", "--cfg", config, "--random-weights", *flags, "--int8-mode", 2, "--output", tmp_path)
+    flags = ["--data-path", pictures, "--pictures", 4, "--batch", 4, "--device", "cpu"]
+    done = run("calibrate", "--cfg", config, "--random-weights", *flags, "--policy", "ft-mode2", "--output", tmp_path)
     assert done.code == 0, done
-    path = tmp_path / f"{kind}_micro/default/{kind}_micro_calib.pth"
+    path = tmp_path / f"{kind}_micro_calib.pth"
     assert not [key for key in torch.load(path, weights_only=True) if re.search(r"qkv\.bias|q_bias|v_bias", key)]
     assert card_of(path)["results"][-1]["policy"] == "ft-mode2"
 
 
 def test_section_2_2_evaluation_needs_no_train_split(run, scoring_flags, micro, own_pictures, tmp_path):
     shutil.rmtree(own_pictures / "train")
-    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--data-path", own_pictures, "--output", tmp_path / "out"]
+    flags = [
+        *scoring_flags,
+        "--checkpoint",
+        micro / "swin.pth",
+        "--data-path",
+        own_pictures,
+        "--output",
+        tmp_path / "out",
+    ]
     assert run("evaluate", *flags).code == 0

@@ -102,9 +102,8 @@ def test_an_interrupt_during_an_import_waits_for_its_end(tmp_path, number):
         (["demo", "--epochs", 10**20], "argument --epochs: 100000000000000000000 is beyond 2147483647"),
         (["demo", "--epochs", "9" * 5000], "is no whole number"),
         (["demo", "--epochs", "ten"], "argument --epochs: 'ten' is no whole number"),
-        (["calibrate", "--cfg", "swin_digits", "--num-calib-batch", -(10**20)], "--num-calib-batch"),
-        (["calibrate", "--cfg", "swin_digits", "--random-weights", "--tag", "\udcff"], "--tag"),
-        (["gemms", "--cfg", "swin_digits", "--batch-size", 2**31 - 1], "DATA.BATCH_SIZE is 2147483647"),
+        (["calibrate", "--cfg", "swin_digits", "--pictures", -(10**20)], "--pictures"),
+        (["ft", "gemms", "--cfg", "swin_digits", "--batch", 2**31 - 1], "DATA.BATCH_SIZE is 2147483647"),
     ],
 )
 def test_arguments_that_no_library_takes(run, flags, says):
@@ -114,18 +113,17 @@ def test_arguments_that_no_library_takes(run, flags, says):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nodes", "--cfg", "swin_digits", "--resume", "{long}"], "name too long"),
+        (["nodes", "--cfg", "swin_digits", "--checkpoint", "{long}"], "name too long"),
         (["report", "{long}"], "name too long|no such"),  # which of the two depends on Python's version
         (["inspect", "{long}"], "name too long|no such"),
-        (["nodes", "--cfg", "swin_digits", "--resume", "{loop}"], "symbolic links"),
-        (["convert", "--cfg", "swin_digits", "--resume", "{loop}", "--to", "{there}"], "symbolic links"),
+        (["nodes", "--cfg", "swin_digits", "--checkpoint", "{loop}"], "symbolic links"),
+        (["convert", "--cfg", "swin_digits", "--checkpoint", "{loop}", "--to", "{there}"], "symbolic links"),
         (
-            ["convert", "--cfg", "swin_digits", "--resume", "none.pth", "--to", "{there}"],
+            ["convert", "--cfg", "swin_digits", "--checkpoint", "none.pth", "--to", "{there}"],
             "none.pth: no such checkpoint",
         ),
-        (["export", "--resume", "", "--backend", "onnx", "--output", "{out}"], "'': no such checkpoint"),
-        (["export", "--resume", "none.pth", "--backend", "onnx", "--output", "{out}"], "none.pth: no such checkpoint"),
-        (["predict", "x.jpg", "--resume", "none.pth"], "no such"),
+        (["export", "--checkpoint", "none.pth", "--for", "onnx", "--output", "{out}"], "none.pth: no such checkpoint"),
+        (["predict", "none.pth", "x.jpg"], "no such"),
     ],
 )
 def test_names_that_lead_nowhere(run, tmp_path, words, says):

@@ -48,8 +48,8 @@ def test_the_table_says_what_is_int8_and_what_engines_will_not_fuse(run, model):
 
 
 def test_one_backend_alone(run, model):
-    assert "tensorrt: " not in run("inspect", model, "--backend", "openvino").out
-    assert "invalid choice: 'tvm'" in run("inspect", model, "--backend", "tvm").error(2)
+    assert "tensorrt: " not in run("inspect", model, "--engine", "openvino").out
+    assert "invalid choice: 'tvm'" in run("inspect", model, "--engine", "tvm").error(2)
 
 
 def test_the_report_goes_to_a_file(run, model, tmp_path):

@@ -29,7 +29,7 @@ def nodes(run, micro):
     """nodes("swin", flags ...) -> {node: row} from the JSON."""
 
     def go(kind, *flags):
-        done = run("nodes", "--cfg", micro / f"{kind}.yaml", "--format", "json", *flags)
+        done = run("nodes", "--cfg", micro / f"{kind}.yaml", "--json", *flags)
         assert done.code == 0 and done.err == "", done
         rows = json.loads(done.out)
         assert all(list(row) == FIELDS for row in rows)
@@ -46,18 +46,12 @@ def test_counts_under_each_policy(nodes, kind, policy):
     assert {row["amax"] for row in rows.values()} == {None}
 
 
-@pytest.mark.parametrize("mode", [1, 2])
-@pytest.mark.parametrize("kind", TOTAL)
-def test_int8_mode_names_the_policy(nodes, kind, mode):
-    assert nodes(kind, "--int8-mode", mode) == nodes(kind, "--policy", f"ft-mode{mode}")
-
-
 def test_without_a_policy_all_are_off(nodes):
     assert {row["state"] for row in nodes("swin").values()} == {"off"}
 
 
 def test_a_calibrated_checkpoint_brings_the_policy_of_its_card(nodes, calibrated):
-    rows = nodes("swin", "--resume", calibrated)
+    rows = nodes("swin", "--checkpoint", calibrated)
     assert sum(row["state"] == "on" for row in rows.values()) == ENABLED["swin", "ft-mode1"]
 
 
@@ -80,14 +74,14 @@ def test_shapes_are_those_of_one_picture(nodes):
 
 
 def test_csv_is_the_json(run, nodes, micro):
-    done = run("nodes", "--cfg", micro / "swin.yaml", "--int8-mode", 2, "--format", "csv")
+    done = run("nodes", "--cfg", micro / "swin.yaml", "--policy", "ft-mode2", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
-    expected = nodes("swin", "--int8-mode", 2).values()
+    expected = nodes("swin", "--policy", "ft-mode2").values()
     assert rows == [{key: "" if value is None else str(value) for key, value in row.items()} for row in expected]
 
 
 def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
-    lines = run("nodes", "--cfg", micro / "swin.yaml", "--int8-mode", 1).out.splitlines()
+    lines = run("nodes", "--cfg", micro / "swin.yaml", "--policy", "ft-mode1").out.splitlines()
     assert lines[0].split() == FIELDS
     assert [line.split()[0] for line in lines[1 : TOTAL["swin"] + 1]] == list(nodes("swin"))
     assert "67 of 95 nodes are on" in lines[-1]
@@ -95,16 +89,16 @@ def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
 
 def test_ranges_of_a_calibrated_checkpoint(nodes, calibrated):
     state = torch.load(calibrated, weights_only=True)
-    rows = nodes("swin", "--resume", calibrated, "--int8-mode", 1)
+    rows = nodes("swin", "--checkpoint", calibrated, "--policy", "ft-mode1")
     for name, row in rows.items():
         assert float(row["amax"]) == pytest.approx(state[f"{name}._amax"].item(), rel=1e-5)
 
 
 def test_flags_that_change_a_policy(nodes):
-    base = nodes("swin", "--int8-mode", 1)
+    base = nodes("swin", "--policy", "ft-mode1")
     weights = [name for name in base if name.endswith("_weight_quantizer")]
     for flag, of_weights in (("--wprec", True), ("--aprec", False)):
-        rows = nodes("swin", "--int8-mode", 1, flag, 4)
+        rows = nodes("swin", "--policy", "ft-mode1", flag, 4)
         assert {row["bits"] for name, row in rows.items() if (name in weights) is of_weights} == {4}
         assert {row["bits"] for name, row in rows.items() if (name in weights) is not of_weights} == {8}
         assert {name: row["state"] for name, row in rows.items()} == {name: row["state"] for name, row in base.items()}
@@ -112,8 +106,8 @@ def test_flags_that_change_a_policy(nodes):
     assert {qdq[name]["granularity"] for name in weights} == {"per-channel"}
     flat = nodes("swin", "--policy", "qdq", "--quant-per-tensor")
     assert {row["granularity"] for row in flat.values()} == {"per-tensor"}
-    assert {row["state"] for row in nodes("swin", "--int8-mode", 1, "--quant-disable").values()} == {"off"}
-    rows = nodes("swin", "--int8-mode", 1, "--quant-disable-keyword", "mlp", "attn.proj")
+    assert {row["state"] for row in nodes("swin", "--policy", "float").values()} == {"off"}
+    rows = nodes("swin", "--policy", "ft-mode1", "--off", "*mlp*", "*attn.proj*")
     changed = {name for name in base if rows[name] != base[name]}
     assert changed == {name for name in base if ".mlp." in name or ".attn.proj." in name}
     assert {rows[name]["state"] for name in changed} == {"off"}
@@ -142,7 +136,7 @@ def test_one_policy_at_a_time(run, micro):
 
 
 def test_a_float_checkpoint_has_no_ranges_to_list(run, micro):
-    line = run("nodes", "--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth").error(1)
+    line = run("nodes", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth").error(1)
     assert "swin.pth" in line and "never calibrated" in line
 
 

@@ -20,7 +20,7 @@ def files(toy, run, calibrated, tmp_path):
     for suffix in (".pth", ".json"):
         shutil.copy(calibrated.with_suffix(suffix), tmp_path)
     checkpoint = tmp_path / calibrated.name
-    done = run("export", "--resume", checkpoint, "--backend", "toy", "--check", "--output", tmp_path)
+    done = run("export", "--checkpoint", checkpoint, "--for", "toy", "--check", "--output", tmp_path)
     assert done.code == 0 and "check: toy against torch fake-quant" in done.err, done.err
     assert f"next: swin-quant verify {done.out.strip()}" in done.err
     return checkpoint, Path(done.out.strip())
@@ -52,7 +52,7 @@ def test_an_installed_backend_is_timed_beside_its_own_float_baseline(files, run,
 
 
 def test_it_refuses_what_its_descriptor_does_not_take(toy, run, calibrated, tmp_path):
-    words = ("export", "--resume", calibrated, "--output", tmp_path, "--backend")
-    assert "--opset: means nothing to --backend toy" in run(*words, "toy", "--opset", 20).error(2)
-    assert "--saturation-safe: means nothing to --backend toy" in run(*words, "toy", "--saturation-safe").error(2)
+    words = ("export", "--checkpoint", calibrated, "--output", tmp_path, "--for")
+    assert "--opset: means nothing to --for toy" in run(*words, "toy", "--opset", 20).error(2)
+    assert "--saturation-safe: means nothing to --for toy" in run(*words, "toy", "--saturation-safe").error(2)
     assert "toy" in run("export", "--help").out

@@ -39,13 +39,13 @@ def checkpoints(scoring_flags, float_flags, tmp_path_factory):
     for bits in (8, 4):
         precision = ["--wprec", bits, "--aprec", bits, "--calibrator", "mse"]
         folder = root / f"ptq{bits}"
-        command("calibrate", *float_flags, "--int8-mode", 1, *precision, "--no-eval", "--calib-output-path", folder)
+        command("calibrate", *float_flags, "--policy", "ft-mode1", *precision, "--no-eval", "--output", folder)
         made[f"PTQ {bits}"] = folder / "swin_micro_calib.pth", bits
     for name, (policy, bits) in LEARNED.items():
-        start = ["--pretrained", root / f"ptq{bits}" / "swin_micro_calib.pth", "--policy", policy]
+        start = ["--checkpoint", root / f"ptq{bits}" / "swin_micro_calib.pth", "--policy", policy]
         how = ["--wprec", bits, "--aprec", bits, "--amax", "learned", "--recipe", recipe, "--no-eval"]
         command("finetune", *scoring_flags, *start, *how, "--output", root / name)
-        made[name] = root / name / "swin_micro" / "default" / "swin_micro_qat.pth", bits
+        made[name] = root / name / "swin_micro_qat.pth", bits
     return made
 
 
@@ -106,7 +106,7 @@ def test_evaluate_gives_the_same_card_in_either_order(checkpoints, run, scoring_
         copy.parent.mkdir()
         for source in (file, file.with_suffix(".json")):
             shutil.copy(source, copy.parent)
-        assert run("evaluate", *scoring_flags, "--resume", copy, "--policy", *names).code == 0
+        assert run("evaluate", *scoring_flags, "--checkpoint", copy, "--policy", *names).code == 0
         found.append({result["policy"]: {**result, "ms_per_picture": 0} for result in card_of(copy)["results"]})
         assert copy.read_bytes() == file.read_bytes()
     assert found[0] == found[1] and set(found[0]) == {None, "qdq", "ft-mode1"}

@@ -26,9 +26,9 @@ def same_results(one, two):
 @pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact-histogram"], ["--calibrator", "max"]])
 def test_two_ranks_give_the_ranges_and_figures_of_one(run, forked, float_flags, card_of, tmp_path, how):
     """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
-    flags = [*float_flags, "--num-calib-batch", 3, "--calib-batchsz", 3, "--int8-mode", 2, *how]
-    assert run("calibrate", *flags, "--calib-output-path", tmp_path / "one").code == 0
-    ends = forked(2, "calibrate", *flags, "--calib-output-path", tmp_path / "two")
+    flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode2", *how]
+    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
+    ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two")
     assert [done.code for done in ends] == [0, 0], ends
     files = [tmp_path / folder / "swin_micro_calib.pth" for folder in ("one", "two")]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -44,8 +44,8 @@ def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_rank
     for broken in ("train/cat/00.png", "train/fox/05.png", "val/dog/01.png"):
         (own_pictures / broken).write_bytes(b"")
     flags = [*float_flags, "--data-path", own_pictures, "--max-unreadable", 0.5]
-    assert run("calibrate", *flags, "--calib-output-path", tmp_path / "one").code == 0
-    assert [done.code for done in forked(2, "calibrate", *flags, "--calib-output-path", tmp_path / "two")] == [0, 0]
+    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
+    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
     one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
     same_results(one, two)
     assert one["checkpoint"] == two["checkpoint"]  # file and SHA-256
@@ -56,9 +56,9 @@ def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_rank
 def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictures, tmp_path):
     for file in sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
-    flags = [*float_flags, "--data-path", own_pictures, "--num-calib-batch", 1]
-    assert run("calibrate", *flags, "--calib-output-path", tmp_path / "one").code == 0
-    assert [done.code for done in forked(2, "calibrate", *flags, "--calib-output-path", tmp_path / "two")] == [0, 0]
+    flags = [*float_flags, "--data-path", own_pictures, "--pictures", 4]
+    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
+    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
     one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
     assert one["checkpoint"] == two["checkpoint"]
     same_results(one, two)
@@ -93,7 +93,7 @@ def refuse():
 
 
 def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path):
-    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     other, failed = forked(2, "calibrate", *flags, before=dies(1, refuse))
     assert "the moon is full" in failed.error(1) and "rank 1" in failed.err
     assert "the moon is full" in other.error(1) and "rank 1 failed" in other.err
@@ -101,7 +101,7 @@ def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path
 
 
 def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
-    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     failed, other = forked(2, "calibrate", *flags, before=dies(0, lambda: 1 / 0))
     assert (failed.code, other.code) == (1, 1)
     assert "ZeroDivisionError" in failed.err and failed.err.count("\n") == 1
@@ -110,7 +110,7 @@ def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
 
 def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp_path):
     """The other waits in a collective, where the broken connection shows at once."""
-    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     other, killed = forked(2, "calibrate", *flags, before=dies(1, kill))
     assert killed.code == -signal.SIGKILL and "another rank is gone" in other.error(1)
     assert snapshot(tmp_path / "out") == {}
@@ -135,7 +135,7 @@ def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_pat
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    words = [*map(str, float_flags), "--calib-output-path", str(tmp_path / "out"), "--quiet"]
+    words = [*map(str, float_flags), "--output", str(tmp_path / "out"), "--quiet"]
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", KILLED_IN_CALIBRATION, "calibrate", *words],
@@ -152,7 +152,7 @@ def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_pat
 
 def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_JOIN_TICKS", 4)
-    flags = [*float_flags, "--calib-output-path", tmp_path / "out"]
+    flags = [*float_flags, "--output", tmp_path / "out"]
     alone, gone = forked(2, "calibrate", *flags, before=lambda rank: rank and os._exit(7))
     assert gone.code == 7 and "within 4 s: rank 1 never came" in alone.error(1)
 
@@ -165,7 +165,7 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
         dies(1, kill)(rank)
         dies(0, lambda: time.sleep(600))(rank)
 
-    flags = [*float_flags, "--calib-output-path", tmp_path / "out", "--quiet"]
+    flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     computing, killed = forked(2, "calibrate", *flags, before=before)
     assert killed.code == -signal.SIGKILL and "rank 1 stopped answering" in computing.error(1)
 
@@ -179,7 +179,7 @@ def test_a_full_disk_on_rank_0_is_told_to_the_others(forked, float_flags, calibr
         if rank == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    ends = forked(2, "calibrate", *float_flags, "--calib-output-path", out, "--quiet", before=small_disk)
+    ends = forked(2, "calibrate", *float_flags, "--output", out, "--quiet", before=small_disk)
     assert "cannot be written" in ends[0].error(1)
     assert "rank 0 failed" in ends[1].error(1) and "cannot be written" in ends[1].err
     assert snapshot(out) == before

@@ -45,22 +45,26 @@ def test_the_table_is_printed(tmp_path, capsys):
     assert "swin_micro" in out and "other" in out and out.count("-0.460") == 2
 
 
-@pytest.mark.parametrize(("form", "start"), [("markdown", "| name |"), ("csv", "name,"), ("json", "{")])
-def test_a_format_is_printed_or_written_by_the_suffix(tmp_path, capsys, form, start):
-    card = write(tmp_path / "card.json", FLOAT, INT8)
-    swin_quant_report(card, "--format", form)
-    printed = capsys.readouterr().out
-    file = tmp_path / {"markdown": "t.md", "csv": "t.CSV", "json": "t.json"}[form]
-    swin_quant_report(card, "--output", file)
-    assert printed.startswith(start) and file.read_bytes().decode() == printed
-    assert capsys.readouterr().out == ""
+@pytest.mark.parametrize(("form", "start"), [("markdown", "| name |"), ("csv", "name,")])
+def test_a_format_is_printed(tmp_path, capsys, form, start):
+    swin_quant_report(write(tmp_path / "card.json", FLOAT, INT8), "--format", form)
+    assert capsys.readouterr().out.startswith(start)
 
 
-def test_the_format_that_is_asked_for_beats_the_suffix(tmp_path):
+def test_a_folder_gets_the_table_in_every_form(tmp_path, capsys):
     card = write(tmp_path / "card.json", FLOAT, INT8)
-    swin_quant_report(card, "--output", tmp_path / "t.md", "--format", "csv")
-    with open(tmp_path / "t.md", newline="") as file:
+    swin_quant_report(card, "--output", tmp_path / "table", "--json")
+    folder = tmp_path / "table"
+    assert sorted(file.name for file in folder.iterdir()) == ["accuracy.csv", "accuracy.json", "accuracy.md"]
+    assert (folder / "accuracy.json").read_text() == capsys.readouterr().out  # --json prints that instead of the table
+    assert (folder / "accuracy.md").read_text().startswith("| name |")
+    with open(folder / "accuracy.csv", newline="") as file:
         assert next(csv.DictReader(file))["quantized_acc1"] == "70.34"
+
+
+def test_json_in_a_file_comes_beside_the_table(tmp_path, capsys):
+    swin_quant_report(write(tmp_path / "card.json", FLOAT, INT8), "--json", tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["rows"] and "70.340" in capsys.readouterr().out
 
 
 def test_a_directory_gives_its_cards_and_nothing_else(tmp_path, capsys):
@@ -70,12 +74,12 @@ def test_a_directory_gives_its_cards_and_nothing_else(tmp_path, capsys):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deeper").mkdir()
     write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
-    swin_quant_report(tmp_path, "--format", "json")
+    swin_quant_report(tmp_path, "--json")
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["swin_micro"]
 
 
 def test_a_card_given_twice_counts_once(tmp_path, capsys):
-    swin_quant_report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--format", "json")
+    swin_quant_report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--json")
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
 
 
@@ -115,15 +119,18 @@ def test_a_card_of_another_version_is_not_silently_left_out_of_a_directory(tmp_p
 def test_a_table_never_replaces_a_run_card(tmp_path):
     card, bystander = write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT)
     before = card.read_bytes(), bystander.read_bytes()
-    for output in (card, bystander):
-        assert "would overwrite" in refused(card, "--output", output, kind=UsageError)
+    for target in (card, bystander):
+        assert "would overwrite" in refused(card, "--json", target, kind=UsageError)
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out" / "accuracy.json", FLOAT)
+    assert "would overwrite" in refused(card, "--output", tmp_path / "out", kind=UsageError)
     assert (card.read_bytes(), bystander.read_bytes()) == before
 
 
-def test_an_output_that_cannot_be_written_or_told(tmp_path):
+def test_an_output_that_cannot_be_written(tmp_path):
     card = write(tmp_path / "a.json", FLOAT, INT8)
-    assert "t.html" in refused(card, "--output", tmp_path / "t.html", kind=UsageError)
-    assert "does not exist" in refused(card, "--output", tmp_path / "nowhere" / "t.md")
+    assert "cannot be the output directory" in refused(card, "--output", card)
+    assert "does not exist" in refused(card, "--json", tmp_path / "nowhere" / "t.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]
 
 

@@ -43,11 +43,11 @@ sys.exit(str([codes, [name for name in slow if name in sys.modules]]))
 
 
 def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
-    flags = [*float_flags, "--int8-mode", 1, "--calib-output-path", tmp_path]
+    flags = [*float_flags, "--policy", "ft-mode1", "--output", tmp_path]
     loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")
     assert "calibrated checkpoint:" in loud.err and quiet.err == "" and "int8" in quiet.out
     assert "\x1b" not in loud.err + loud.out and "\r" not in loud.err  # no bars, no colours where nobody looks
-    weights = run("calibrate", *flags, "--quiet", "--resume", tmp_path / "swin_micro_calib.pth", "--no-eval")
+    weights = run("calibrate", *flags, "--quiet", "--checkpoint", tmp_path / "swin_micro_calib.pth", "--no-eval")
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 
@@ -70,7 +70,7 @@ def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flag
     out, started = tmp_path / "out", tmp_path / "started"
     out.mkdir()
     (out / "swin_micro_calib.pth").write_bytes(b"older")
-    words = ["calibrate", *float_flags, "--calib-output-path", out]
+    words = ["calibrate", *float_flags, "--output", out]
     child = fork(words, before=lambda: waiting_in_calibration(started))
     while not started.exists():
         time.sleep(0.02)
@@ -98,7 +98,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 
         calibrate.track = track
 
-    child = fork(["calibrate", *float_flags, "--calib-output-path", tmp_path / "out"], before=before)
+    child = fork(["calibrate", *float_flags, "--output", tmp_path / "out"], before=before)
     while not started.exists():
         time.sleep(0.02)
     os.killpg(child.pid, signal.SIGINT)
@@ -112,7 +112,7 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
     hook += "sys.exit(cli.main(sys.argv[1:]))"
     words = list(map(str, float_flags))
     calibrating = subprocess.Popen(
-        [sys.executable, "-c", hook, "calibrate", *words, "--calib-output-path", str(tmp_path / "out")],
+        [sys.executable, "-c", hook, "calibrate", *words, "--output", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -139,4 +139,4 @@ def test_out_of_memory_says_what_to_lower(run, float_flags, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("swin_quant.tasks.calibrate.calibrate_checkpoint", much)
-    assert "--calib-batchsz" in run("calibrate", *float_flags).error(1)
+    assert "--batch" in run("calibrate", *float_flags).error(1)

@@ -68,7 +68,7 @@ def test_it_comes_out_short_only_when_the_data_hold_no_more():
 
 
 def test_too_many_unreadable_ones_are_an_error_that_names_them():
-    with pytest.raises(SwinQuantError, match="2 of 40 pictures are unreadable: .*--max-unreadable"):
+    with pytest.raises(SwinQuantError, match="2 of 40 pictures are unreadable: .*max_unreadable"):
         batches(Numbered(40, broken=sample(40, 2, 5)), 3, 4, share=0.04)
 
 

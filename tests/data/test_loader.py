@@ -141,7 +141,7 @@ def test_up_to_the_limit_pictures_may_be_unreadable():
     assert limit.names == ["a", "b"]
     limit.count(["c"])
     with pytest.raises(
-        SwinQuantError, match=r"^3 of 200 pictures are unreadable: a, b, c; .*--max-unreadable \(now 0.01"
+        SwinQuantError, match=r"^3 of 200 pictures are unreadable: a, b, c; .*max_unreadable \(now 0.01"
     ):
         limit.check()
 
@@ -173,7 +173,7 @@ def test_many_unreadable_names_are_shortened():
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_limit_that_is_no_share_is_refused(share):
-    with pytest.raises(UsageError, match="--max-unreadable"):
+    with pytest.raises(UsageError, match="max_unreadable"):
         UnreadableLimit(10, share)
 
 

@@ -34,12 +34,12 @@ def test_a_sample_favours_no_index():
 
 @pytest.mark.parametrize("count", [0, -8])
 def test_a_sample_of_nothing_names_the_flags(count):
-    with pytest.raises(UsageError, match="--num-calib-batch and --calib-batchsz must be at least 1"):
+    with pytest.raises(UsageError, match="pictures .*: must be at least 1"):
         sample(100, count, 0)
 
 
 def test_a_sample_larger_than_the_data_names_the_flags_and_what_there_is():
-    with pytest.raises(UsageError, match="--num-calib-batch times --calib-batchsz asks for 80 .* holds 50"):
+    with pytest.raises(UsageError, match="pictures asks for 80 .* holds 50"):
         sample(50, 80, 0)
     with pytest.raises(UsageError):
         sample(50, 51, 0)

@@ -49,9 +49,9 @@ def test_each_kind_of_source_opens(tmp_path):
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):
-    assert "--data-path" in refusal(UsageError, "", "val")
+    assert "data_path" in refusal(UsageError, "", "val")
     missing = tmp_path / "nowhere"
-    assert f"{missing}: no such folder; set --data-path" in refusal(SwinQuantError, str(missing), "val")
+    assert f"{missing}: no such folder; set data_path" in refusal(SwinQuantError, str(missing), "val")
     archive(tmp_path, "val", [0])
     assert "val.zip: is not a folder" in refusal(SwinQuantError, str(tmp_path / "val.zip"), "val", zip_mode=True)
     assert "cannot be read" in refusal(SwinQuantError, "x" * 5000, "val")
@@ -67,8 +67,8 @@ def test_a_missing_split_says_which_there_are(tmp_path):
 
 def test_the_other_layout_says_which_flag_is_wrong(tmp_path):
     archive(folder(tmp_path, "train/a/1.png"), "val", [0])
-    assert "--zip is needed" in refusal(UsageError, str(tmp_path), "val")
-    assert "drop --zip" in refusal(UsageError, str(tmp_path), "train", zip_mode=True)
+    assert "zip is needed" in refusal(UsageError, str(tmp_path), "val")
+    assert "drop zip" in refusal(UsageError, str(tmp_path), "train", zip_mode=True)
 
 
 def test_another_number_of_classes_names_the_key_and_both_counts(tmp_path):

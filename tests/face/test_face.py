@@ -64,9 +64,18 @@ def test_everything_that_it_names_is_there_and_says_what_it_is():
 
 def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures, tmp_path, run):
     sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
-    flags = ["--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures, "--device", "cpu"]
-    sample = ["--num-calib-batch", 4, "--calib-batchsz", 2, "--no-eval", "--int8-mode", 1]
-    assert run("calibrate", *flags, *sample, "--calib-output-path", tmp_path).code == 0
+    flags = [
+        "--cfg",
+        micro / "swin.yaml",
+        "--checkpoint",
+        micro / "swin.pth",
+        "--data-path",
+        pictures,
+        "--device",
+        "cpu",
+    ]
+    sample = ["--pictures", 8, "--batch", 2, "--no-eval", "--policy", "ft-mode1"]
+    assert run("calibrate", *flags, *sample, "--output", tmp_path).code == 0
     assert (tmp_path / "face.pth").read_bytes() == (tmp_path / "swin_micro_calib.pth").read_bytes()
     ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
     assert ours["calibration"]["files"] == theirs["calibration"]["files"]
@@ -91,8 +100,8 @@ def test_a_calibrated_file_is_loaded_and_saved_with_its_ranges(model, train, tmp
 def test_figures_are_those_of_the_command(model, train, val, pictures, tmp_path, run):
     file = sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
     found = sq.evaluate(model, val, half="none", batch_size=4)
-    flags = ["--cfg", model_config(model, tmp_path), "--resume", file, "--data-path", pictures, "--half", "none"]
-    assert run("evaluate", *flags, "--device", "cpu", "--batch-size", 4).code == 0
+    flags = ["--cfg", model_config(model, tmp_path), "--checkpoint", file, "--data-path", pictures, "--half", "none"]
+    assert run("evaluate", *flags, "--device", "cpu", "--batch", 4).code == 0
     for ours, theirs in zip(found.results, RunCard.read(tmp_path / "x.json").measured(), strict=True):
         for field in ("precision", "policy", "pictures", "acc1", "acc5", "loss", "agreement", "sqnr_db", "delta_acc1"):
             assert getattr(ours, field) == getattr(theirs, field), field

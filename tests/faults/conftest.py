@@ -34,15 +34,15 @@ class Commands:
 
     def words(self, command, out):
         own = {
-            "calibrate": ["--resume", self.float_file, "--num-calib-batch", 4, "--calib-batchsz", 2, "--int8-mode", 1],
-            "evaluate": ["--resume", self.float_file, "--batch-size", 2],
+            "calibrate": ["--checkpoint", self.float_file, "--pictures", 8, "--batch", 2, "--policy", "ft-mode1"],
+            "evaluate": ["--checkpoint", self.float_file, "--batch", 2],
             "train": ["--recipe", self.recipe],
-            "finetune": ["--recipe", self.recipe, "--pretrained", self.calibrated],
+            "finetune": ["--recipe", self.recipe, "--checkpoint", self.calibrated],
         }
         return [str(word) for word in (command, *self.common, *own[command], "--output", out)]
 
     def again(self, command, out):
-        return self.words(command, out) + (["--resume", "auto"] if command in ("train", "finetune") else [])
+        return self.words(command, out) + (["--continue"] if command in ("train", "finetune") else [])
 
     def results(self, command, out):
         """Everything that another run of the same kind must leave to the bit: {what: value}, {} if nothing is there."""
@@ -73,7 +73,7 @@ def commands(micro, pictures, tmp_path_factory):
     recipe = folder / "recipe.yaml"
     recipe.write_text("epochs: 2\nbatch_size: 2\nsave_minutes: 1.0e-9\naugment: {crop: padded}\n")
     common = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none", "--quiet"]
-    made = Commands(common, micro / "swin.pth", folder / "calibrated" / NAME / "default" / f"{NAME}_calib.pth", recipe)
+    made = Commands(common, micro / "swin.pth", folder / "calibrated" / f"{NAME}_calib.pth", recipe)
     words = [*made.words("calibrate", folder / "calibrated"), "--no-eval"]
     process = multiprocessing.get_context("fork").Process(target=main, args=(words,))
     process.start()
@@ -127,7 +127,7 @@ def pytest_sessionfinish():
 HEAD = """# Faults
 
 Written by `make faults`: real processes, faults at random (seeded) moments of a run, start-up and end included. After
-every fault the command is given again (training with `--resume auto`) and must leave, to the bit, what an undisturbed
+every fault the command is given again (training with `--continue`) and must leave, to the bit, what an undisturbed
 run leaves: checkpoint, metrics, every row of the logs once. What differs is lost.
 
 | fault | cases | the others ended within | lines of a rank, at most | lost |

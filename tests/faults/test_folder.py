@@ -9,14 +9,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from swin_quant.cli import main
 from swin_quant.train.lock import NAME as LOCK
 
-NAME = Path("swin_micro/default")
 CLONE_NEWNS, CLONE_NEWUSER, MS_REC, MS_PRIVATE = 0x00020000, 0x10000000, 0x4000, 0x40000
 
 
@@ -40,7 +38,7 @@ def nothing_lost(fork, train, commands, undisturbed, tried):
     """nothing_lost(fault, out): the run goes on in `out` and ends as if it had not been disturbed."""
 
     def check(fault, out):
-        done = fork(train(out, "--resume", "auto")).wait(120)
+        done = fork(train(out, "--continue")).wait(120)
         assert done.code == 0, done
         expected, found = undisturbed[0], commands.results("train", out)
         lost = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
@@ -82,7 +80,7 @@ def on_small_disk(words, folder, kilobytes, kept, error):
 
 
 def test_a_disk_that_is_full(train, nothing_lost, undisturbed, cases, tmp_path):
-    snapshots = tmp_path / "undisturbed" / NAME / "snapshots"
+    snapshots = tmp_path / "undisturbed" / "snapshots"
     largest = max(file.stat().st_size for file in snapshots.iterdir()) // 1000
     for number, share in enumerate(chances(cases, 3, seed=3)):
         folder, kept, error = tmp_path / f"disk{number}", tmp_path / f"kept{number}", tmp_path / f"error{number}"
@@ -102,7 +100,7 @@ def test_a_disk_that_is_full(train, nothing_lost, undisturbed, cases, tmp_path):
 
 def test_killed_again_and_again_at_random_moments(fork, train, nothing_lost, undisturbed, cases, tmp_path):
     for share in chances(cases, 3, seed=4):
-        child = fork(train(tmp_path / "out", "--resume", "auto"))
+        child = fork(train(tmp_path / "out", "--continue"))
         time.sleep(share * undisturbed[1])
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
@@ -113,12 +111,12 @@ def test_killed_again_and_again_at_random_moments(fork, train, nothing_lost, und
 def test_two_writers(fork, train, nothing_lost, cases, tmp_path):
     for number in range(max(1, cases // 10)):
         out = tmp_path / f"out{number}"
-        ends = [child.wait(120) for child in [fork(train(out, "--resume", "auto")) for _ in range(2)]]
+        ends = [child.wait(120) for child in [fork(train(out, "--continue")) for _ in range(2)]]
         assert {done.code for done in ends} <= {0, 1} and any(done.code == 0 for done in ends), ends
         for done in ends:
             if done.code:  # the second may have come after the first had ended
                 assert "another training (process " in done.error(1)
-        assert not (out / NAME / LOCK).exists()
+        assert not (out / LOCK).exists()
         nothing_lost("two writers", out)
 
 
@@ -131,7 +129,7 @@ def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, ca
     expected = commands.results("train", tmp_path / "whole")
     for number, share in enumerate(chances(cases, 2, seed=5)):
         root = tmp_path / f"out{number}"
-        out, away = root / NAME, tmp_path / f"away{number}"
+        out, away = root, tmp_path / f"away{number}"
         child = fork(train(root, *last))
         while not list(out.glob("snapshots/step_*.pt")):
             time.sleep(0.005)
@@ -146,7 +144,7 @@ def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, ca
         if done.code:  # by the file, or between two steps of a save: the user puts things right and goes on
             shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
             away.rename(out)
-            assert fork(train(root, *last, "--resume", "auto")).wait(120).code == 0
+            assert fork(train(root, *last, "--continue")).wait(120).code == 0
             found = commands.results("train", root)
         rows = [dict(value) for key, value in found.items() if "row" in key]
         lost = [key for key, value in expected.items() if (value not in rows if "row" in key else found[key] != value)]

@@ -62,11 +62,11 @@ def test_random_weights_are_the_seed_s(cfg, tmp_path):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: CalibrationPlan(batches=0), "--num-calib-batch 0"),
-        (lambda: CalibrationPlan(batch_size=-1), "--calib-batchsz -1"),
-        (lambda: CalibrationPlan(method=Method("best")), "--calibrator best"),
-        (lambda: CalibrationPlan(method=Method("percentile", 101.0)), "--percentile 101"),
-        (lambda: CalibrationPlan(method=Method("percentile", float("nan"))), "--percentile nan"),
+        (lambda: CalibrationPlan(batches=0), "pictures 0"),
+        (lambda: CalibrationPlan(batch_size=-1), "batch -1"),
+        (lambda: CalibrationPlan(method=Method("best")), "calibrator best"),
+        (lambda: CalibrationPlan(method=Method("percentile", 101.0)), "percentile 101"),
+        (lambda: CalibrationPlan(method=Method("percentile", float("nan"))), "percentile nan"),
     ],
 )
 def test_a_plan_that_cannot_be(make, says):

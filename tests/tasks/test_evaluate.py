@@ -98,7 +98,7 @@ def test_precision_names_bits_of_weights_and_activations(done, rules, precision)
 def test_half_types():
     assert half_type("auto", CPU) == "bfloat16" and half_type("auto", torch.device("cuda")) == "float16"
     assert half_type("none", CPU) is None and half_type("float16", CPU) == "float16"
-    with pytest.raises(UsageError, match="--half int4"):
+    with pytest.raises(UsageError, match="half int4"):
         half_type("int4", CPU)
 
 

@@ -108,7 +108,7 @@ def test_float_contenders_with_the_weights_of_qat_are_called_so(names, first, tm
 
 
 def test_a_checkpoint_is_not_tried_on_other_engines(names, first):
-    with pytest.raises(UsageError, match="--engine tensorrt: a checkpoint is tried on onnxruntime, openvino"):
+    with pytest.raises(UsageError, match="engine tensorrt: a checkpoint is tried on onnxruntime, openvino"):
         names([str(first)], ["tensorrt"])
 
 

@@ -55,13 +55,13 @@ def test_compiled_code_is_kept_under_the_width_of_the_cpu_s_vectors(monkeypatch)
 def test_without_a_compiler_it_is_refused_before_the_first_step():
     torch.compiler.reset()
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
-        with pytest.raises(UsageError, match="--compile: torch.compile does not work here"):
+        with pytest.raises(UsageError, match="compile: torch.compile does not work here"):
             check_compiler(RECIPE, CPU)
     torch.compiler.reset()
 
 
 def test_it_does_not_go_with_fsdp():
-    with pytest.raises(UsageError, match="--compile does not go with --fsdp"):
+    with pytest.raises(UsageError, match="compile does not go with fsdp"):
         check_compiler(replace(RECIPE, memory=Memory(fsdp=True)), CPU)
 
 

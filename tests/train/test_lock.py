@@ -46,7 +46,7 @@ def other(tmp_path):
 def test_a_second_writer_is_refused_with_the_owner_s_name(tmp_path, other):
     with only_writer(tmp_path / "out", World()):
         line, _ = other()
-        assert f"another training (process {os.getpid()} on " in line and "--tag" in line
+        assert f"another training (process {os.getpid()} on " in line and "another output" in line
         with only_writer(tmp_path / "out", World()):
             pass
         assert other()[0] == line  # what is owned twice is not given back in between

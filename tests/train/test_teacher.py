@@ -22,7 +22,7 @@ def test_a_teacher_comes_as_saved_and_leaves_the_random_state_alone(tiny_config,
 
 def test_teacher_and_distillation_go_together(tiny_config, tiny_model, tmp_path):
     assert load_teacher(None, tiny_config(), Distillation(), tiny_model(), CPU) == (None, None)
-    with pytest.raises(UsageError, match="--teacher needs a recipe that distils"):
+    with pytest.raises(UsageError, match="teacher needs a recipe that distils"):
         load_teacher("teacher.pth", tiny_config(), Distillation(), tiny_model(), CPU)
     with pytest.raises(UsageError, match="give the float checkpoint of the teacher"):
         load_teacher(None, tiny_config(), Distillation(features=1.0), tiny_model(), CPU)

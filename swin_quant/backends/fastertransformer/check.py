@@ -92,7 +92,7 @@ def misreading(artifact: Artifact) -> list[str]:
     return [
         f"fc1's bias of {stored.case.widest} channels is read three places off by the kernel of GELU: on {PICTURES} "
         f"pictures of noise mean |Δlogit| {change.abs().mean():.3g}, max {change.abs().max():.3g}, SQNR {sqnr:.1f} dB; "
-        "--fix-gelu-bias undoes it"
+        "‹fix_gelu_bias› undoes it"
     ]
 
 

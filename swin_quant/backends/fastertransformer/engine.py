@@ -25,10 +25,10 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention
     """
     if options.float_type not in (None, "float16"):
         raise UsageError(
-            f"--float-type {options.float_type}: FasterTransformer's INT8 kernels keep the rest in float16"
+            f"‹float_type› {options.float_type}: FasterTransformer's INT8 kernels keep the rest in float16"
         )
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no GPU here")
+        raise UsageError("‹device› cuda: torch finds no GPU here")
     stored = read_export(artifact)
     if not stored.case.form.int8:
         raise UsageError(

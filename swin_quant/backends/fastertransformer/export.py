@@ -1,6 +1,6 @@
 """Export to FasterTransformer: the calibrated checkpoint for its scripts, and the very list that its op takes.
 
-Files of one export: <NAME>_<kind>_sm<sm>.safetensors with its run card and manifest, load_weights.py, and the
+Files of one export: <NAME>_<kind>_sm‹sm›.safetensors with its run card and manifest, load_weights.py, and the
 checkpoint. All are written to a folder of their own beside them and moved when the last is complete, the card last.
 """
 

@@ -63,12 +63,12 @@ Limit = tuple[Callable[[Case], object], str]
 
 def _instead(kind: str) -> str:
     """Advice to export in a float type, for both commands."""
-    return f"`export --precision float --float-type {kind}` or `export-ft --kind {kind}` exports"
+    return f"`export --precision float --float-type {kind}` exports"
 
 
 ALWAYS: tuple[Limit, ...] = (
-    (lambda c: c.max_batch < 1, "--batch {batch}: must be at least 1"),
-    (lambda c: not 52 <= c.form.sm <= 90, "--sm {sm}: FasterTransformer builds for compute capability 52 to 90"),
+    (lambda c: c.max_batch < 1, "‹batch› {batch}: must be at least 1"),
+    (lambda c: not 52 <= c.form.sm <= 90, "‹sm› {sm}: FasterTransformer builds for compute capability 52 to 90"),
     (lambda c: c.g.ape, "APE: the kernels add no absolute position embedding"),
     (lambda c: not c.g.qkv_bias, "QKV_BIAS False: the kernels always add a bias to q, k and v"),
     (lambda c: not c.g.patch_norm, "PATCH_NORM False: the op's list has a norm after the patch embedding"),
@@ -83,12 +83,12 @@ ALWAYS: tuple[Limit, ...] = (
     ),
 )
 FLOAT: tuple[Limit, ...] = (
-    (lambda c: c.form.fix_gelu_bias, "--fix-gelu-bias: only the INT8 kernel of GELU misreads a bias: leave it out"),
+    (lambda c: c.form.fix_gelu_bias, "‹fix_gelu_bias›: only the INT8 kernel of GELU misreads a bias: leave it out"),
 )
 INT8: tuple[Limit, ...] = (
     (
         lambda c: c.form.sm < 75,
-        f"--sm {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_instead('float16')}",
+        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_instead('float16')}",
     ),
     (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
     (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
@@ -98,7 +98,7 @@ INT8: tuple[Limit, ...] = (
     ),
     (
         lambda c: c.lost_rows and c.max_batch < ROWS,
-        "--batch {batch}: in layers.{lost[0]}, of at most 256 channels on a map of odd side, the norm after attention "
+        "‹batch› {batch}: in layers.{lost[0]}, of at most 256 channels on a map of odd side, the norm after attention "
         "computes rows in fours, so that no batch of less than 4 pictures comes out whole",
     ),
     (
@@ -107,7 +107,7 @@ INT8: tuple[Limit, ...] = (
     ),
     (
         lambda c: c.form.fix_gelu_bias and not gelu_bias.is_misread(c.widest),
-        "--fix-gelu-bias: it has {widest} hidden channels at most, and only more than 4096 are misread: leave it out",
+        "‹fix_gelu_bias›: it has {widest} hidden channels at most, and only more than 4096 are misread: leave it out",
     ),
     (
         lambda c: c.form.version == 2 and c.int8_mode == 2,
@@ -117,17 +117,17 @@ INT8: tuple[Limit, ...] = (
     (
         lambda c: c.fused and c.tokens > LARGEST,
         "WINDOW_SIZE {window} on sm {sm}: the fused attention would run without its position bias, which is packed for "
-        "at most 256 tokens; only GPUs that run it unfused (--sm 89, 90) can run this model",
+        "at most 256 tokens; only GPUs that run it unfused (‹sm› 89, 90) can run this model",
     ),
     (
         lambda c: c.fused and not is_default_scale(c.g),
-        "QK_SCALE {scale} on sm {sm}: the fused INT8 attention ignores it; only GPUs that run it unfused (--sm 89, 90) "
+        "QK_SCALE {scale} on sm {sm}: the fused INT8 attention ignores it; only GPUs that run it unfused (‹sm› 89, 90) "
         "can run this model",
     ),
     (
         lambda c: c.form.version == 2 and c.form.sm < 80 and not c.fused,
         "Swin V2 with WINDOW_SIZE {window} and head width {d} on sm {sm}: the unfused attention normalizes k in the "
-        "layout of sm 80; use --sm 80 or a window of up to 16",
+        "layout of sm 80; use ‹sm› 80 or a window of up to 16",
     ),
 )
 
@@ -145,12 +145,12 @@ WARNINGS: tuple[Limit, ...] = (
     (
         lambda c: gelu_bias.is_misread(c.widest) and not c.form.fix_gelu_bias,
         "{widest} hidden channels: the kernel of GELU reads fc1's bias three places off from channel 4096 on; "
-        "--fix-gelu-bias stores the bias where it looks, --check measures what it costs",
+        "‹fix_gelu_bias› stores the bias where it looks, ‹check› measures what it costs",
     ),
     (
         lambda c: c.form.fix_gelu_bias,
         "fc1's bias is stored longer by three for the kernel of GELU: the op reads it rightly, but the TensorRT plugin "
-        "cuts those three off, and a kernel that was mended needs an export without --fix-gelu-bias",
+        "cuts those three off, and a kernel that was mended needs an export without ‹fix_gelu_bias›",
     ),
 )  # of INT8 exports: what can be lived with
 
@@ -181,7 +181,7 @@ def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
 def int8_mode_of(model: Swin, policy: Policy | None) -> int:
     """1 or 2: the mode that quantizes exactly what `policy` does. UsageError with the nodes if neither."""
     if policy is None:
-        raise UsageError("an INT8 export needs a policy: `calibrate --int8-mode 1` or 2, or give --policy")
+        raise UsageError("an INT8 export needs a policy: `calibrate --policy ft-mode1` or ft-mode2, or give ‹policy›")
     wanted = settings_for(model, policy)
     for mode, name in INT8_MODES.items():
         offered = settings_for(model, load_policy(name))

@@ -42,7 +42,7 @@ def gemm_shapes(g: Geometry, batch: int) -> list[TunedGemm]:
     m is the number of tokens, as the op has it. Every block of a stage shares them; attention's own are not tuned.
     """
     if batch < 1:
-        raise UsageError(f"--batch-size {batch}: must be at least 1")
+        raise UsageError(f"‹batch› {batch}: must be at least 1")
     shapes = []
     for stage in range(len(g.depths)):
         c, m = g.embed_dim * 2**stage, batch * g.resolution(stage) ** 2

@@ -8,7 +8,7 @@ BACKEND = Backend(
     exports=onnx_target(
         OnnxTarget("portable", takes_float16=True),
         ("qdq",),
-        ("swin-quant inspect {file}", "swin-quant bench {file} --resume {checkpoint}"),
+        ("swin-quant inspect {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),
     labels="swin_quant.backends.onnx_metadata:labels_of",
 )

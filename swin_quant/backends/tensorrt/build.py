@@ -38,7 +38,7 @@ def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     log.info("building for %s with TensorRT %s: this takes minutes", gpu.name, trt.__version__)
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
-        said = host.last_error(messages, "it does not say why; --verbose shows its log")
+        said = host.last_error(messages, "it does not say why; ‹verbose› shows its log")
         raise SwinQuantError(f"{plan.file.path}: TensorRT {trt.__version__} cannot build this graph: {said}")
     _keep_timing_cache(config, plan.options.timing_cache)
     data = bytes(serialized)

@@ -93,7 +93,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
             raise UsageError(f"{artifact.file}: {name} cannot be chosen for a TensorRT engine: {why}")
     trt, gpu = host.tensorrt(), host.find_gpu()
     if options.device != "cuda":
-        raise UsageError(f"{artifact.file}: a TensorRT engine runs on a GPU, not on {options.device}: --device cuda")
+        raise UsageError(f"{artifact.file}: a TensorRT engine runs on a GPU, not on {options.device}: ‹device› cuda")
     _check_host(artifact, trt, gpu)
     session = open_session(artifact, trt, gpu)
     known = {

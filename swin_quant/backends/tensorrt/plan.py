@@ -74,14 +74,14 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     file = verified(artifact)
     if file.batch is not None and {file.batch} != {options.smallest, options.typical, options.largest}:
         raise UsageError(
-            f"{file.path}: is for batches of {file.batch}: give --min-batch, --opt-batch and --max-batch {file.batch}, "
+            f"{file.path}: is for batches of {file.batch}: give ‹min_batch›, ‹opt_batch› and ‹max_batch› {file.batch}, "
             "or export it with a batch of any size"
         )
     report = inspect_model(read_model(file.path), ["tensorrt"])
     if report.body == "float32" and report.pairs[0] and not options.float32:
         raise UsageError(
             f"{file.path}: what is not int8 in this graph is float32, so TensorRT would run it in float32, slower than "
-            "a float16 model: `export --backend tensorrt` (float16 body), or give --allow-float32"
+            "a float16 model: `export --for tensorrt` (float16 body), or give ‹allow_float32›"
         )
     if report.body == "float32" and not report.pairs[0]:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
@@ -99,15 +99,15 @@ def check_output(output: Path, source: Path, timing_cache: Path | None = None) -
     """Before minutes of building: places must be writable, and no run card that of another file."""
     if timing_cache is not None:
         if timing_cache.is_dir():
-            raise UsageError(f"--timing-cache {timing_cache}: is a directory: name a file")
+            raise UsageError(f"‹timing_cache› {timing_cache}: is a directory: name a file")
         ensure_writable_dir(timing_cache.parent)
     if output.suffix != SUFFIX:
-        raise UsageError(f"--output {output}: must end in {SUFFIX}")
+        raise UsageError(f"‹output› {output}: must end in {SUFFIX}")
     card = card_path(output)
     if card.resolve() == card_path(source).resolve():
-        raise UsageError(f"--output {output}: its run card would overwrite that of {source.name}: choose another name")
+        raise UsageError(f"‹output› {output}: its run card would overwrite that of {source.name}: choose another name")
     if card.is_file():
         recorded = RunCard.read(card).artifact
         if recorded is None or recorded["file"] != output.name:
-            raise UsageError(f"--output {output}: {card.name} is the run card of another file: choose another name")
+            raise UsageError(f"‹output› {output}: {card.name} is the run card of another file: choose another name")
     ensure_writable_dir(output.parent)

@@ -109,7 +109,7 @@ def _no_baseline(row: AccuracyRow, others: Others) -> str | None:
     if row.card.is_qat:
         return (
             f"the float checkpoint that QAT began with was not scored on {row.place}, so there is no delta: give it to "
-            "`swin-quant evaluate` as --float FILE"
+            "`swin-quant evaluate --float FILE`"
         )
     return f"float32 was not scored on {row.place}, so there is no delta"
 

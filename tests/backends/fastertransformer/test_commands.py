@@ -38,14 +38,14 @@ def theirs(tmp_path, calibrated):
         state = calibrated(kind, **{key: keys[key] for key in keys.keys() - ARCHITECTURE.keys()}).state_dict()
         file = tmp_path / f"{kind}.pth"
         torch.save({"model": state, "epoch": 4} if wrap else state, file)
-        return ["--cfg", str(config), "--resume", str(file), "--output", str(tmp_path / "out")]
+        return ["--cfg", str(config), "--checkpoint", str(file), "--output", str(tmp_path / "out")]
 
     return make
 
 
 @pytest.mark.parametrize(("kind", "wrap"), [("swin", False), ("swin", True), ("swinv2", False)])
 def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, wrap):
-    assert main(["export-ft", *theirs(kind, wrap), "--int8-mode", "1", "--check", "--sm", "75"]) == 0
+    assert main(["ft", "export", *theirs(kind, wrap), "--policy", "ft-mode1", "--check", "--sm", "75"]) == 0
     done = capsys.readouterr()
     artifact = open_artifact(done.out.strip())
     assert artifact.file.name == f"their_{kind}_int8_sm75.safetensors" and "largest difference" in done.err
@@ -56,24 +56,24 @@ def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, w
 
 
 def test_the_mode_is_asked_for_where_no_card_says_it(theirs, capsys):
-    assert main(["export-ft", *theirs()]) == 2
-    assert "has no run card: choose --int8-mode 1, 2" in capsys.readouterr().err
-    assert main(["export-ft", *theirs(), "--policy", "qdq"]) == 2
+    assert main(["ft", "export", *theirs()]) == 2
+    assert "there is no run card: give --policy" in capsys.readouterr().err
+    assert main(["ft", "export", *theirs(), "--policy", "qdq"]) == 2
     assert "ft-mode1 and ft-mode2 only" in capsys.readouterr().err
 
 
 def test_a_float_export(theirs, capsys):
-    assert main(["export-ft", *theirs("swinv2"), "--kind", "float16", "--quant-disable", "--check"]) == 0
+    assert main(["ft", "export", *theirs("swinv2"), "--precision", "float", "--float-type", "float16", "--check"]) == 0
     file = open_artifact(capsys.readouterr().out.strip()).file
     manifest = json.loads(file.with_name("their_swinv2_float16_sm80_manifest.json").read_text())
     assert manifest["target"]["op"] == "SwinTransformer" and len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
 
 
-@pytest.mark.parametrize("command", ["export-ft", "export"])
+@pytest.mark.parametrize("command", ["ft export", "export"])
 def test_fix_gelu_bias(theirs, capsys, tmp_path, command):
     def run(*flags, backend="fastertransformer"):
-        more = ["--backend", backend, "--policy", "ft-mode1"] if command == "export" else ["--int8-mode", "1"]
-        code = main([command, *flags, *more, "--fix-gelu-bias"])
+        more = ["--for", backend, "--policy", "ft-mode1"] if command == "export" else ["--policy", "ft-mode1"]
+        code = main([*command.split(), *flags, *more, "--fix-gelu-bias"])
         return code, capsys.readouterr()
 
     code, done = run(*theirs())
@@ -82,18 +82,18 @@ def test_fix_gelu_bias(theirs, capsys, tmp_path, command):
     assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
     if command == "export":
         code, done = run(*theirs(), backend="onnx")
-        assert code == 2 and "--fix-gelu-bias: means nothing to --backend onnx" in done.err
+        assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err
 
 
 def test_a_float_checkpoint_is_no_int8_export(theirs, tmp_path, capsys):
     flags = theirs()
     state = torch.load(tmp_path / "swin.pth", weights_only=True)
     torch.save({key: value for key, value in state.items() if not key.endswith("_amax")}, tmp_path / "swin.pth")
-    assert main(["export-ft", *flags, "--int8-mode", "1"]) == 1
+    assert main(["ft", "export", *flags, "--policy", "ft-mode1"]) == 1
     assert "is a float checkpoint" in capsys.readouterr().err
-    assert main(["export-ft", *flags]) == 2
-    assert "an INT8 export needs a policy" in capsys.readouterr().err
-    assert main(["export-ft", *flags, "--kind", "float32"]) == 0
+    assert main(["ft", "export", *flags]) == 2
+    assert "there is no run card: give --policy" in capsys.readouterr().err
+    assert main(["ft", "export", *flags, "--precision", "float", "--float-type", "float32"]) == 0
 
 
 def test_a_dead_range_of_their_calibration(theirs, tmp_path, capsys):
@@ -101,6 +101,6 @@ def test_a_dead_range_of_their_calibration(theirs, tmp_path, capsys):
     state = torch.load(tmp_path / "swin.pth", weights_only=True)
     state["layers.0.blocks.1.mlp.fc2._input_quantizer._amax"].zero_()
     torch.save(state, tmp_path / "swin.pth")
-    assert main(["export-ft", *flags, "--int8-mode", "1"]) == 1
+    assert main(["ft", "export", *flags, "--policy", "ft-mode1"]) == 1
     error = capsys.readouterr().err
     assert "zero: layers.0.blocks.1.mlp.fc2._input_quantizer; calibrate the model again" in error

@@ -50,7 +50,7 @@ def test_what_the_kernels_can_do(sm, version):
         (case(geometry(mlp_ratio=3.9)), "MLP_RATIO 3.9"),
         (case(version=2, mode=2), "kernels ignore mode 2"),
         (case(sm=70), "compute capability 75"),
-        (case(sm=120), "--sm 120"),
+        (case(sm=120), "sm 120"),
         (case(kind="bfloat16"), "kind bfloat16"),
         (case(geometry(window=33)), "windows of up to 32"),
         (case(geometry(window=18)), "packed for at most 256 tokens"),
@@ -58,10 +58,10 @@ def test_what_the_kernels_can_do(sm, version):
         (case(geometry(qk_scale=1.0), sm=89), "means the default"),
         (case(geometry("swinv2_base_patch4_window12to24_192to384_22kto1k_ft"), 2, sm=75), "normalizes k"),
         (case(geometry(embed_dim=352, heads=(11, 22, 44, 88))), "11264 hidden channels"),
-        (case(fix=True), "--fix-gelu-bias: it has 3072 hidden channels at most"),
-        (case(geometry(LARGE), kind="float16", fix=True), "--fix-gelu-bias: only the INT8 kernel"),
-        (case(geometry(**NARROW), batch=3), "--batch 3: in layers.3,"),
-        (case(batch=0), "--batch 0"),
+        (case(fix=True), "fix_gelu_bias: it has 3072 hidden channels at most"),
+        (case(geometry(LARGE), kind="float16", fix=True), "fix_gelu_bias: only the INT8 kernel"),
+        (case(geometry(**NARROW), batch=3), "batch 3: in layers.3,"),
+        (case(batch=0), "batch 0"),
     ],
 )
 def test_what_they_cannot_do(wrong, says):

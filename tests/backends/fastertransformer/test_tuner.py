@@ -35,7 +35,7 @@ def test_the_19_shapes_of_swin_t(tiny):
     assert [g.key for g in shapes[:5]] == [(1, m, 288, 96), (1, m, 96, 96), (1, m, 384, 96), (1, m, 96, 384),
                                            (1, m // 4, 192, 384)]  # fmt: skip
     assert shapes[-1].key == (1, 32 * 49, 768, 3072)
-    with pytest.raises(UsageError, match="--batch-size 0"):
+    with pytest.raises(UsageError, match="batch 0"):
         gemm_shapes(tiny, 0)
 
 
@@ -80,7 +80,7 @@ def test_files_that_would_be_misread(write, lines, says):
 
 
 def test_the_command_lists_shapes_and_merges_files(write, tmp_path, capsys):
-    words = ["gemms", "--cfg", "swin_tiny_patch4_window7_224", "--batch-size", "32"]
+    words = ["ft", "gemms", "--cfg", "swin_tiny_patch4_window7_224", "--batch", "32"]
     assert main([*words, "--tuned", str(write(HEADER, LINE)), "--write", str(tmp_path / "merged.in")]) == 0
     out = capsys.readouterr().out
     assert "19 shapes, 1 tuned" in out and "21, 0.024 ms" in out

@@ -50,12 +50,12 @@ def _exports(tmp_path_factory, pictures, randomise) -> Exports:
     def command(*words):
         assert main([*map(str, words), "--quiet"]) == 0
 
-    calibration = ("--num-calib-batch", 2, "--calib-batchsz", 4, "--int8-mode", 1, "--no-eval")
-    command("calibrate", "--cfg", config, "--resume", folder / "micro.pth", "--data-path", pictures, *calibration,
-            "--device", "cpu", "--calib-output-path", folder)  # fmt: skip
+    calibration = ("--pictures", 8, "--batch", 4, "--policy", "ft-mode1", "--no-eval")
+    command("calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures, *calibration,
+            "--device", "cpu", "--output", folder)  # fmt: skip
     checkpoint = folder / "micro_calib.pth"
-    command("export", "--resume", checkpoint, "--backend", "fastertransformer", "--output", folder / "ft")
-    command("export", "--resume", checkpoint, "--backend", "onnx", "--policy", "qdq", "--output", folder / "onnx")
+    command("export", "--checkpoint", checkpoint, "--for", "fastertransformer", "--output", folder / "ft")
+    command("export", "--checkpoint", checkpoint, "--for", "onnx", "--policy", "qdq", "--output", folder / "onnx")
     (ft,), (onnx,) = (folder / "ft").glob("*.safetensors"), (folder / "onnx").glob("*.onnx")
     return Exports(checkpoint, onnx, ft, config)
 

@@ -21,7 +21,7 @@ def measured(artifact):
 
 
 def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results(evaluate, exports, pictures):
-    done = evaluate(exports.onnx, exports.ft, "--fake-quant", "--batch-size", 4)
+    done = evaluate(exports.onnx, exports.ft, "--fake-quant", "--batch", 4)
     assert done.code == 0, done.err
     onnx, ft = measured(exports.onnx), measured(exports.ft)
     simulated = ("torch fake-quant", "int8", "qdq")
@@ -42,7 +42,7 @@ def test_artifacts_of_one_name_in_two_folders_keep_their_own_results(evaluate, e
     card = json.loads(other.with_suffix(".json").read_text())
     card["policy"]["name"] = "mine"
     other.with_suffix(".json").write_text(json.dumps(card))
-    assert evaluate(exports.onnx, other, "--engine", "onnxruntime", "--resume", exports.checkpoint).code == 0
+    assert evaluate(exports.onnx, other, "--engine", "onnxruntime", "--checkpoint", exports.checkpoint).code == 0
     assert [policy for _, _, policy in measured(exports.onnx)] == [None, "qdq"]
     assert [policy for _, _, policy in measured(other)] == [None, "mine"]
 
@@ -73,10 +73,10 @@ def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports
 
 def test_the_checkpoint_is_found_by_its_hash_not_its_name(evaluate, exports, tmp_path):
     elsewhere = exports.checkpoint.rename(tmp_path / "other_name.pth")
-    assert evaluate(exports.onnx, "--engine", "onnxruntime", "--resume", elsewhere).code == 0
+    assert evaluate(exports.onnx, "--engine", "onnxruntime", "--checkpoint", elsewhere).code == 0
     assert ("torch", "float32", None) in measured(exports.onnx)
     elsewhere.write_bytes(elsewhere.read_bytes() + b"0")
-    line = evaluate(exports.onnx, "--resume", elsewhere).error(1)
+    line = evaluate(exports.onnx, "--checkpoint", elsewhere).error(1)
     assert "other_name.pth: is not the checkpoint that" in line
 
 
@@ -98,7 +98,7 @@ def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures
         (["--threads", "0"], "--threads 0: must be at least 1"),
         (["--threads", "1025"], "--threads 1025: must be at least 1, at most 1024"),
         (["--threads", "9" * 20], f"argument --threads: {'9' * 20} is beyond 2147483647"),
-        (["--batch-size", "9" * 20], f"argument --batch-size: {'9' * 20} is beyond 2147483647"),
+        (["--batch", "9" * 20], f"argument --batch: {'9' * 20} is beyond 2147483647"),
     ],
 )
 def test_flags_that_do_not_fit(evaluate, exports, flags, message):
@@ -106,9 +106,9 @@ def test_flags_that_do_not_fit(evaluate, exports, flags, message):
 
 
 def test_flags_of_artifacts_without_one(run, scoring_flags, exports):
-    line = run("evaluate", *scoring_flags, "--resume", exports.checkpoint, "--engine", "openvino").error(2)
-    assert "--engine is not for checkpoints: name an ARTIFACT" in line
-    assert "give --cfg FILE and --resume FILE, or an ARTIFACT" in run("evaluate", "--data-path", "digits").error(2)
+    line = run("evaluate", *scoring_flags, "--checkpoint", exports.checkpoint, "--engine", "openvino").error(2)
+    assert "--engine is not for checkpoints: name an artifact" in line
+    assert "name a checkpoint or an artifact" in run("evaluate", "--data-path", "digits").error(2)
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

@@ -29,7 +29,7 @@ def test_probabilities_against_arithmetic(predict, hand_made, pictures, arithmet
     labels = tmp_path / "names.txt"
     labels.write_text("cat\ndog\nfox\n")
     files = sorted((pictures / "val").rglob("*.png"))
-    answer = predict(*files, "--artifact", hand_made, "--labels", labels)
+    answer = predict(hand_made, *files, "--labels", labels)
     assert answer["schema"] == SCHEMA and answer["engine"] == "onnxruntime" and answer["model"] == "means.onnx"
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in files]
     expected = [np.exp(logits) / np.exp(logits).sum() for logits in map(arithmetic, files)]
@@ -40,21 +40,19 @@ def test_probabilities_against_arithmetic(predict, hand_made, pictures, arithmet
 
 
 def test_a_calibrated_checkpoint_runs_quantized_as_its_card_says_and_like_its_export(predict, exports, pictures):
-    answer = predict(pictures / "val", "--resume", exports.checkpoint)
+    answer = predict(exports.checkpoint, pictures / "val")
     assert (answer["engine"], answer["precision"], answer["policy"]) == ("torch fake-quant", "int8", "ft-mode1")
-    emulated = predict(pictures / "val", "--artifact", exports.ft)
+    emulated = predict(exports.ft, pictures / "val")
     assert emulated["engine"] == "FasterTransformer (emulated)"
     np.testing.assert_allclose(probabilities(answer), probabilities(emulated), atol=0.05)
-    float_model = predict(pictures / "val", "--resume", exports.checkpoint, "--policy", "float")
+    float_model = predict(exports.checkpoint, pictures / "val", "--policy", "float")
     assert float_model["precision"] == "float32"
     assert probabilities(answer) != probabilities(float_model)
 
 
-def test_a_float_checkpoint_needs_a_config_and_runs_in_float(run, predict, exports, pictures):
+def test_a_float_checkpoint_runs_in_float(predict, exports, pictures):
     weights = exports.checkpoint.with_name("micro.pth")
-    line = run("predict", pictures / "val", "--resume", weights).error(2)
-    assert "micro.pth: has no run card micro.json beside it: give --cfg FILE" in line
-    answer = predict(pictures / "val", "--resume", weights, "--cfg", exports.config, "--top", 1)
+    answer = predict(weights, pictures / "val", "--cfg", exports.config, "--top", 1)
     assert (answer["engine"], answer["precision"]) == ("torch", "float32")
     assert [len(one["classes"]) for one in answer["pictures"]] == [1] * 7
 
@@ -71,11 +69,11 @@ def test_names_that_the_onnx_file_carries(run, predict, exports, pictures, tmp_p
     onnx.save(model, file)
     finish_artifact(file, RunCard.read(exports.onnx.with_suffix(".json")), "onnx", "int8", {})
     one = next((pictures / "val").rglob("*.png"))
-    (answer,) = predict(one, "--artifact", file)["pictures"]
+    (answer,) = predict(file, one)["pictures"]
     assert {guess["name"] for guess in answer["classes"]} == {"cat", "dog", "fox"}
-    (answer,) = predict(one, "--artifact", exports.onnx)["pictures"]
+    (answer,) = predict(exports.onnx, one)["pictures"]
     assert {guess["name"] for guess in answer["classes"]} == {"0", "1", "2"}
-    done = run("predict", one, "--artifact", file)
+    done = run("predict", file, one)
     assert "cat" in done.out and "named.onnx: int8 qdq on onnxruntime" in done.out
 
 
@@ -83,36 +81,34 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     folder = own_pictures / "val" / "cat"
     (folder / "broken.png").write_bytes(b"\x89PNG broken")
     good = sorted(file for file in folder.glob("*.png") if file.stem != "broken")
-    done = run("predict", folder, tmp_path / "gone.jpg", "--artifact", hand_made, "--json", tmp_path / "a.json")
+    done = run("predict", hand_made, folder, tmp_path / "gone.jpg", "--json", tmp_path / "a.json")
     assert done.code == 0 and "gone.jpg: No such file" in done.err and "broken.png" in done.err
     answer = json.loads((tmp_path / "a.json").read_text())
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in good]
     assert set(answer["unreadable"]) == {str(folder / "broken.png"), str(tmp_path / "gone.jpg")}
-    line = run("predict", folder / "broken.png", "--artifact", hand_made).error(1)
+    line = run("predict", hand_made, folder / "broken.png").error(1)
     assert "1 of 1 pictures are unreadable" in line and "broken.png" in line
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "give a model: --resume CHECKPOINT or --artifact FILE"),
-        (["--artifact", "x.onnx", "--resume", "x.pth"], "not both"),
-        (["--artifact", "{hand}", "--top", "0"], "--top 0: must be at least 1"),
-        (["--artifact", "{hand}", "--policy", "qdq"], "are for checkpoints"),
-        (["--artifact", "{hand}", "--engine", "onnxruntime", "openvino"], "predict takes one engine"),
-        (["--artifact", "{hand}", "--labels", "{two}"], "has 2 names, the model 3 classes"),
-        (["--resume", "{checkpoint}", "--engine", "openvino"], "--engine is for artifacts"),
+        (["{hand}", "--top", "0"], "--top 0: must be at least 1"),
+        (["{hand}", "--policy", "qdq"], "are for checkpoints"),
+        (["{hand}", "--engine", "onnxruntime", "openvino"], "predict takes one engine"),
+        (["{hand}", "--labels", "{two}"], "has 2 names, the model 3 classes"),
+        (["{checkpoint}", "--engine", "openvino"], "--engine is for artifacts"),
     ],
 )
 def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, flags, message):
     (tmp_path / "two.txt").write_text("a\nb\n")
     places = {"hand": hand_made, "checkpoint": exports.checkpoint, "two": tmp_path / "two.txt"}
-    words = [flag.format(**places) for flag in flags]
-    assert message in run("predict", pictures, *words).error(2)
+    model, *words = [flag.format(**places) for flag in flags]
+    assert message in run("predict", model, pictures, *words).error(2)
 
 
 def test_a_pattern_without_a_picture(run, hand_made):
-    assert "nothing*.png: no picture there" in run("predict", "nothing*.png", "--artifact", hand_made).error(2)
+    assert "nothing*.png: no picture there" in run("predict", hand_made, "nothing*.png").error(2)
 
 
 def test_a_checkpoint_whose_card_is_of_another_size(run, exports, pictures):
@@ -120,16 +116,16 @@ def test_a_checkpoint_whose_card_is_of_another_size(run, exports, pictures):
     card = json.loads(path.read_text())
     card["preprocess"]["size"] = 64
     path.write_text(json.dumps(card))
-    line = run("predict", pictures, "--resume", exports.checkpoint).error(1)
+    line = run("predict", exports.checkpoint, pictures).error(1)
     assert "its run card resizes pictures to 64, the model takes 32" in line
 
 
 def test_a_checkpoint_that_is_not_there(run, pictures, exports):
-    line = run("predict", pictures, "--resume", "gone.pth", "--cfg", exports.config).error(1)
-    assert "gone.pth: no such checkpoint" in line
+    line = run("predict", "gone.pth", pictures, "--cfg", exports.config).error(1)
+    assert "gone.pth: no such" in line
 
 
 def test_the_weights_stay_as_they_are(predict, exports, pictures, snapshot):
     before = snapshot(exports.checkpoint.parent)
-    predict(next(pictures.rglob("*.png")), "--resume", exports.checkpoint)
+    predict(exports.checkpoint, next(pictures.rglob("*.png")))
     assert snapshot(exports.checkpoint.parent) == before

@@ -52,14 +52,14 @@ def test_what_computes_something_else_fails_and_says_by_how_much(verify, exports
 
 
 def test_named_pictures_and_a_share_of_them(run, exports, pictures):
-    done = run("verify", exports.ft, "--pictures", pictures / "train", "--count", 5)
+    done = run("verify", exports.ft, "--images", pictures / "train", "--pictures", 5)
     assert done.code == 0 and records(exports.ft)[0]["pictures"] == 5
 
 
 def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run, exports, pictures):
     run("evaluate", exports.ft, "--data-path", pictures, "--half", "none", "--device", "cpu")
     verify(exports.ft)
-    verify(exports.ft, "--count", 3)
+    verify(exports.ft, "--pictures", 3)
     card = RunCard.read(exports.ft.with_suffix(".json"))
     assert [r["pictures"] for r in card.verification] == [3, 3] and len(card.results) == 2
     done = run("report", exports.ft.with_suffix(".json"))
@@ -69,10 +69,10 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--pictures", "x.png"], 2, "--data-path and --pictures both name the pictures"),
-        (["--count", "0"], 2, "--count 0: must be at least 1"),
+        (["--images", "x.png"], 2, "--data-path and --images both name the pictures"),
+        (["--pictures", "0"], 2, "--pictures 0: must be at least 1"),
         (["--split", "test"], 1, "has no folder test"),
-        (["--resume", "gone.pth"], 1, "gone.pth"),
+        (["--checkpoint", "gone.pth"], 1, "gone.pth"),
     ],
 )
 def test_flags_that_do_not_fit(verify, exports, flags, code, message):
@@ -80,7 +80,7 @@ def test_flags_that_do_not_fit(verify, exports, flags, code, message):
 
 
 def test_without_pictures_or_without_a_checkpoint(run, verify, exports, hand_made):
-    assert "give --data-path DIR or --pictures" in run("verify", exports.ft).error(2)
+    assert "give --data-path DIR or --images" in run("verify", exports.ft).error(2)
     exports.checkpoint.unlink()
     message = verify(exports.onnx).error(1)
     assert "nothing to compare with: its micro_calib.pth is neither beside it" in message

@@ -15,6 +15,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import calibrate, evaluate, finetune, options, training
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
+from swin_quant.quant.names import INT8_MODES
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -31,13 +32,14 @@ EXAMPLES = """examples:
 VERSIONS = {1: "swin", 2: "swinv2"}  # what its guide passes as --version
 FT_DISTILLATION = {"distill_compat": "ft", "distillation_loss_scale": 10000.0}  # what --distill means there
 # Options that mean something to --train alone.
-TRAINING = ("num_epochs", "qat_lr", "lr", "distill", "teacher", "teacher_cfg", "distillation_loss_scale", "temperature",
-            "distill_compat", "accumulation_steps", "use_checkpoint", "compile", "amax", "fsdp", "offload", "recipe",
+TRAINING = ("epochs", "qat_lr", "lr", "go_on", "distill", "teacher", "teacher_cfg", "distillation_loss_scale",
+            "temperature", "distill_compat",
+            "accumulation_steps", "use_checkpoint", "compile", "amax", "fsdp", "offload", "recipe",
             "set", "overwrite", "tensorboard", "schedule", "drop_path", "plot")  # fmt: skip
 NO_SWIN_NODE = "final_input"  # in FasterTransformer's list of keywords, from BERT
 # Flag -> (argparse options, why it is refused).
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "--engine": ({}, "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR --resume CHECKPOINT`"),
+    "--engine": ({}, "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR`"),
     "--fused_window_process": (
         {"action": "store_true"},
         "the model has no fused window kernel; FasterTransformer's ignored the flag",
@@ -49,15 +51,43 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+# What our commands call otherwise.
+WORDS = {"--batch": "--batch-size", "--epochs": "--num-epochs", "--distill-weight": "--distillation_loss_scale"}
+FIELDS = {"pictures": "--num-calib-batch times --calib-batchsz", "checkpoint": "--resume"}
+FLAG = {"epochs": "--num-epochs", "distillation_loss_scale": "--distillation_loss_scale", "go_on": "--continue"}
+AUTO = "auto"
+_BATCHES, _BATCH = 4, 8
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    training.add_model(parser)
-    options.add_data(parser)
-    options.add_calibration(parser, batches=4)
-    options.add_policy(parser)
-    training.add_training(parser)
-    training.add_qat(parser)
+    group = parser.add_argument_group("model")
+    group.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
+    group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
+    group.add_argument("--pretrained", metavar="FILE", help="checkpoint to start from")
+    group.add_argument("--resume", metavar="auto|FILE",
+                       help="the checkpoint; auto: go on with the training of the output folder")  # fmt: skip
+    options.add_head(group)
+    options.add_data(parser, WORDS)
+    group = parser.add_argument_group("calibration")
+    group.add_argument("--num-calib-batch", type=whole, default=_BATCHES, metavar="N", help=f"default {_BATCHES}")
+    group.add_argument("--calib-batchsz", type=whole, default=_BATCH, metavar="N", help=f"default {_BATCH}")
+    group.add_argument("--calib-output-path", metavar="DIR", help="default: DIR/<NAME>/<TAG> of --output")
+    group.add_argument("--calib-split", metavar="SPLIT", help="pictures to sample (default train)")
+    group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
+    options.add_calibrator(parser)
+    group = options.add_policy(parser)
+    group.add_argument("--int8-mode", type=whole, choices=tuple(INT8_MODES), help="FasterTransformer's modes")
+    group.add_argument("--quant-disable", action="store_true", help="quantize nothing (the policy `float`)")
+    group.add_argument(
+        "--quant-disable-keyword", nargs="+", metavar="TEXT", help="switch off nodes with TEXT in their name"
+    )
+    training.add_training(parser, WORDS)
+    training.add_qat(parser, WORDS)
+    parser.add_argument("--qat-lr", type=float, metavar="LR", help="the same as --lr")
     options.add_original(parser)
     options.add_run(parser)
+    parser.add_argument("--output", metavar="DIR", help="results go to DIR/<NAME>/<TAG> (default: output)")
+    parser.add_argument("--tag", help="default: default")
     parser.add_argument("--calib", action="store_true", help="calibrate, save <NAME>_calib.pth, score it on val")
     parser.add_argument("--train", action="store_true", help="QAT of --resume, or of what --calib made; scored on val")
     parser.add_argument("--eval", action="store_true", help="score --resume on val")
@@ -71,16 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.base.progress import log
-
     _refuse(args)
-    if NO_SWIN_NODE in (args.quant_disable_keyword or ()):
-        log.info("--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)", NO_SWIN_NODE)
-        args.quant_disable_keyword = [word for word in args.quant_disable_keyword if word != NO_SWIN_NODE]
-    if args.resume != training.AUTO:
-        if args.pretrained and args.resume:
-            raise UsageError("--pretrained and --resume both name the weights: give one of them")
-        args.resume, args.pretrained = args.resume or args.pretrained, None
+    _settle(args)
     if args.disable_amp or args.amp_opt_level == "O0":
         args.half = "none"
     if not (args.calib or args.train or args.eval or args.throughput):
@@ -92,7 +114,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     if args.calib:
         _say_accuracy(calibrate.run(args, world), args, world, log_file)
         cfg = options.config_of(args)
-        args.resume = str(Path(args.calib_output_path or output_dir(cfg)) / f"{cfg.MODEL.NAME}_calib.pth")
+        args.checkpoint = str(Path(args.calib_output_path or output_dir(args, cfg)) / f"{cfg.MODEL.NAME}_calib.pth")
     if args.train:
         if args.distill:
             for flag, value in FT_DISTILLATION.items():
@@ -104,6 +126,24 @@ def run(args: argparse.Namespace, world: World) -> None:
         _say_accuracy(evaluate.run(args, world), args, world, log_file)
 
 
+def _settle(args: argparse.Namespace) -> None:
+    """FasterTransformer's words as ours."""
+    from swin_quant.base.progress import log
+
+    if NO_SWIN_NODE in (args.quant_disable_keyword or ()):
+        log.info("--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)", NO_SWIN_NODE)
+    keywords = [word for word in args.quant_disable_keyword or () if word != NO_SWIN_NODE]
+    args.off = [*(args.off or ()), *(f"*{word}*" for word in keywords)]
+    if args.int8_mode:
+        args.policy = [INT8_MODES[args.int8_mode]]
+    if args.quant_disable:
+        args.policy = ["float"]
+    args.lr = args.qat_lr if args.lr is None else args.lr
+    args.go_on = args.go_on or args.resume == AUTO
+    args.checkpoint = args.pretrained or (None if args.resume == AUTO else args.resume)
+    args.sample = args.num_calib_batch, args.calib_batchsz
+
+
 def _refuse(args: argparse.Namespace) -> None:
     for flag, (_, reason) in REFUSED.items():
         if getattr(args, flag.strip("-").replace("-", "_")):
@@ -113,13 +153,20 @@ def _refuse(args: argparse.Namespace) -> None:
             f"--quant-mode {args.quant_mode}: the default ft2 is what --int8-mode 1 or 2 chooses; no kernel of "
             "FasterTransformer's Swin runs the others: for ONNX and TensorRT there are --policy qdq and tensorrt"
         )
-    cfg = options.config_of(args)
+    if args.int8_mode and args.policy:
+        raise UsageError("--int8-mode and --policy both choose the nodes: give one of them")
+    if args.pretrained and args.resume and not (args.train and args.resume == AUTO):
+        raise UsageError("--pretrained and --resume both name the weights: give one of them")
+    from swin_quant.config import find_config, load_config
+
+    cfg = load_config(find_config(args.cfg), args.opts or ())
     if args.version and VERSIONS[args.version] != cfg.MODEL.TYPE:
         raise UsageError(f"--version {args.version}: the config says so itself, and MODEL.TYPE is {cfg.MODEL.TYPE}")
     if args.train and args.teacher and not (args.distill or args.recipe):
         raise UsageError("--teacher: is for --distill: add it, or leave the teacher out")
     if not args.train and (idle := [name for name in TRAINING if getattr(args, name)]):
-        raise UsageError(f"--{idle[0].replace('_', '-')}: is for training: add --train, or leave it out")
+        flag = FLAG.get(idle[0], f"--{idle[0].replace('_', '-')}")
+        raise UsageError(f"{flag}: is for training: add --train, or leave it out")
     if args.original and not (args.train or args.eval):
         raise UsageError("--float: is for --train and --eval: add one of them, or leave it out")
     if args.throughput and (args.calib or args.train):
@@ -129,7 +176,7 @@ def _refuse(args: argparse.Namespace) -> None:
         raise UsageError("--eval and --no-eval contradict each other: give one of them")
     if args.amp_opt_level in ("O2", "O3") and not args.train:
         raise UsageError(f"--amp-opt-level {args.amp_opt_level} is for training: evaluation has O0 and O1")
-    if args.resume == training.AUTO and (args.calib or not args.train):
+    if args.resume == AUTO and (args.calib or not args.train):
         raise UsageError("--resume auto goes on with --train: name the checkpoint for everything else")
 
 
@@ -141,7 +188,7 @@ def _open_log(args: argparse.Namespace, world: World) -> logging.Handler:
     from swin_quant.config import to_dict
 
     cfg = options.config_of(args)
-    directory = ensure_writable_dir(output_dir(cfg))
+    directory = ensure_writable_dir(output_dir(args, cfg))
     try:
         handler = logging.FileHandler(directory / f"log_rank{world.rank}.txt", encoding="utf-8")
     except OSError as error:
@@ -184,10 +231,10 @@ def _throughput(args: argparse.Namespace, world: World) -> None:
     from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.tasks.evaluate import load_for_scoring
 
-    if not args.resume:
+    if not args.checkpoint:
         raise UsageError("no checkpoint: give --resume FILE")
     cfg = options.config_of(args)
-    subject = load_for_scoring(cfg, args.resume, options.policies_of(args), world, args.replace_head)
+    subject = load_for_scoring(cfg, args.checkpoint, options.policies_of(args), world, args.replace_head)
     pictures = open_labelled(cfg, args.split, world)
     first = [list(range(min(cfg.DATA.BATCH_SIZE, len(pictures))))]
     batch = next(load_batches(pictures, Preprocess.from_dict(subject.card.preprocess), first))

@@ -1,4 +1,4 @@
-"""swin-quant gemms."""
+"""swin-quant ft gemms."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 HELP = "List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."
 EXAMPLES = """examples:
-  swin-quant gemms --cfg swin_tiny_patch4_window7_224 --batch-size 32
-  swin-quant gemms --cfg my.yaml --batch-size 32 --tuned igemm_config.in                (which shapes are tuned)
-  swin-quant gemms --cfg my.yaml --batch-size 32 --tuned a.in b.in --write igemm_config.in   (the fastest of both)"""
+  swin-quant ft gemms --cfg swin_tiny_patch4_window7_224 --batch 32
+  swin-quant ft gemms out/my_calib.pth --batch 32 --tuned igemm_config.in                (which shapes are tuned)
+  swin-quant ft gemms out/my_calib.pth --batch 32 --tuned a.in b.in --write igemm_config.in   (the fastest of both)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="YAML of the model, or the name of a shipped one")
-    parser.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
-    parser.add_argument("--batch-size", type=whole, default=1, metavar="N", help="pictures (default 1)")
+    options.add_checkpoint(parser, "of the model; or --cfg", head=False)
+    parser.add_argument("--batch", type=whole, default=1, metavar="N", help="pictures (default 1)")
     parser.add_argument("--tuned", nargs="+", default=[], metavar="FILE", help="igemm_config.in files to look them up")
     parser.add_argument("--write", metavar="FILE", help="write the fastest entry of each shape in the --tuned files")
 
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     if args.write and not args.tuned:
         raise UsageError("--write needs --tuned FILE ...: algorithms come from swin_gemm on the target GPU")
-    shapes = gemm_shapes(geometry_of(options.config_of(args)), args.batch_size)
+    shapes = gemm_shapes(geometry_of(options.config_of(args)), args.batch)
     tuned = fastest([read_tuned(path) for path in args.tuned])
     if world.is_main:
         _print(shapes, {gemm: tuned.get(gemm.key) for gemm in shapes})
