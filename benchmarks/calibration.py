@@ -29,7 +29,7 @@ from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.check import PICTURES, CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.quant.ranges import RANGE_METHODS
+from swin_quant.quant.range_methods import RANGE_METHODS
 
 BATCHES, SIZE = 10, 8
 Case = Callable[[torch.nn.Module, list[Tensor]], object]

@@ -18,9 +18,10 @@ from swin_quant.cards.records import BitsRecord, CalibrationRecord
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.range_methods import RANGE_METHODS
 
 LEARNED = "learned"
-OF_BITS = ("mse", "entropy", LEARNED)
+OF_BITS = (*(name for name, method in RANGE_METHODS.items() if method.of_bits), LEARNED)
 """Ways to find a range whose result depends on the bits."""
 
 

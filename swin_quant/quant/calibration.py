@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
-from swin_quant.quant.fake_quant import TINY_AMAX
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX
+from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.ranges import Statistics, method_for, search_range
+from swin_quant.quant.ranges import method_for, search_range
+from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.watch import watching
 
 Answers = Callable[[Tensor], None]
 VALUES_PER_PICTURE = 16384
 LARGEST_HALF = 65504.0
-UNUSED_AMAX = 1.0  # the range of a node that saw only zeros: any positive one is right, and formats want a positive one
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
     """
     device = next(model.parameters()).device
     ranges = search_ranges(model, calibration, method)
-    ranges |= {name: layer.weight.detach().abs().max().item() for name, layer in _weight_nodes(model).items()}
+    ranges |= {name: layer.weight.detach().abs().max().item() for name, layer in weighted_layers(model).items()}
     calibration.dead = [name for name, amax in ranges.items() if amax <= TINY_AMAX]
     for name, node in named_nodes(model).items():
         amax = UNUSED_AMAX if name in calibration.dead else ranges[name]
@@ -135,11 +135,6 @@ def _search(calibration: Calibration, name: str, bits: int, method: Method) -> f
     if chosen == "max":
         return calibration.largest[name]
     return search_range(chosen, calibration.statistics[name], bits, method.percentile)
-
-
-def _weight_nodes(model: nn.Module) -> dict[str, QuantLinear]:
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantLinear)}
-    return {f"{name}._weight_quantizer": layer for name, layer in layers.items()}
 
 
 @contextmanager

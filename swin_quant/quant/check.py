@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
-from swin_quant.quant.calibration import UNUSED_AMAX, Calibration, Method, observe, search_ranges
-from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
+from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.ranges import RANGE_METHODS, sqnr_db
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.statistics import sqnr_db
 
 PICTURES = 32  # their SQNR is within 1 dB of that of ten times as many
 # Chosen on training pictures of four micro models, trained ones and better trained ones, at 8 to 4 bits: from 20 dB on,

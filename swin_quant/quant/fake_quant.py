@@ -13,6 +13,8 @@ from torch import Tensor
 
 TINY_AMAX = 2.0**-24
 """A range at or below this quantizes everything to zero (pytorch-quantization's rule; docs/reference, section 9.1)."""
+UNUSED_AMAX = 1.0
+"""The range of what is nothing but zeros: any positive one is right, and formats want a positive one."""
 
 
 def grid(bits: int, narrow_range: bool = False) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.histogram import Histogram
-from swin_quant.quant.ranges import Statistics
+from swin_quant.quant.statistics import Statistics
 
 
 class NonFiniteError(SwinQuantError):

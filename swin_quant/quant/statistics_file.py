@@ -18,7 +18,7 @@ from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
 from swin_quant.quant.histogram import BINS
-from swin_quant.quant.ranges import Statistics
+from swin_quant.quant.statistics import Statistics
 
 SUFFIX = ".stats.npz"
 MAX_BYTES = 64 * 1024 * 1024

@@ -38,7 +38,7 @@ from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import PICTURES, RUIN_DB, Check, CheckBatch, check_ranges
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.quant.ranges import RANGE_METHODS
+from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 
 

@@ -4,18 +4,20 @@ Frozen ranges are FasterTransformer's, where weights that drift beyond amax satu
 section 2.7, point 16). Here, whatever the mode, `settle` leaves no weight outside its range.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import all_sum
 from swin_quant.cards.records import RangesRecord
-from swin_quant.quant.calibration import UNUSED_AMAX, Method, observe, set_ranges
-from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.calibration import Method, observe, set_ranges
+from swin_quant.quant.fake_quant import TINY_AMAX, grid
+from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import weight_range
 from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Ranges
 
@@ -74,7 +76,8 @@ class RangeKeeper:
         method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
             return RangesRecord(weights=None, activations=None)
-        of_weights = method if method in ("learned", "mse") else "max"
+        own = method == "learned" or RANGE_METHODS[method].of_weight is not None
+        of_weights = method if own else "max"
         return RangesRecord(
             weights=of_weights if self.recipe.weights else None,
             activations=method if self.recipe.activations else None,
@@ -84,10 +87,10 @@ class RangeKeeper:
         """New ranges for the chosen nodes, from the weights as they are and the sample of pictures."""
         _calibrate(self.model, self.nodes, Method(self.recipe.method), self.images())
         settle_granularity(self.model, self.nodes)
-        if self.recipe.method == "mse":  # calibration gives a weight its maximum, whatever the method
-            for name, layer in _weights(self.model, self.nodes):
-                node = self.nodes[name]
-                node.amax = weight_range(layer.weight, node.bits, node.per_channel)
+        for name, layer in _weights(self.model, self.nodes):
+            found = weight_range(self.recipe.method, layer.weight, self.nodes[name])
+            if found is not None:  # calibration gives a weight its maximum, whatever the method
+                self.nodes[name].amax = found
 
     def settle(self, model: nn.Module) -> None:
         """End of training: weights inside their ranges, ranges buffers again, nodes that were off calibrated anew.
@@ -160,25 +163,6 @@ def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, im
             node.amax = amax
 
 
-def _weights(model: nn.Module, nodes: dict[str, Quantizer]) -> Iterator[tuple[str, QuantLinear]]:
-    """The linear layers whose weight node is among `nodes`, by that node's name."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, QuantLinear) and f"{name}._weight_quantizer" in nodes:
-            yield f"{name}._weight_quantizer", layer
-
-
-def weight_range(weight: Tensor, bits: int, per_channel: bool) -> Tensor:
-    """The range of least squared error of a weight [out, in], 0-dim, or of each of its rows, [out, 1].
-
-    The best of 80 shares of the largest magnitude, each tried on all values.
-    """
-    weight = weight.detach().float()
-    largest = weight.abs().amax(dim=1, keepdim=True) if per_channel else weight.abs().max()
-    largest = torch.where(largest > TINY_AMAX, largest, UNUSED_AMAX)
-    best, least = largest, torch.full_like(largest, torch.inf)
-    for share in torch.linspace(0.21, 1.0, 80).tolist():
-        amax = share * largest
-        error = (fake_quant(weight, amax, *grid(bits)) - weight).square()
-        error = error.sum(dim=1, keepdim=True) if per_channel else error.sum()
-        best, least = torch.where(error < least, amax, best), torch.minimum(error, least)
-    return best
+def _weights(model: nn.Module, nodes: Collection[str]) -> Iterator[tuple[str, QuantizedLayer]]:
+    """The layers whose weight node is among `nodes`, by that node's name."""
+    return ((name, layer) for name, layer in weighted_layers(model).items() if name in nodes)

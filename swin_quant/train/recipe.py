@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from swin_quant.base.errors import UsageError
-from swin_quant.train.section import Section, leaves, number, plain, section_of, unknown_key
+from swin_quant.quant.names import CALIBRATORS
+from swin_quant.train.section import Section, leaves, number, one_of, plain, section_of, unknown_key
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Ranges(Section):
 
     mode: Literal["frozen", "learned", "reestimated"] = "frozen"
     initial: Literal["calibrated", "reestimated"] = "calibrated"
-    method: Literal["percentile", "mse", "entropy", "max"] = "percentile"
+    method: str = one_of("percentile", CALIBRATORS)
     weights: bool = True
     activations: bool = True
     every_epochs: int = number(1, least=1)

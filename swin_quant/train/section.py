@@ -3,7 +3,7 @@
 A key that is unknown, or a value that cannot be meant (an LR of 0, NaN), is an error of one line that names both.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import inf, isfinite
@@ -21,6 +21,11 @@ def number(
     return field(default=default, metadata={"above": above, "least": least, "most": most})
 
 
+def one_of(default: str, choices: Sequence[str]) -> Any:
+    """A field of a recipe whose values are listed elsewhere."""
+    return field(default=default, metadata={"choices": tuple(choices)})
+
+
 @dataclass(frozen=True)
 class Section:
     """A group of fields, checked against their types and ranges whenever one is made."""
@@ -28,7 +33,10 @@ class Section:
     def __post_init__(self) -> None:
         for item in fields(self):
             value, bounds = getattr(self, item.name), item.metadata
-            if not bounds or value is None:
+            if value not in bounds.get("choices", (value,)):
+                choices = ", ".join(bounds["choices"])
+                raise UsageError(f"{item.name} is {value!r:.60}, but must be one of {choices}")
+            if "above" not in bounds or value is None:
                 continue
             for entry in value if isinstance(value, tuple) else (value,):
                 if not isfinite(entry) or entry <= bounds["above"] or not bounds["least"] <= entry <= bounds["most"]:

@@ -47,10 +47,15 @@ def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
         file = done.out.strip()
         assert run("verify", file, *data).code == 0
         operators = [node.op_type for node in onnx.load(file).graph.node]
-        assert operators.count("QuantizeLinear") == 2 and operators.count("DequantizeLinear") == 4
+        assert operators.count("QuantizeLinear") == 3 and operators.count("DequantizeLinear") == 6
         assert open_artifact(file).record["options"]["rewrites"] == []
     names = {tensor.name for tensor in onnx.load(file).graph.initializer}
-    assert {"fc1._weight_quantizer.values", "fc2._weight_quantizer.scale", "fc2.bias"} <= names
+    assert {
+        "conv._weight_quantizer.values",
+        "fc1._weight_quantizer.values",
+        "fc2._weight_quantizer.scale",
+        "fc2.bias",
+    } <= names
 
 
 def test_what_the_generic_export_cannot_do_is_said(toy, tmp_path):
@@ -77,7 +82,7 @@ def test_its_keys_are_checked_as_ours_are(toy, tmp_path):
 def test_training_and_passes_find_its_parts(toy):
     model = build_model(load_config(toy))
     distance = layers_to_head(model)
-    assert (distance["norm.weight"], distance["fc1.weight"], distance["fc2.bias"]) == (3, 2, 1)
+    assert (distance["conv.weight"], distance["fc1.weight"], distance["fc2.bias"]) == (3, 2, 1)
     assert pairs_of(model) == {"norm": ("fc1",)}
 
 

@@ -53,7 +53,7 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
-from swin_quant.quant.ranges import Statistics
+from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.tasks.predict import class_names

@@ -1,24 +1,40 @@
-"""An architecture of somebody else's: two linear layers, whose checkpoints may come with `net.` before each name."""
+"""An architecture of somebody else's, with a layer of its own kind; in checkpoints `net.` may precede each name."""
 
 import torch
+from torch import nn
 
 from swin_quant.config.families import Family
 from swin_quant.config.values import need_numbers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import LayerNorm
 from swin_quant.models.registry import Architecture
+from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.linear import QuantLinear
+
+
+class QuantConv2d(QuantizedLayer, nn.Conv2d):
+    def __init__(self, *args, **keys):
+        super().__init__(*args, **keys)
+        self.add_nodes()
+
+    def product(self, x, weight, bias=None):
+        return self._conv_forward(x, weight, bias)
+
+    def aligned(self, bias):
+        return bias[:, None, None]
 
 
 class Toy(Classifier):
     def __init__(self, size, hidden, classes):
         super().__init__(size, 3, classes)
-        self.norm = LayerNorm(3 * size * size)
-        self.fc1 = QuantLinear(3 * size * size, hidden)
+        self.conv = QuantConv2d(3, 8, kernel_size=4, stride=4)
+        self.norm = LayerNorm(8 * (size // 4) ** 2)
+        self.fc1 = QuantLinear(8 * (size // 4) ** 2, hidden)
         self.fc2 = QuantLinear(hidden, classes)
 
     def forward(self, images):
-        return self.fc2(torch.relu(self.fc1(self.norm(images.flatten(1)))))
+        x = self.norm(torch.relu(self.conv(images)).flatten(1))
+        return self.fc2(torch.relu(self.fc1(x)))
 
 
 def build(cfg):

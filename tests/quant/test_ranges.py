@@ -9,9 +9,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from swin_quant.quant.fake_quant import fake_quant, grid
 from swin_quant.quant.histogram import Histogram
 from swin_quant.quant.names import CALIBRATORS
-from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range, sqnr_db
+from swin_quant.quant.quantizer import Quantizer, Role
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import search_range, weight_range
+from swin_quant.quant.statistics import Statistics, sqnr_db
 
 METHODS = ("max", "percentile", "mse", "entropy")
 
@@ -237,3 +241,35 @@ def test_the_sqnr_of_a_node_is_that_of_its_values(name, bits):
         quantized = np.clip(np.rint(values / step), -qmax, qmax) * step
         expected = 10 * np.log10((values**2).sum() / ((quantized - values) ** 2).sum())
         assert sqnr_db(statistics, amax, bits) == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_weights_range_has_the_least_error_on_the_grid_of_its_node(bits, narrow):
+    weight = torch.randn(5, 300) * torch.tensor([[0.1], [1.0], [3.0], [0.0], [2.0]])
+    weight[4, 0] = 40.0
+    node = Quantizer(Role.GEMM_WEIGHT)
+    node.bits, node.narrow_range = bits, narrow
+
+    def error(rows, amax):
+        return (fake_quant(rows, amax, *grid(bits, narrow)) - rows).square().sum().item()
+
+    assert weight_range("mse", weight, node).shape == ()
+    node.per_channel = True
+    by_row = weight_range("mse", weight, node)
+    assert by_row.shape == (5, 1) and (by_row > 0).all()
+    assert weight_range("mse", weight.view(5, 3, 10, 10), node).shape == (5, 1, 1, 1)
+    for row, amax in zip(weight, by_row[:, 0], strict=True):
+        others = [error(row, row.abs().max() * share) for share in (0.3, 0.45, 0.6, 0.75, 0.9, 1.0) if row.abs().max()]
+        assert error(row, amax) <= min(others, default=0) * 1.02
+    assert weight_range("percentile", weight, node) is None
+
+
+def test_a_narrow_range_of_few_bits_is_not_that_of_the_whole_grid():
+    """Three levels and four have their least errors at other ranges: values below zero find one level less."""
+    weight = -torch.rand(1, 4000)
+    node = Quantizer(Role.GEMM_WEIGHT)
+    node.bits = 2
+    whole = weight_range("mse", weight, node)
+    node.narrow_range = True
+    assert weight_range("mse", weight, node) > 1.2 * whole

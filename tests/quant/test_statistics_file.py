@@ -9,7 +9,9 @@ import pytest
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.histogram import BINS
-from swin_quant.quant.ranges import RANGE_METHODS, Statistics, search_range
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import search_range
+from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.statistics_file import MAX_BYTES, read_statistics, statistics_bytes
 
 NAMES = ["layers.0.a_quantizer", "layers.0.b_quantizer", "é"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.operators import dequantize, qdq
 from swin_quant.quant.fake_quant import grid
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
@@ -26,17 +26,24 @@ class Pair(nn.Module):
         return qdq(x, self.scale)
 
 
+def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
+    """A weight [out, ...] on the grid of its node: int8 of its shape, and its scale, 0-dim or [out]."""
+    qmin, qmax = grid(node.bits, node.narrow_range)
+    scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...]
+    values = (weight / scale).round().clamp(qmin, qmax).to(torch.int8)
+    return values, scale.flatten() if scale.dim() else scale
+
+
 class StoredWeight(nn.Module):
     """A weight as it lies in the file: int8 [in, out] and its scale, 0-dim or [out]."""
 
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
-        qmin, qmax = grid(node.bits, node.narrow_range)
-        scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1]
+        values, scale = levels(weight, node)
         self.values: Tensor
         self.scale: Tensor
-        self.register_buffer("values", (weight / scale).round().clamp(qmin, qmax).to(torch.int8).T.contiguous())
-        self.register_buffer("scale", scale.flatten() if scale.dim() else scale)
+        self.register_buffer("values", values.T.contiguous())
+        self.register_buffer("scale", scale)
 
     def forward(self) -> Tensor:
         return dequantize(self.values, self.scale)
@@ -44,6 +51,21 @@ class StoredWeight(nn.Module):
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply column j by `factors[j]`, float [out], without rounding a value anew."""
         self.scale = self.scale * factors
+
+
+class KeptWeight(nn.Module):
+    """A weight as it lies in the file, in its own shape: int8 [out, ...] and its scale, 0-dim or [out]."""
+
+    def __init__(self, weight: Tensor, node: Quantizer) -> None:
+        super().__init__()
+        values, scale = levels(weight, node)
+        self.values: Tensor
+        self.scale: Tensor
+        self.register_buffer("values", values)
+        self.register_buffer("scale", scale)
+
+    def forward(self) -> Tensor:
+        return dequantize(self.values, self.scale, 0)
 
 
 class FloatWeight(nn.Module):
@@ -62,13 +84,35 @@ class FloatWeight(nn.Module):
         self.values = self.values * factors
 
 
+class Product(nn.Module):
+    """A quantized layer of any kind: its own product, of a weight that lies in the file as int8 [out, ...]."""
+
+    def __init__(self, layer: QuantizedLayer) -> None:
+        super().__init__()
+        weight, node, bias = layer.weight.detach(), layer._weight_quantizer, layer.bias
+        self._input_quantizer = lowered(layer._input_quantizer)
+        self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
+        self._weight_quantizer = KeptWeight(weight, node) if node.enabled else None
+        self.weight: Tensor
+        self.bias: Tensor | None
+        if not node.enabled:
+            self.register_buffer("weight", weight)
+        self.register_buffer("bias", None if bias is None else layer.aligned(bias.detach()).clone())
+        self.product = layer.product
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self._weight_quantizer is None else self._weight_quantizer()
+        x = self._aftergemm_quantizer(self.product(self._input_quantizer(x), weight))
+        return x if self.bias is None else x + self.bias
+
+
 class Linear(nn.Module):
     """y = aftergemm(input(x) W) + bias, W stored [in, out] so that no transposition is left. x: [..., in]."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         weight, bias = layer.weight.detach(), layer.bias
-        if isinstance(layer, QuantLinear):
+        if isinstance(layer, QuantizedLayer):
             self._input_quantizer = lowered(layer._input_quantizer)
             self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
             node = layer._weight_quantizer
@@ -98,12 +142,14 @@ def lowered(node: Quantizer) -> nn.Module:
 
 
 def lower(model: nn.Module) -> None:
-    """Replace every linear and node of `model`, policy applied, in place."""
+    """Replace every layer with a weight and every node of `model`, policy applied, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 parent.add_module(name, Linear(child))
-            elif isinstance(child, Quantizer) and not isinstance(parent, QuantLinear):
+            elif isinstance(child, QuantizedLayer):
+                parent.add_module(name, Product(child))
+            elif isinstance(child, Quantizer) and not isinstance(parent, QuantizedLayer):
                 parent.add_module(name, lowered(child))
 
 

@@ -18,9 +18,10 @@ def qdq(x: Tensor, scale: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("swin_quant::dequantize", mutates_args=())
-def dequantize(values: Tensor, scale: Tensor) -> Tensor:
-    """`values * scale` in the type of `scale`. values: int8 [in, out]; scale: 0-dim or one a column [out]."""
-    return (values.float() * scale.float()).to(scale.dtype)
+def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
+    """`values * scale` in the type of `scale`. values: int8; scale: 0-dim, or one for each index along `axis`."""
+    scales = scale.view([-1 if i == axis else 1 for i in range(values.dim())]) if scale.dim() else scale
+    return (values.float() * scales.float()).to(scale.dtype)
 
 
 @torch.library.custom_op("swin_quant::gather", mutates_args=())
@@ -35,7 +36,7 @@ def _(x: Tensor, scale: Tensor) -> Tensor:
 
 
 @dequantize.register_fake
-def _(values: Tensor, scale: Tensor) -> Tensor:
+def _(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     return torch.empty_like(values, dtype=scale.dtype)
 
 
@@ -54,11 +55,11 @@ def translations() -> dict[Callable, Callable]:
         zero = op.Constant(value=from_array(np.zeros((), np.int8)))
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
-    def stored(values, scale):
+    def stored(values, scale, axis=1):
         if len(scale.shape) == 0:
             return op.DequantizeLinear(values, scale, op.Constant(value=from_array(np.zeros((), np.int8))))
         zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
-        return op.DequantizeLinear(values, scale, zeros, axis=1)
+        return op.DequantizeLinear(values, scale, zeros, axis=axis)
 
     def taken(x, places):
         return op.Gather(x, places, axis=1)

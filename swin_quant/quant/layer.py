@@ -1,0 +1,50 @@
+"""A layer that multiplies what it is given with a weight, and its nodes (docs/reference, section 1.4)."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from swin_quant.quant.quantizer import Quantizer, Role, State
+
+WEIGHT_NODE = "_weight_quantizer"
+
+
+class QuantizedLayer(nn.Module):
+    """y = Q_aftergemm(product(Q_input(x), Q_weight(W))) + bias.
+
+    Base of the layers that hold such nodes, beside torch's own class: `class QuantLinear(QuantizedLayer, nn.Linear)`.
+    One of another kind says what its product is. Whoever must know such a layer asks for this class, and the layer for
+    the rest. `weight` is [out, ...], `bias` [out] or None.
+    """
+
+    weight: Tensor
+    bias: Any  # a parameter or None; torch's classes declare each their own
+
+    def add_nodes(self) -> None:
+        """To be called when torch's class is initialised."""
+        self._input_quantizer = Quantizer(Role.GEMM_INPUT)
+        self._weight_quantizer = Quantizer(Role.GEMM_WEIGHT)
+        self._aftergemm_quantizer = Quantizer(Role.GEMM_OUTPUT)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product of x with a weight that may be quantized, plus `bias` if there is one."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its product is")
+
+    def aligned(self, bias: Tensor) -> Tensor:
+        """`bias` [out] in a shape that can be added to the product."""
+        return bias
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`bias` replaces the layer's own, for layers whose bias is put together by their owner."""
+        bias = self.bias if bias is None else bias
+        x, weight = self._input_quantizer(x), self._weight_quantizer(self.weight)
+        if self._aftergemm_quantizer.state is State.OFF or bias is None:
+            return self._aftergemm_quantizer(self.product(x, weight, bias))
+        product = self._aftergemm_quantizer(self.product(x, weight))
+        return product + self.aligned(bias).to(product.dtype)
+
+
+def weighted_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    """Name of a weight node -> its layer, in module order."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    return {f"{name}.{WEIGHT_NODE}" if name else WEIGHT_NODE: layer for name, layer in layers.items()}

@@ -1,0 +1,22 @@
+"""What a range method is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swin_quant.quant.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class RangeMethod:
+    """A way to find the range of a node.
+
+    `search(statistics, levels, percentile)` gives the amax of an activation node from what it saw, on a symmetric
+    signed grid of 2 * `levels` steps. `of_bits`: the result is for that grid alone. `of_weight(weight, qmin, qmax,
+    per_channel)` gives the range of a weight [out, ...], 0-dim or [out, 1, ...]; None: it takes its largest magnitude.
+    """
+
+    search: Callable[[Statistics, int, float], float]
+    of_bits: bool = False
+    of_weight: Callable[[Tensor, int, int, bool], Tensor] | None = None
