@@ -32,8 +32,8 @@ def toy(install, tmp_path):
 
 def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
-    words = ("--num-calib-batch", 2, "--calib-batchsz", 4, "--policy", "qdq", "--calib-output-path", tmp_path)
-    done = run("calibrate", "--cfg", toy, "--resume", tmp_path / "toy.pth", *words, *data)
+    words = ("--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", tmp_path)
+    done = run("calibrate", "--cfg", toy, "--checkpoint", tmp_path / "toy.pth", *words, *data)
     assert done.code == 0, done.err
     calibrated = tmp_path / "toy_calib.pth"
     card = RunCard.read(tmp_path / "toy_calib.json")
@@ -42,7 +42,7 @@ def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
 
     for backend in ("onnx", "openvino"):
         out = tmp_path / backend
-        done = run("export", "--resume", calibrated, "--backend", backend, "--check", "--output", out)
+        done = run("export", "--checkpoint", calibrated, "--for", backend, "--check", "--output", out)
         assert done.code == 0, done.err
         file = done.out.strip()
         assert run("verify", file, *data).code == 0
@@ -70,7 +70,7 @@ def test_what_the_generic_export_cannot_do_is_said(toy, tmp_path):
 def test_its_keys_are_checked_as_ours_are(toy, tmp_path):
     assert default_config().MODEL.TOY.HIDDEN == 16
     for key, value, says in (
-        ("MODEL.TOY.HIDDEN", "many", "toy.yaml|--opts: MODEL.TOY.HIDDEN must be a whole number"),
+        ("MODEL.TOY.HIDDEN", "many", "MODEL.TOY.HIDDEN must be a whole number, not .many."),
         ("MODEL.TOY.HIDDEN", "0", "toy.yaml: MODEL.TOY.HIDDEN is 0, but must be positive"),
         ("MODEL.TOY.HIDEN", "1", "unknown key MODEL.TOY.HIDEN; did you mean MODEL.TOY.HIDDEN"),
         ("MODEL.TYPE", "toys", "MODEL.TYPE is 'toys', but must be one of swin, swinv2, toy"),
