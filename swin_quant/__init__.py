@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swin_quant.base.reproducible import reproducible as reproducible
     from swin_quant.face.calibration import calibrate as calibrate
+    from swin_quant.face.checking import Verification as Verification
+    from swin_quant.face.checking import predict as predict
+    from swin_quant.face.checking import verify as verify
     from swin_quant.face.evaluation import Evaluation as Evaluation
     from swin_quant.face.evaluation import evaluate as evaluate
     from swin_quant.face.exporting import Exported as Exported
@@ -44,6 +47,9 @@ _FACE = {
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
     "export": ("swin_quant.face.exporting", "export"),
+    "verify": ("swin_quant.face.checking", "verify"),
+    "Verification": ("swin_quant.face.checking", "Verification"),
+    "predict": ("swin_quant.face.checking", "predict"),
     "artifact": ("swin_quant.face.exporting", "artifact"),
     "Exported": ("swin_quant.face.exporting", "Exported"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),

@@ -143,6 +143,20 @@ def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
     assert "policy qdq" in repr(again)
 
 
+def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, val, pictures, tmp_path):
+    pytest.importorskip("onnxruntime")
+    exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
+    found = sq.verify(exported, val)
+    assert found and found.failures == [] and "fake-quant" in str(found)
+    assert json.loads(exported.file.with_suffix(".json").read_text())["verification"][0]["passed"] is True
+    folder = pictures / "val" / "cat"
+    ours, theirs = sq.predict(model, folder, top=3), sq.predict(exported, folder, top=3)
+    assert list(ours) == list(theirs) == sorted(str(file) for file in folder.iterdir())
+    for one, other in zip(ours.values(), theirs.values(), strict=True):
+        assert sum(guess.probability for guess in one) == pytest.approx(1)
+        assert {g.index: g.probability for g in one} == pytest.approx({g.index: g.probability for g in other}, abs=0.02)
+
+
 class Own(nn.Module):
     """A model of the user's, of two of our layers."""
 

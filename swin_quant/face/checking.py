@@ -1,0 +1,72 @@
+"""`verify` and `predict`: does an artifact compute what its model computes, and what is in a picture?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.records import VerificationRecord
+from swin_quant.data.named import NamedPictures
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.infer import infer
+from swin_quant.engines.torch_engines import torch_engines
+from swin_quant.face.exporting import Exported
+from swin_quant.face.model import Model
+from swin_quant.face.pictures import PictureSet
+from swin_quant.report.terminal import terminal
+from swin_quant.report.verification import table_of
+from swin_quant.tasks.deployed import config_of, labels_in, preprocess_of
+from swin_quant.tasks.predict import Guess, class_names, top_classes
+from swin_quant.tasks.verify import Verifying, failures, verify_artifact
+
+_WIDTH = 140
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far the logits of an artifact are from its checkpoint's; printed, it is the table of `swin-quant verify`."""
+
+    records: Sequence[VerificationRecord]
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not within its tolerance, in words; empty where all is well."""
+        return failures(list(self.records))
+
+    def __bool__(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        return terminal(table_of(self.records), _WIDTH)
+
+
+def verify(exported: Exported, pictures: PictureSet, engine: str | None = None) -> Verification:
+    """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card."""
+    count = pictures.count or Verifying.count
+    how = Verifying([engine] if engine else None, count=count)
+    return Verification(verify_artifact(exported.artifact, partial(pictures.open), how))
+
+
+def predict(
+    model: Model | Exported, images: str | Path | Sequence[str | Path], top: int = 5, engine: str | None = None
+) -> dict[str, list[Guess]]:
+    """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out."""
+    places = [images] if isinstance(images, (str, Path)) else list(images)
+    if isinstance(model, Exported):
+        running: Engine = model.load(engine)
+        cfg, preprocess, carried = config_of(model.artifact), preprocess_of(model.artifact), labels_in(model.artifact)
+    else:
+        if engine:
+            raise SwinQuantError(f"{model.name}: engine {engine} runs artifacts: export the model first")
+        policies = [model.policy] if model.policy and model.is_calibrated else []
+        running = list(torch_engines(model.module, model.device, None, policies).values())[-1]
+        cfg, preprocess, carried = model.config, model.preprocess, []
+    classes = cfg.MODEL.NUM_CLASSES
+    device = model.device if isinstance(model, Model) else torch.device("cpu")
+    found = infer({running.label: running}, NamedPictures(places), preprocess, classes, device=device)
+    (logits,) = found.logits.values()
+    names = class_names(classes, carried=carried)
+    return dict(zip(found.names, top_classes(logits, names, top), strict=True))
