@@ -1,13 +1,16 @@
 """Backends by name: what a package announces or a program registers is taken, what is broken left out."""
 
+import re
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from swin_quant.backends import registry
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import UsageError
+from swin_quant.config import families
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,14 @@ def test_what_a_descriptor_names_is_there(name):
         module, _, function = place.partition(":")
         assert callable(getattr(import_module(module), function)), place
     assert one.name == name
+
+
+def test_the_descriptors_of_the_document_can_be_made():
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    made = {"check": lambda cfg, source: None, "build": lambda cfg: None}
+    for block in blocks:
+        exec(block, made)
+    assert made["BACKEND"].runs_its_export and made["ARCHITECTURE"].name == "mine"
+    groups = re.findall(r'entry-points\."(.*?)"', text)
+    assert groups == [registry.ENTRY_POINTS, families.ENTRY_POINTS]
