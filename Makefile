@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test faults fuzz test-cpus lint clean
+.PHONY: help demo test faults fuzz test-cpus lint pins clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -40,6 +40,19 @@ lint: $(STAMP)  ## ruff: style and format; mypy: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+HASHED := --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --quiet \
+	$(addprefix --extra ,demo onnx openvino logs) --constraint constraints.txt --index-url https://pypi.org/simple
+pins:  ## requirements.txt, the pins with hashes, from constraints.txt; needs uv
+	echo hatchling | uv pip compile pyproject.toml - $(HASHED) > .requirements.tmp
+	{ sed -n 's/^# requirements.txt: /# /p' Makefile; cat .requirements.tmp; } > requirements.txt
+	rm .requirements.tmp
+# requirements.txt: The versions of constraints.txt with the hashes of their files, for all extras but dev. Written by
+# requirements.txt: `make pins`. It covers all that PyPI has of them: Python 3.10 and newer, Linux, macOS and Windows.
+# requirements.txt: torch is PyPI's, which on Linux is for CUDA; builds of download.pytorch.org have other hashes.
+# requirements.txt:
+# requirements.txt:     pip install --require-hashes -r requirements.txt
+# requirements.txt:     pip install --no-deps --no-build-isolation -e .
 
 clean:  ## remove builds, caches and the demo's output; delete .venv by hand for a fresh start
 	rm -rf build dist out/demo .pytest_cache .ruff_cache .mypy_cache .hypothesis

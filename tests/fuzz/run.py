@@ -48,14 +48,24 @@ def main() -> int:
     if args.keep:
         write(case(chosen[0], chosen[0].valid(), args.case), args.keep)
         return 0
-    tallies = []
+    faults = 0
     for each in chosen:
-        tallies.append(attack(each, range(args.first, args.first + args.cases)))
-        print(_row(tallies[-1]), *(f"{fault}\n" for fault in tallies[-1].faults), sep="", end="", flush=True)
-    if args.table:
-        total = sum(tally.cases for tally in tallies)
-        args.table.write_text(_HEAD.format(cases=args.cases, total=total) + "".join(map(_row, tallies)) + _FOOT)
-    return any(tally.faults for tally in tallies)
+        tally = attack(each, range(args.first, args.first + args.cases))
+        faults += len(tally.faults)
+        print(_row(tally), *(f"{fault}\n" for fault in tally.faults), sep="", end="", flush=True)
+        if args.table:
+            _write(args.table, tally)
+    return bool(faults)
+
+
+def _write(table: Path, tally: Tally) -> None:
+    """Put a row in its place: the others are kept, so that a parser can be tried again alone."""
+    old = table.read_text().splitlines(keepends=True) if table.exists() else []
+    rows = {each.name: row for each in PARSERS for row in old if row.startswith(f"| {each.name} | ")}
+    rows[tally.parser] = _row(tally)
+    kept = [rows[each.name] for each in PARSERS if each.name in rows]
+    total = sum(int(row.split(" | ")[1].replace(",", "")) for row in kept)
+    table.write_text(_HEAD.format(cases=tally.cases, total=total) + "".join(kept) + _FOOT)
 
 
 def _row(tally: Tally) -> str:
