@@ -51,6 +51,26 @@ def test_no_package_is_pinned_twice_for_one_python(old):
     assert sorted(names) == sorted(set(names))
 
 
+def hashed():
+    """Name and version of every requirement in requirements.txt; each has a hash."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.txt").read_text())
+    found = re.findall(
+        r"(?m)^([\w.-]+)==([\w.]+)(?: ; [^\\]*)? \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n?)+)", text
+    )
+    assert len(found) == len(re.findall(r"(?m)^\S", text))
+    return {(normal(name), version) for name, version, _ in found}
+
+
+def test_what_is_pinned_with_hashes_is_what_is_pinned():
+    pinned = {(normal(line), line.split(" ")[0].partition("==")[2]) for line in pins()}
+    names = {name for name, _ in pinned}
+    assert {pin for pin in hashed() if pin[0] in names} <= pinned
+    project = PROJECT["project"]
+    extras = [one for extra in ("demo", "onnx", "openvino", "logs") for one in project["optional-dependencies"][extra]]
+    wanted = {normal(requirement) for requirement in project["dependencies"] + extras}
+    assert wanted | {"hatchling"} <= {name for name, _ in hashed()}, "make pins"
+
+
 def test_make_installs_the_pinned_torch_first():
     installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t$(PIP)")]
     pinned = [line for line in pins() if normal(line) == "torch"]
