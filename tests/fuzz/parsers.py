@@ -14,7 +14,7 @@ import random
 import sys
 import tempfile
 import zipfile
-from argparse import Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
 from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
+from swin_quant.report.formats import FORMATS
 from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.tasks.predict import class_names
 from swin_quant.train.outdir import open_folder
@@ -204,9 +205,11 @@ def reports() -> list[Files]:
 
 
 def make_report(folder: Path) -> None:
-    for form in ("terminal", "markdown", "csv", "json"):
+    parser = ArgumentParser()
+    report.add_arguments(parser)
+    for words in (*(["--format", form] for form in FORMATS), ["--json", "-"]):
         with contextlib.redirect_stdout(io.StringIO()):
-            report.run(Namespace(cards=[str(folder)], format=form, output=None), World())
+            report.run(parser.parse_args([str(folder), *words]), World())
 
 
 def shipped(kind: str) -> list[Files]:
