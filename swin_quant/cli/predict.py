@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,7 @@ from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.data.named import NamedPictures
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.engines.engine import Engine
-    from swin_quant.tasks.predict import Guess
+    from swin_quant.tasks.predict import Answering, Predictions
 
 SCHEMA = "swin-quant/predictions/1"
 HELP = "Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine."
@@ -47,66 +43,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: a GPU if any")
 
 
-@dataclass(frozen=True)
-class _Model:
-    """What answers: an engine, and what its card says of its pictures and classes."""
-
-    name: str
-    engine: Engine
-    preprocess: Preprocess
-    classes: int
-    names: Sequence[str] = ()
-
-
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
     from swin_quant.data.named import NamedPictures
-    from swin_quant.engines.infer import infer
-    from swin_quant.tasks.predict import class_names, top_classes
+    from swin_quant.tasks.predict import predict
 
     deployed.refuse_ranks(world, "predict")
     if args.top < 1:
         raise UsageError(f"--top {args.top}: must be at least 1")
     pictures = NamedPictures(args.images)
-    model = _of_checkpoint(args, world) if deployed.is_checkpoint(args.model) else _of_artifact(args, world)
-    names = class_names(model.classes, args.labels, model.names)
-    inferred = infer(
-        {model.engine.label: model.engine},
-        pictures,
-        model.preprocess,
-        model.classes,
-        batch_size=args.batch,
-        workers=args.workers,
-        device=world.device,
-    )
-    (logits,) = inferred.logits.values()
-    answers = dict(zip(inferred.names, top_classes(logits, names, args.top), strict=True))
-    unreadable = {name: _why(pictures, name) for name in inferred.unreadable}
-    for why in unreadable.values():
+    by = (_of_checkpoint if deployed.is_checkpoint(args.model) else _of_artifact)(args, world)
+    found = predict(by, pictures, args.top, args.labels, args.batch, args.workers)
+    for why in found.unreadable.values():
         log.warning("skipped: %s", why)
-    _write(args.json, model, answers, unreadable)
+    _write(args.json, by, found)
 
 
-def _of_artifact(args: argparse.Namespace, world: World) -> _Model:
+def _of_artifact(args: argparse.Namespace, world: World) -> Answering:
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.tasks.deployed import config_of, labels_in, load_engines, names_of_engines, preprocess_of
+    from swin_quant.tasks.predict import answering_artifact
 
     artifact = open_artifact(args.model)
     if args.cfg or args.policy:
         raise UsageError("--cfg and --policy are for checkpoints: the run card of an artifact says that")
-    names = names_of_engines(artifact, args.engines)[: None if args.engines else 1]
-    if len(names) > 1:
-        raise UsageError("--engine: predict takes one engine")
-    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
-    (engine,) = load_engines(artifact, names, deployed.engine_options(args, world)).values()
-    return _Model(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, labels_in(artifact))
+    return answering_artifact(artifact, args.engines, deployed.engine_options(args, world))
 
 
-def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
+def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
     """Quantized as --policy or the card says, else in float."""
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.tasks.evaluate import load_for_scoring
+    from swin_quant.tasks.predict import answering_model
 
     if args.engines:
         raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
@@ -118,37 +85,26 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> _Model:
         raise SwinQuantError(
             f"{args.model}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
         )
-    engine = list(torch_engines(subject.model, world.device, None, subject.policies[:1]).values())[-1]
-    return _Model(Path(args.model).name, engine, preprocess, cfg.MODEL.NUM_CLASSES)
+    name, classes = Path(args.model).name, cfg.MODEL.NUM_CLASSES
+    return answering_model(subject.model, name, preprocess, classes, subject.policies)
 
 
-def _why(pictures: NamedPictures, name: str) -> str:
-    from swin_quant.data.pictures import UnreadablePicture
-
-    try:
-        pictures.read(list(pictures.names).index(name))
-    except UnreadablePicture as error:
-        return str(error)
-    return f"{name}: cannot be read"
-
-
-def _write(
-    target: str | None, model: _Model, answers: Mapping[str, Sequence[Guess]], unreadable: dict[str, str]
-) -> None:
+def _write(target: str | None, by: Answering, found: Predictions) -> None:
     from swin_quant.report.predictions import table_of
     from swin_quant.report.screen import print_table
 
+    answers = found.answers.items()
     content: dict[str, Any] = {
         "schema": SCHEMA,
-        "model": model.name,
-        "engine": model.engine.name,
-        "precision": model.engine.precision,
-        "policy": model.engine.policy,
-        "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers.items()],
-        "unreadable": unreadable,
+        "model": by.name,
+        "engine": by.engine.name,
+        "precision": by.engine.precision,
+        "policy": by.engine.policy,
+        "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers],
+        "unreadable": found.unreadable,
     }
     if target != "-":
-        best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers.items()}
-        print_table(table_of(best, f"{model.name}: {model.engine.label} on {model.engine.name}"))
+        best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers}
+        print_table(table_of(best, f"{by.name}: {by.engine.label} on {by.engine.name}"))
     if target:
         put(target, json.dumps(content, indent=2))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import io
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import deployed
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.engines.infer import Inferred
 
 HELP = "Run an artifact on pictures and write its logits for other programs."
 EXAMPLES = """examples:
@@ -34,46 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.base.progress import log
-    from swin_quant.engines.infer import infer
-    from swin_quant.tasks.deployed import config_of, load_engines, names_of_engines, preprocess_of
+    from swin_quant.tasks.run import run_artifact
+    from swin_quant.tasks.verify import Verifying
 
     deployed.refuse_ranks(world, "run")
-    output = Path(args.output) / f"{Path(args.artifact).stem}_logits.npz"
-    artifact = open_artifact(args.artifact)
-    names = names_of_engines(artifact, args.engines)[: None if args.engines else 1]
-    if len(names) > 1:
-        raise UsageError("--engine: run takes one engine")
-    cfg = config_of(artifact)
-    pictures = deployed.pictures_of(args)
-    ensure_writable_dir(output.parent)
-    engines = load_engines(artifact, names, deployed.engine_options(args, world))
-    inferred = infer(
-        engines,
-        pictures,
-        preprocess_of(artifact),
-        cfg.MODEL.NUM_CLASSES,
-        batch_size=args.batch,
-        workers=args.workers,
-        max_unreadable=args.max_unreadable,
-        device=world.device,
-    )
-    if inferred.unreadable:
-        log.warning("left out, unreadable: %s", listed(inferred.unreadable))
-    atomic_write_bytes(output, _npz(inferred))
-    log.info("%d pictures, %s: %s", len(inferred.names), names[0], output)
-
-
-def _npz(inferred: Inferred) -> memoryview:
-    import numpy as np
-
-    (logits,) = inferred.logits.values()
-    content = io.BytesIO()
-    np.savez(
-        content,
-        names=np.array(inferred.names),
-        logits=logits.numpy(),
-        top1=logits.argmax(1).numpy(),
-        labels=inferred.labels.numpy(),
-    )
-    return content.getbuffer()
+    how = Verifying(args.engines, deployed.engine_options(args, world), batch_size=args.batch, workers=args.workers,
+                    max_unreadable=args.max_unreadable)  # fmt: skip
+    run_artifact(open_artifact(args.artifact), partial(deployed.pictures_of, args), args.output, how)

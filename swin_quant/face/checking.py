@@ -5,21 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.named import NamedPictures
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.infer import infer
-from swin_quant.engines.torch_engines import torch_engines
+from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet
 from swin_quant.report.terminal import terminal
 from swin_quant.report.verification import table_of
-from swin_quant.tasks.deployed import config_of, labels_in, preprocess_of
-from swin_quant.tasks.predict import Guess, class_names, top_classes
+from swin_quant.tasks.predict import Guess, answering_artifact, answering_model
+from swin_quant.tasks.predict import predict as answers
 from swin_quant.tasks.verify import Verifying, failures, verify_artifact
 
 _WIDTH = 140
@@ -56,17 +52,10 @@ def predict(
     """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out."""
     places = [images] if isinstance(images, (str, Path)) else list(images)
     if isinstance(model, Exported):
-        running: Engine = model.load(engine)
-        cfg, preprocess, carried = config_of(model.artifact), preprocess_of(model.artifact), labels_in(model.artifact)
+        by = answering_artifact(model.artifact, [engine] if engine else None, EngineOptions())
+    elif engine:
+        raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     else:
-        if engine:
-            raise SwinQuantError(f"{model.name}: engine {engine} runs artifacts: export the model first")
         policies = [model.policy] if model.policy and model.is_calibrated else []
-        running = list(torch_engines(model.module, model.device, None, policies).values())[-1]
-        cfg, preprocess, carried = model.config, model.preprocess, []
-    classes = cfg.MODEL.NUM_CLASSES
-    device = model.device if isinstance(model, Model) else torch.device("cpu")
-    found = infer({running.label: running}, NamedPictures(places), preprocess, classes, device=device)
-    (logits,) = found.logits.values()
-    names = class_names(classes, carried=carried)
-    return dict(zip(found.names, top_classes(logits, names, top), strict=True))
+        by = answering_model(model.module, model.name, model.preprocess, model.config.MODEL.NUM_CLASSES, policies)
+    return answers(by, NamedPictures(places), top).answers

@@ -94,6 +94,14 @@ def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[st
     return list(dict.fromkeys(names))
 
 
+def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:
+    """The engine called for, the first of those installed if none is; UsageError for several."""
+    found = names_of_engines(artifact, names)
+    if names and len(found) > 1:
+        raise UsageError(f"‹engine› {' '.join(names)}: give one")
+    return found[0]
+
+
 def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path | None:
     """The checkpoint that the artifact was made from: `given`, else where its card says, beside it or one folder up.
 

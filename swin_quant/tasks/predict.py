@@ -4,11 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from swin_quant.backends.artifact import Artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import read_lines
+from swin_quant.data.pictures import Pictures, UnreadablePicture
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.infer import infer
+from swin_quant.engines.options import EngineOptions
+from swin_quant.engines.torch_engines import torch_engines
+from swin_quant.quant.policy import Policy
+from swin_quant.tasks.deployed import config_of, labels_in, load_engines, one_engine, preprocess_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,69 @@ class Guess:
     index: int
     name: str
     probability: float
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What answers: an engine, what its card says of its pictures and classes, the names of those that it carries."""
+
+    name: str
+    engine: Engine
+    preprocess: Preprocess
+    classes: int
+    names: Sequence[str] = ()
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The most probable classes of each readable picture, best first; and why others could not be read."""
+
+    answers: dict[str, list[Guess]]
+    unreadable: dict[str, str]
+
+
+def answering_artifact(artifact: Artifact, engines: Sequence[str] | None, options: EngineOptions) -> Answering:
+    """An artifact on one engine."""
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    (engine,) = load_engines(artifact, [one_engine(artifact, engines)], options).values()
+    return Answering(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, labels_in(artifact))
+
+
+def answering_model(
+    model: nn.Module, name: str, preprocess: Preprocess, classes: int, policies: Sequence[Policy]
+) -> Answering:
+    """A model in torch: quantized under the first of `policies`, else in float."""
+    device = next(model.parameters()).device
+    engine = list(torch_engines(model, device, None, policies[:1]).values())[-1]
+    return Answering(name, engine, preprocess, classes, device=device)
+
+
+def predict(
+    by: Answering, pictures: Pictures, top: int = 5, labels: str | None = None, batch_size: int = 32, workers: int = 0
+) -> Predictions:
+    """The `top` classes of each picture, by name: from the file `labels`, else as `class_names` says."""
+    names = class_names(by.classes, labels, by.names)
+    inferred = infer(
+        {by.engine.label: by.engine},
+        pictures,
+        by.preprocess,
+        by.classes,
+        batch_size=batch_size,
+        workers=workers,
+        device=by.device,
+    )
+    (logits,) = inferred.logits.values()
+    answers = dict(zip(inferred.names, top_classes(logits, names, top), strict=True))
+    return Predictions(answers, {name: _why(pictures, name) for name in inferred.unreadable})
+
+
+def _why(pictures: Pictures, name: str) -> str:
+    try:
+        pictures.read(list(pictures.names).index(name))
+    except UnreadablePicture as error:
+        return str(error)
+    return f"{name}: cannot be read"
 
 
 def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[list[Guess]]:

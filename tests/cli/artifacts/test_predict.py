@@ -95,7 +95,7 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     [
         (["{hand}", "--top", "0"], "--top 0: must be at least 1"),
         (["{hand}", "--policy", "qdq"], "are for checkpoints"),
-        (["{hand}", "--engine", "onnxruntime", "openvino"], "predict takes one engine"),
+        (["{hand}", "--engine", "onnxruntime", "openvino"], "give one"),
         (["{hand}", "--labels", "{two}"], "has 2 names, the model 3 classes"),
         (["{checkpoint}", "--engine", "openvino"], "--engine is for artifacts"),
     ],

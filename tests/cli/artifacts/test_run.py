@@ -35,7 +35,7 @@ def test_one_engine_does_without_being_named(logits, run, hand_made, own_picture
     assert arrays["names"].tolist() == [str(file) for file in (files[0], *files[2:4])]
     assert arrays["labels"].tolist() == [-1, -1, -1]
     many = ("--engine", "onnxruntime", "openvino", "--images", own_pictures, "--output", tmp_path / "x")
-    assert "run takes one engine" in run("run", hand_made, *many).error(2)
+    assert "give one" in run("run", hand_made, *many).error(2)
 
 
 def test_where_it_cannot_write(run, hand_made, pictures, tmp_path):

@@ -1,0 +1,48 @@
+"""The float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import card_of
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import CheckpointRecord
+from swin_quant.checkpoint import load_float, save_float
+from swin_quant.config.portable import portable_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.models import build_model
+from swin_quant.tasks.calibrate import calibrated_again
+
+FORMATS = (".pth", ".safetensors")
+
+
+def convert(
+    cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype = torch.float32, replace_head: bool = False
+) -> RunCard:
+    """Write the weights of `checkpoint` to `target`, as `dtype`, in the format of its suffix; returns the new card.
+
+    How they were trained stays known; what was measured was measured of the other file.
+    """
+    if target.suffix not in FORMATS:
+        raise UsageError(f"‹to› {target}: must end in {' or '.join(FORMATS)}")
+    require_file(checkpoint, "checkpoint")
+    if target.exists() and target.samefile(checkpoint):
+        raise UsageError(f"‹to› {target}: is the checkpoint that is read; give another name")
+    model = build_model(cfg)
+    source = load_float(model, checkpoint, replace_head=replace_head)
+    before = card_of(checkpoint)
+    record = before.source if before and before.is_qat else source.record()
+    ensure_writable_dir(target.parent)
+    save_float(model, target, dtype)
+    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), record)
+    if before:
+        training = calibrated_again(before) if before.is_qat else before.training
+        card = replace(card, preprocess=before.preprocess, training=training)
+    card = replace(card, checkpoint=CheckpointRecord(file=target.name, sha256=sha256_of(target)))
+    card.write(card_path(target))
+    return card
