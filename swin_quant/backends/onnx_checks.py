@@ -28,8 +28,8 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 def check_operators(model: Any) -> int:
     """The opset of the standard operators; all nodes must be of those."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
-    opset = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
-    if opset not in OPSETS:
+    opset: int | None = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
+    if opset is None or opset not in OPSETS:
         raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with ‹opset›")
     if model.functions:
         raise SwinQuantError(f"has functions of its own ({shown(model.functions[0].name)}): export it without them")

@@ -106,9 +106,9 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
 
     UsageError if they are of another size or more than a fixed batch.
     """
-    wanted = (file.channels, file.image_size, file.image_size)
-    if tuple(images.shape[1:]) != wanted:
-        given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
+    sizes = (file.channels, file.image_size, file.image_size)
+    if tuple(images.shape[1:]) != sizes:
+        given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
     if file.batch and len(images) > file.batch:
         raise UsageError(
@@ -157,7 +157,7 @@ def _picture_input(value: Any) -> tuple[str, tuple[int | None, int, int, int]]:
     """The type of the input, and [batch, channels, height, width]; a batch of None is open."""
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
-    sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+    sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
     names = {getattr(onnx.TensorProto, name): type_ for name, type_ in (("FLOAT", "float32"), ("FLOAT16", "float16"))}
     if kind.elem_type not in names or len(sizes) != 4 or None in sizes[1:]:
         given = ", ".join("?" if size is None else str(size) for size in sizes)
@@ -165,7 +165,8 @@ def _picture_input(value: Any) -> tuple[str, tuple[int | None, int, int, int]]:
             f"its input {shown(value.name)} is [{given}]: must be [batch, channels, side, side] of a fixed side, "
             f"{' or '.join(names.values())}"
         )
-    return names[kind.elem_type], (sizes[0], *sizes[1:])
+    batch, channels, height, width = sizes
+    return names[kind.elem_type], (batch, channels, height, width)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 _SECONDS, _BYTES = 30, 768 << 20  # of a request
 _START = (
@@ -32,9 +32,10 @@ def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
     with _lock:
         worker = _running()
         try:
-            _send(worker.stdin, request)
-            _send(worker.stdin, model)
-            good, answer = _receive(worker.stdout), _receive(worker.stdout)
+            into, out_of = cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)
+            _send(into, request)
+            _send(into, model)
+            good, answer = _receive(out_of), _receive(out_of)
         except (OSError, EOFError) as error:
             raise InferenceError(f"the ONNX library does not survive it ({_end()})") from error
         except BaseException:  # interrupted: its answer must not be taken for that of another request
@@ -46,11 +47,11 @@ def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
 
 
 _lock = threading.Lock()
-_worker: subprocess.Popen | None = None
+_worker: subprocess.Popen[bytes] | None = None
 _owner = 0  # a forked process must not share its parent's worker
 
 
-def _running() -> subprocess.Popen:
+def _running() -> subprocess.Popen[bytes]:
     global _worker, _owner
     if _worker is None or _owner != os.getpid() or _worker.poll() is not None:
         path = json.dumps(
@@ -71,7 +72,7 @@ def _end() -> str:
         return ""
     for pipe in (worker.stdin, worker.stdout):
         try:
-            pipe.close()
+            cast(BinaryIO, pipe).close()
         except OSError:  # it did not wait for what was still to be written
             pass
     code = worker.wait()

@@ -38,7 +38,7 @@ def saturates(engine: str) -> bool | None:
     found = engine_named(engine).saturation
     if found is None:
         return False
-    cpu = getattr(torch.cpu, "get_capabilities", dict)()  # torch has it since 2.10
+    cpu: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # torch has it since 2.10
     if any(cpu.get(name) for name in _DOT_PRODUCTS):
         return False
     if "avx2" not in cpu:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ __all__ = ["OnnxOptions", "export"]
 FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
-        lambda node: not (torch.isfinite(node.amax) & (node.amax > TINY_AMAX)).all()
+        lambda node: not (torch.isfinite(node.known_amax) & (node.known_amax > TINY_AMAX)).all()
     ),
     "have less than 8 bits, which QuantizeLinear has not, leave them to weights": (
         lambda node: node.bits != 8 and node.role is not Role.GEMM_WEIGHT
@@ -94,7 +94,7 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
     shapes = None if options.batch else ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             model,
             (images,),
             dynamo=True,
@@ -114,7 +114,7 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
     return proto
 
 
-def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict:
+def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:
     """As a run card keeps them."""
     given = {key: value for key, value in asdict(options).items() if key != "labels"}
     return given | {"float_type": options.floats, "rewrites": sorted(rewrites)}

@@ -20,7 +20,7 @@ class Pair(nn.Module):
     def __init__(self, node: Quantizer) -> None:
         super().__init__()
         self.scale: Tensor
-        self.register_buffer("scale", node.amax.detach() / grid(node.bits)[1])
+        self.register_buffer("scale", node.known_amax.detach() / grid(node.bits)[1])
 
     def forward(self, x: Tensor) -> Tensor:
         return qdq(x, self.scale)

@@ -22,7 +22,7 @@ def network(model: Classifier, options: OnnxOptions, beyond_half: Iterable[str] 
     model = copy.deepcopy(model).cpu().eval()
     lower(model)
     rewriter.apply(model, names)
-    if options.floats == "float16":
+    if options.floats == "float16" and rewriter.halve:
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)
     match_scales(exported, example(model, options, 1))

@@ -1,5 +1,6 @@
 """What the caller of the exporter may choose, and what follows from it; what cannot be is refused here."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from swin_quant.backends.onnx_target import OnnxTarget
@@ -69,6 +70,6 @@ def onnx_targets() -> dict[str, OnnxTarget]:
     return {detail.name: detail for detail in details if isinstance(detail, OnnxTarget)}
 
 
-def _one_of(what: str, value: str, known) -> None:
-    if value not in known:
-        raise UsageError(f"no {what} {value!r}: there are {', '.join(known)}")
+def _one_of(what: str, value: str, known: Iterable[str]) -> None:
+    if value not in (there := list(known)):
+        raise UsageError(f"no {what} {value!r}: there are {', '.join(there)}")

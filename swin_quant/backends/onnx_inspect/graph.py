@@ -181,7 +181,9 @@ def _least_inputs(node: "NodeProto", model: "ModelProto") -> int:
     return 0
 
 
-def _declared(graph: Any, values: Mapping[str, "TensorProto"]) -> tuple[dict[str, tuple[int | None, ...]], dict]:
+def _declared(
+    graph: Any, values: Mapping[str, "TensorProto"]
+) -> tuple[dict[str, tuple[int | None, ...]], dict[str, str]]:
     """Shapes and types of tensors, as far as the graph and shape inference say them."""
     shapes, types = {}, {}
     for info in (*graph.input, *graph.value_info, *graph.output):

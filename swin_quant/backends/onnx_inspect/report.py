@@ -86,7 +86,7 @@ def _body(graph: Graph, gemms: list[Gemm]) -> str:
     return kinds.most_common(1)[0][0] if kinds else "unknown"
 
 
-def _by_block(gemms: list[Gemm], attention: list) -> dict[str, list[Gemm]]:
+def _by_block(gemms: list[Gemm], attention: list[Any]) -> dict[str, list[Gemm]]:
     """Products by block, in graph order; those of an attention go where its other nodes say, if they do not."""
     home = {id(node): one.block or one.name for one in attention for node in (one.scores, one.product)}
     blocks: dict[str, list[Gemm]] = {}
@@ -95,7 +95,9 @@ def _by_block(gemms: list[Gemm], attention: list) -> dict[str, list[Gemm]]:
     return blocks
 
 
-def _unrecognised(graph: Graph, gemms: list[Gemm], verdicts: list[Verdict], strange: list, blocks: dict) -> list[str]:
+def _unrecognised(
+    graph: Graph, gemms: list[Gemm], verdicts: list[Verdict], strange: list[Any], blocks: dict[str, list[Gemm]]
+) -> list[str]:
     said = []
     if gemms and not any(gemm.block for gemm in gemms):
         said.append("no node name says layers.N.blocks.M: products are listed without their block")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from swin_quant.backends.onnx_inspect.attention import Verdict
 from swin_quant.backends.onnx_inspect.gemms import Gemm, wrong_axis
@@ -55,7 +56,7 @@ def apply_rules(facts: Facts, backends: Iterable[str]) -> list[Finding]:
     ]
 
 
-def _of_type(facts: Facts, *ops: str) -> list:
+def _of_type(facts: Facts, *ops: str) -> list[Any]:
     return [node for node in facts.graph.nodes if node.op_type in ops]
 
 

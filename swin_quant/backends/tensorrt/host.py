@@ -62,7 +62,7 @@ def current_stream(device: torch.device) -> int:
 def logger(trt: ModuleType) -> Any:
     """A TensorRT logger that writes to ours; `errors` keeps its error messages, where no call returns them."""
 
-    class Logger(trt.ILogger):
+    class Logger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
