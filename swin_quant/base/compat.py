@@ -9,9 +9,12 @@ extension that does load.
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
+from PIL import Image
 
 _MISSING_SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -34,6 +37,30 @@ def import_torchvision() -> ModuleType:
     for schema in _MISSING_SCHEMAS:
         _declared.define(schema)
     return importlib.import_module("torchvision")
+
+
+def import_augmentation() -> ModuleType:
+    """timm.data, whose RandAugment posterizes to 0 bits at full strength.
+
+    That is a black picture, and Pillow made one; since version 13 it raises ValueError, one picture in hundreds.
+    """
+    import_timm()
+    table = importlib.import_module("timm.data.auto_augment").NAME_TO_OP
+    for name, operation in table.items():
+        if name.startswith("Posterize") and operation is not _posterize:
+            _timm_s_own[name] = operation
+            table[name] = _posterize
+    return importlib.import_module("timm.data")
+
+
+def _posterize(image: Image.Image, bits_to_keep: int, **hints: Any) -> Image.Image:
+    if bits_to_keep < 1:
+        return Image.new(image.mode, image.size)
+    kept: Image.Image = _timm_s_own["Posterize"](image, bits_to_keep, **hints)
+    return kept
+
+
+_timm_s_own: dict[str, Callable[..., Any]] = {}
 
 
 def import_timm() -> ModuleType:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.compat import import_augmentation, import_torchvision
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -166,7 +166,7 @@ def _evaluation(preprocess: Preprocess) -> Callable[[Image.Image], Tensor]:
 
 @lru_cache(maxsize=8)
 def _training(augment: Augment) -> Callable[[Image.Image], Tensor]:
-    import_timm()
+    import_augmentation()
     from timm.data import create_transform
 
     return create_transform(

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.compat import import_augmentation, import_timm, import_torchvision
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.train.recipe import Augmentation
@@ -74,7 +74,7 @@ def make_mixup(recipe: Augmentation, classes: int) -> Callable[[Tensor, Tensor],
 @lru_cache(maxsize=8)
 def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[Any], Tensor]:
     import_torchvision()
-    import_timm()
+    import_augmentation()
     from timm.data import create_transform
     from torchvision import transforms as tv
 

@@ -2,8 +2,10 @@
 
 import importlib
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from swin_quant.base import compat
 
@@ -46,3 +48,14 @@ def test_another_error_of_torchvision_is_not_hidden(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", broken)
     with pytest.raises(RuntimeError, match="libjpeg"):
         compat.import_torchvision()
+
+
+@pytest.mark.parametrize("bits", [0, 1, 4, 8])
+def test_a_picture_is_posterized_to_any_number_of_bits(bits):
+    """RandAugment at full strength keeps none, which Pillow 13 refuses: training died of one picture in hundreds."""
+    table = compat.import_augmentation().auto_augment.NAME_TO_OP
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3) * 5)
+    done = np.asarray(table["PosterizeIncreasing"](picture, bits))
+    np.testing.assert_array_equal(done, np.asarray(picture) & (256 - 2 ** (8 - bits)))
+    compat.import_augmentation()  # twice is once
+    assert np.asarray(table["PosterizeIncreasing"](picture, bits)).tolist() == done.tolist()
