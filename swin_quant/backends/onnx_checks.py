@@ -7,6 +7,7 @@ be as large as its data, and whatever the graph computes is bounded through shap
 import math
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,25 +125,38 @@ def check_scales(graph: Any, folder: Path) -> None:
     onnx = library("onnx", "onnx")
     makers = {name: node for node in graph.node for name in node.output}
     constants = {tensor.name: tensor for tensor in graph.initializer} | dict(_constants(graph))
+    sources: dict[str, str] = {}  # of every name in a chain of casts, where it begins
+
+    def source_of(name: str) -> str:
+        chain: dict[str, None] = {}  # it may go in a circle
+        while name not in chain and name not in constants and name not in sources and name in makers:
+            if makers[name].op_type not in ("Cast", "Identity"):
+                break
+            chain[name] = None
+            name = next(iter(makers[name].input), "")
+        sources.update(dict.fromkeys(chain, sources.get(name, name)))
+        return sources.get(name, name)
+
+    @cache  # many nodes may share a large one
+    def fault_of(source: str) -> str:
+        try:
+            values = onnx.numpy_helper.to_array(constants[source], base_dir=str(folder)).astype(np.float64)
+        except (ValueError, TypeError):  # text
+            return "is not a number; export it again"
+        fits = values.size and (np.isfinite(values) & (values > 0)).all()
+        return "" if fits else "must be finite and above zero; calibrate again"
+
     for node in graph.node:
         if node.op_type not in _SCALED:
             continue
         where = f"node {label(node)} ({node.op_type})"
         scale = node.input[1] if len(node.input) > 1 else ""
-        source = scale
-        for _ in graph.node:  # a chain of casts is no longer than the graph, a circle of them is not
-            if source in constants or source not in makers or makers[source].op_type not in ("Cast", "Identity"):
-                break
-            source = next(iter(makers[source].input), "")
+        source = source_of(scale)
         if source not in constants:
             fault = "is computed, not constant" if scale in makers else "is missing"
             raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
-        try:
-            values = onnx.numpy_helper.to_array(constants[source], base_dir=str(folder)).astype(np.float64)
-        except (ValueError, TypeError) as error:  # text
-            raise SwinQuantError(f"{where}: its scale {shown(scale)!r} is not a number; export it again") from error
-        if values.size == 0 or not (np.isfinite(values) & (values > 0)).all():
-            raise SwinQuantError(f"{where}: its scale {shown(scale)!r} must be finite and above zero; calibrate again")
+        if fault := fault_of(source):
+            raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
 
 
 def _constants(graph: Any) -> Iterator[tuple[str, Any]]:

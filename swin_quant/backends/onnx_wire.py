@@ -9,7 +9,7 @@ from typing import Any
 
 from swin_quant.base.errors import SwinQuantError
 
-MAX_FIELDS = 1_000_000  # a Swin-L has a fifth of that
+MAX_FIELDS = 600_000  # a Swin-L has a third of that
 MAX_SMALL_NUMBERS = 2**24  # integers of variable length, which take 8 bytes where the file has 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TEXT, _MESSAGE, _RAW = 9, 11, 12  # FieldDescriptor.Type

@@ -19,9 +19,9 @@ from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
 
-MAX_JSON_BYTES = 64 * 1024 * 1024
+MAX_JSON_BYTES = 32 * 1024 * 1024
 _MAX_LINES_BYTES = 4 * 1024 * 1024  # ImageNet-22k's descriptions have a third of it
-_MAX_JSON_VALUES = 2**21  # an empty list is 3 bytes in the file and 64 in memory
+_MAX_JSON_VALUES = 2**20  # an empty list is 3 bytes in the file and 64 in memory
 
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -153,11 +153,13 @@ def read_bounded(path: str | os.PathLike[str], what: str, limit: int) -> bytes:
     """The content of a regular file that somebody else may have written, of at most `limit` bytes."""
     try:
         with open_plain(path) as file:
-            small = os.fstat(file.fileno()).st_size <= limit
-            data = file.read(limit + 1) if small else b""
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(size + 1) if size <= limit else b""  # python reserves as many bytes as are asked for
+            if len(data) > size:  # it has grown
+                data += file.read(limit + 1 - len(data))
     except OSError as error:
         raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
-    if not small or len(data) > limit:  # it may have grown
+    if max(size, len(data)) > limit:
         raise SwinQuantError(f"{path}: is larger than the {limit >> 20} MB a {what} may have")
     return data
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-_MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 1_000_000, 4_000_000, 100, 512
+_MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 400_000, 4_000_000, 100, 512
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 

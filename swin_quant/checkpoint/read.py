@@ -18,7 +18,7 @@ from swin_quant.checkpoint.torch_file import TYPES, Foreign, Opaque, Script, rea
 
 _SNIFFED = 512  # bytes
 _LONGEST_KEY = 512  # characters
-_MAX_HEADER = 16 << 20  # bytes of names and shapes in a safetensors file
+_MAX_HEADER = 4 << 20  # bytes of names and shapes in a safetensors file
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 
 # What a failed download leaves under a checkpoint's name: its first bytes in lower case -> what it is, what to do.

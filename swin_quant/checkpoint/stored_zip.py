@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedIOBase
 
-_MAX_DIRECTORY_BYTES = 16 << 20
+_MAX_DIRECTORY_BYTES = 4 << 20
 _END, _END64, _ENTRY, _LOCAL = (
     struct.Struct(f"<{form}") for form in ("4s4H2LH", "4sQ2H2L4Q 4sLQL", "4s6H3L5H2L", "4s5H3L2H")
 )

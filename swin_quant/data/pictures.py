@@ -18,7 +18,9 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 
 MAX_BYTES = 64 << 20  # of a file, or of an unpacked zip member
 MAX_PIXELS = 2**26  # PIL takes 4 bytes a pixel of any colour, and converting copies once: 512 MiB
+MAX_SCANNED = 2**31  # pixels, those of every scan of a JPEG: a progressive one may go over them any number of times
 _STRIP = 2**20  # pixels that are worked on at a time
+_SCAN = b"\xff\xda"  # its marker, which compressed data cannot hold (ITU-T T.81, B.1.1.5)
 MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
 
 
@@ -82,9 +84,12 @@ def _opened(data: bytes) -> Image.Image:
     if not data:
         raise ValueError("empty file")
     try:
-        return Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(BytesIO(data), formats=FORMATS)
     except Image.UnidentifiedImageError as error:  # its own message shows the address of the BytesIO
         raise ValueError("not a picture in a known format") from error
+    if image.format in ("JPEG", "MPO") and (scans := data.count(_SCAN)) * image.width * image.height > MAX_SCANNED:
+        raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
+    return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -22,6 +22,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 _repr = reprlib.Repr()
 _repr.maxlevel, _repr.maxstring, _repr.maxother = 2, 80, 80
 _show = _repr.repr  # of values in one-line messages
+_LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
 GRANULARITIES = ("per-tensor", "per-channel")
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
@@ -128,6 +129,8 @@ def _selectors(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(selectors, list) or not all(isinstance(selector, str) for selector in selectors):
         raise UsageError(f"{where} must be a selector or a list of selectors")
     for selector in selectors:
+        if len(selector) > _LONGEST_SELECTOR:
+            raise UsageError(f"{where}: a selector has {len(selector)} characters: no node has so long a name")
         role = selector.removeprefix("role:")
         if role != selector and role not in ROLES:
             raise UsageError(f"{where}: there is no role {role!r}, only {', '.join(ROLES)}")

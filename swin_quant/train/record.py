@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_
 from swin_quant.base.progress import log
 
 STEPS, EPOCHS = "steps.csv", "epochs.csv"
-_MAX_BYTES = 1 << 30
+_MAX_BYTES = 1 << 28  # millions of steps
+_LONGEST_ROW = 4096  # bytes
 
 
 class Table:
@@ -20,8 +21,9 @@ class Table:
 
     def __init__(self, path: Path, columns: tuple[str, ...], until: int) -> None:
         self.path, self.columns = path, columns
-        rows = [row for row in _own_rows(path, columns) if float(row[columns[0]] or "inf") <= until] if until else []
-        atomic_write_bytes(path, _text([columns, *([row[name] for name in columns] for row in rows)]))
+        rows = (row for row in _own_rows(path, columns) if float(row[columns[0]] or "inf") <= until) if until else ()
+        kept = [_text([[row[name] for name in columns]]) for row in rows]
+        atomic_write_bytes(path, b"".join([_text([columns]), *kept]))
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row; what is None stays empty."""
@@ -39,21 +41,32 @@ class Table:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a table. What is no row of numbers (cut short by a crash, other bytes) is left out."""
-    lines = read_bounded(path, "table", _MAX_BYTES).decode(errors="replace").splitlines()
-    names = lines[0].split(",") if lines else []
-    rows = (line.split(",") for line in lines[1:])
-    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names) and all(map(_is_number, row))]
+    return list(_rows(path))
 
 
-def _own_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    """One by one: a row takes ten times the memory of its line."""
+    lines = io.BytesIO(read_bounded(path, "table", _MAX_BYTES))
+    names: list[str] = []
+    for line in iter(lambda: lines.readline(_LONGEST_ROW), b""):
+        row = line.decode(errors="replace").rstrip("\r\n").split(",")
+        if not names:
+            names = row
+        elif len(row) == len(names) and all(map(_is_number, row)):
+            yield dict(zip(names, row, strict=True))
+
+
+def _own_rows(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
     """The rows of a table that a run left; none, with a warning, if it is not of these columns."""
     if not path.exists():
-        return []
-    rows = read_table(path)
-    if rows and rows[0].keys() == set(columns):
-        return rows
-    log.warning("%s is damaged: it is begun anew", path)
-    return []
+        return
+    rows = _rows(path)
+    first = next(rows, {})
+    if first.keys() == set(columns):
+        yield first
+        yield from rows
+    else:
+        log.warning("%s is damaged: it is begun anew", path)
 
 
 def _is_number(text: str) -> bool:

@@ -1,6 +1,7 @@
 """ONNX files from strangers: what is good is read, what is not is refused in one line that says where."""
 
 import os
+import time
 
 import numpy as np
 import onnx
@@ -183,6 +184,20 @@ def test_a_scale_must_be_finite_and_positive(net, write_onnx, value):
     model = net.proto()
     tensor(model, "q.scale").CopyFrom(numpy_helper.from_array(np.float32(value), "q.scale"))
     assert "node q._quantizer.Q (QuantizeLinear): its scale 'q.scale' must be finite" in refusal(write_onnx(model))
+
+
+def test_scales_that_many_nodes_share_are_read_once(net, write_onnx):
+    """Each of 1,500 nodes has the same million values behind the same 1,500 casts."""
+    proto = net.proto()
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(10**6, np.float32), "large"))
+    chain = ["large", *(f"c{number}" for number in range(1500))]
+    for before, after in zip(chain, chain[1:], strict=False):
+        proto.graph.node.append(onnx.helper.make_node("Identity", [before], [after]))
+    for number in range(1500):
+        proto.graph.node.append(onnx.helper.make_node("QuantizeLinear", ["large", chain[-1]], [f"q{number}"]))
+    started = time.process_time()
+    open_onnx(write_onnx(proto))
+    assert time.process_time() - started < 2
 
 
 def test_a_scale_may_be_a_constant_or_the_cast_of_one(net, write_onnx):

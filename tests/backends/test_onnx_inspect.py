@@ -1,6 +1,7 @@
 """What `inspect` says of graphs: attention built by hand and broken one condition at a time, exports, foreign files."""
 
 import json
+import time
 
 import numpy as np
 import onnx
@@ -283,6 +284,21 @@ def test_what_is_no_swin_is_said_and_not_guessed():
     said = " ".join(inspect_model(model).unrecognised)
     assert "1 softmax without a matmul on both sides (lonely)" in said
     assert "no attention" in said and "com.microsoft.FusedGelu" in said
+
+
+def test_a_report_takes_time_in_proportion_to_the_graph():
+    """3,000 products of one constant chain of 1,000 moves: each looks back a little, not to its beginning."""
+    d = Draft(np.float32)
+    name = d.const("w", np.zeros((CHANNELS, CHANNELS), np.float32))
+    for number in range(1000):
+        name = d.add("Transpose", [name], f"t{number}", perm=[1, 0])
+    x = "x"
+    for number in range(3000):
+        x = d.add("MatMul", [x, name], f"layers.0.blocks.{number}.attn.proj")
+    model = d.model(x)
+    started = time.process_time()
+    assert len(inspect_model(model, ["tensorrt"]).gemms) == 3000
+    assert time.process_time() - started < 3
 
 
 def test_hostile_graphs_end_in_one_error_or_a_report():

@@ -110,7 +110,11 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 NOISY_JPEG = encoded(Image.fromarray(NOISE), "JPEG")
 NOISY_PNG = encoded(Image.fromarray(NOISE), "PNG")
 
+FRAME = NOISY_JPEG.index(b"\xff\xc0") + 5  # the height and width in it, two bytes each
+SCANS = NOISY_JPEG[:FRAME] + struct.pack(">HH", 8000, 8000) + NOISY_JPEG[FRAME + 4 : -2] + 40 * b"\xff\xda\0\x08\1"
+
 DEFECTS = {
+    "a JPEG of many scans": (SCANS, "41 scans of 8000 x 8000 pixels"),
     "zero bytes": (b"", "empty"),
     "text": (b"<html><body>404 Not Found</body></html>", "known format"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "known format"),

@@ -151,6 +151,7 @@ def test_selectors_are_globs_roles_and_lists_of_them():
 
 BAD_RULES = [
     ({"enable": "*.fc9.*"}, "'*.fc9.*'"),
+    ({"enable": "*a" * 200}, "a selector has 400 characters"),
     ({"disable": "A.FC1*"}, "'A.FC1*'"),
     ({"enable": ["*", "nothing"]}, "'nothing'"),
     ({"enable": "role:softmax_input"}, "'role:softmax_input'"),

@@ -1,5 +1,6 @@
 import importlib.util
 import sys
+import tracemalloc
 
 import pytest
 
@@ -67,6 +68,19 @@ def test_rows_that_other_bytes_got_into_are_left_out(tmp_path):
     (tmp_path / "steps.csv").write_bytes(b"".join([*lines, b",3,3,1,1,1,1,1\n"]))
     filled(tmp_path, epochs=3, total=6, epoch=3)
     assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["1", "3", "5", "6"]
+
+
+def test_going_on_takes_memory_for_the_file_and_not_for_every_cell(tmp_path):
+    filled(tmp_path)
+    head = (tmp_path / "steps.csv").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "steps.csv").write_bytes(head + b"1,1,1,0.123456,0.001,,2.34567,1234.5\n" * 20_000 + b"," * 10**6)
+    size = (tmp_path / "steps.csv").stat().st_size
+    tracemalloc.start()
+    Record(tmp_path, 1, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(read_table(tmp_path / "steps.csv")) == 20_000
+    assert peak < 4 * size
 
 
 def test_a_plot_of_tables_that_are_gone_is_an_error_that_ends_nothing(tmp_path):

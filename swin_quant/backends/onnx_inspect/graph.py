@@ -1,5 +1,6 @@
 """An index over an ONNX graph: who makes and uses a tensor, what is constant, to which module a node belongs."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 # Ops that move values and compute nothing: an integer tensor stays one through them.
 MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Gather"})
 # How exporters name a module: ours layers.0.blocks.1, timm by TorchScript /layers/layers.0/blocks/blocks.1.
+_REACH = 64  # nodes that are looked at one behind the other: no exporter writes as many moves of one value
 _BLOCK = re.compile(r"layers[._](\d+)\b.*?blocks[._](\d+)(?![\d])")
 _STAGE = re.compile(r"layers[._](\d+)(?!\d).*?downsample")
 _SCOPE = re.compile(r"'([^', ]+)'")
@@ -36,6 +38,7 @@ class Graph:
     types: dict[str, str]
     outputs: frozenset[str]
     opsets: dict[str, int] = field(default_factory=dict)
+    _known: dict[str, bool] = field(default_factory=dict, repr=False)
 
     def label(self, node: "NodeProto") -> str:
         """The node's name; an unnamed one goes by its op and output."""
@@ -48,8 +51,7 @@ class Graph:
     def after(self, tensor: str, passing: frozenset[str] = MOVES) -> Iterator["NodeProto"]:
         """Nodes that use `tensor`, those behind ops of `passing` in place of these."""
         pending, seen = [tensor], {tensor}
-        while pending:
-            name = pending.pop(0)
+        for name in pending:  # it grows
             for node in self.consumers.get(name, ()):
                 if node.op_type in passing and name == node.input[0]:
                     pending += [output for output in node.output if output not in seen]
@@ -60,17 +62,23 @@ class Graph:
     def before(self, tensor: str, passing: frozenset[str] = MOVES) -> "NodeProto | None":
         """The node that makes `tensor`, seen through ops of `passing`; None for an input or an initializer."""
         node = self.producer.get(tensor)
-        while node is not None and node.op_type in passing and node.input:
+        for _ in range(_REACH):
+            if node is None or node.op_type not in passing or not node.input:
+                break
             node = self.producer.get(node.input[0])
         return node
 
     def not_zero(self, names: Iterable[str]) -> bool:
         """Whether any of these constants holds another value than 0; what lies in another file is not read."""
-        for name in names:
-            tensor = self.values.get(name)
-            if tensor is not None and (any(tensor.raw_data) or any(tensor.int32_data) or any(tensor.int64_data)):
-                return True
-        return False
+        return any(map(self._not_zero, names))
+
+    def _not_zero(self, name: str) -> bool:
+        if name not in self._known:  # many nodes may share a large one
+            held = self.values.get(name)
+            self._known[name] = held is not None and bool(
+                held.raw_data.strip(b"\0") or any(held.int32_data) or any(held.int64_data)
+            )
+        return self._known[name]
 
     def one_value(self, tensor: str) -> bool:
         """Whether it is known to hold a single value; True where nothing is known."""
@@ -108,8 +116,7 @@ class Graph:
     def _initializers_of(self, node: "NodeProto") -> Iterator[str]:
         pending = list(dict.fromkeys(name for name in node.input if name in self.constant))
         seen = set(pending)
-        while pending:
-            name = pending.pop(0)
+        for name in itertools.islice(pending, _REACH):  # it grows
             if (before := self.producer.get(name)) is not None:
                 yield before.name
                 pending += [source for source in before.input if source and source not in seen]

@@ -107,12 +107,11 @@ def _residual_adds(facts: Facts) -> Iterable[str]:
 
 def _lone_outputs(facts: Facts) -> Iterable[str]:
     """Products quantized right after, the value of which goes on in float: a pair that breaks the fusion."""
-    graph = facts.graph
+    graph, products = facts.graph, {id(gemm.node) for gemm in facts.gemms}
     for gemm in facts.gemms:
         pairs = [node for node in graph.after(gemm.node.output[0]) if node.op_type == "QuantizeLinear"]
         back = [node for q in pairs for node in graph.after(q.output[0]) if node.op_type == "DequantizeLinear"]
         users = {id(user): user for node in back for user in graph.after(node.output[0])}
-        products = {id(other.node) for other in facts.gemms}
         if users and not set(users) & products:
             yield gemm.name
 
