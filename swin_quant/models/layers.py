@@ -1,6 +1,7 @@
 """Parts that Swin V1 and V2 share: normalisation in float32, MLP, patch embedding, the stage, the whole network."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -141,9 +142,9 @@ class Stage(nn.Module):
     While training with `checkpointing`, a block keeps its input alone and is computed again in the backward pass.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module], downsample: nn.Module | None) -> None:
+    def __init__(self, blocks: Sequence[WindowBlock], downsample: nn.Module | None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = cast("list[WindowBlock]", nn.ModuleList(blocks))  # its entries are known, to a type checker, too
         self.downsample = downsample
         self.checkpointing = False
 
@@ -180,13 +181,14 @@ class Swin(Classifier):
         self.pos_drop = nn.Dropout(g.drop)
         rates = iter(np.linspace(0.0, g.drop_path, sum(g.depths)).tolist())
         last = len(g.depths) - 1
-        self.layers = nn.ModuleList(
+        stages = [
             Stage(
                 [block(g, i, j, next(rates)) for j in range(depth)],
                 merging(g.resolution(i), g.embed_dim * 2**i) if i < last else None,
             )
             for i, depth in enumerate(g.depths)
-        )
+        ]
+        self.layers = cast("list[Stage]", nn.ModuleList(stages))
         self.norm = LayerNorm(g.embed_dim * 2**last)
         self.head = nn.Linear(g.embed_dim * 2**last, g.classes)
 

@@ -3,6 +3,8 @@
 docs/reference, section 3.8. Rounding is half to even everywhere (`cvt.rni.sat.s8.f32`).
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,7 +30,7 @@ def int8_gemm(x: Tensor, weight: Tensor) -> Tensor:
     if k <= EXACT_PRODUCTS:
         return F.linear(x, weight)
     pieces = zip(x.split(EXACT_PRODUCTS, -1), weight.split(EXACT_PRODUCTS, -1), strict=True)
-    return sum(F.linear(a, b).double() for a, b in pieces).float()
+    return functools.reduce(torch.add, (F.linear(a, b).double() for a, b in pieces)).float()
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:

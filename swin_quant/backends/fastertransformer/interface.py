@@ -33,7 +33,7 @@ def op_arguments(g: Geometry, form: Form, int8_mode: int | None, max_batch: int)
         "layer_num": len(g.depths),
         "mlp_ratio": float(g.mlp_ratio),
         "qkv_bias": g.qkv_bias,
-        "qk_scale": DEFAULT_SCALE if is_default_scale(g) else float(g.qk_scale),
+        "qk_scale": DEFAULT_SCALE if g.qk_scale is None or is_default_scale(g) else float(g.qk_scale),
         "version": form.version,
     }
     mode = {"int8_mode": int8_mode} if form.int8 else {}

@@ -12,12 +12,13 @@ GPU generation, and the op would not notice. This script does.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 
-def load(manifest_file, device="cuda"):
+def load(manifest_file: str | Path, device: str = "cuda") -> tuple[list[torch.Tensor], list[Any], list[torch.Tensor]]:
     """The list, the arguments after it in order, and the classifier's weight and bias, on `device` ("cpu" to look)."""
     manifest = json.loads(Path(manifest_file).read_text())
     target, arguments = manifest["target"], list(manifest["arguments"].values())
@@ -31,7 +32,7 @@ def load(manifest_file, device="cuda"):
     return weights, arguments, [tensors[name].to(device) for name in manifest["head"]]
 
 
-def place(tensor, entry, device):
+def place(tensor: torch.Tensor, entry: dict[str, Any], device: str) -> torch.Tensor:
     if entry["container"]:  # int8 bytes in the first half of a float16 tensor of as many elements
         bytes_of = torch.zeros(2 * tensor.numel(), dtype=torch.int8)
         bytes_of[: tensor.numel()] = tensor.flatten()

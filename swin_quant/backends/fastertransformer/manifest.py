@@ -94,16 +94,16 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
     if len(manifest["entries"]) != len(expected["entries"]):
         count, wanted = len(manifest["entries"]), len(expected["entries"])
         raise SwinQuantError(f"{path}: lists {count} tensors, the op takes {wanted}; export again")
-    for given, wanted in zip(manifest["entries"], expected["entries"], strict=True):
-        if given != wanted:
-            raise SwinQuantError(f"{path}: entry {wanted['key']} is not what the op takes there; export again")
+    for given, due in zip(manifest["entries"], expected["entries"], strict=True):
+        if given != due:
+            raise SwinQuantError(f"{path}: entry {due['key']} is not what the op takes there; export again")
     return manifest, case
 
 
 def _case(manifest: Manifest, path: Path) -> Case:
     """The case that the arguments describe, every number within bounds before anything is computed from it."""
     target, arguments = manifest["target"], manifest["arguments"]
-    form = Form(arguments.get("version"), target["kind"], target["sm"], target["fix_gelu_bias"])
+    form = Form(arguments.get("version", 0), target["kind"], target["sm"], target["fix_gelu_bias"])
     blank = Geometry(32, 1, 1, 1, 32, (1,), (1,), 1, 4.0, True, None, 0.0, 0.0, False, True, (0,))
     like = op_arguments(blank, Form(1, target["kind"], 80), 1, 1)
     if target["kind"] not in KINDS or arguments.keys() != like.keys() or form.version not in (1, 2):

@@ -109,7 +109,7 @@ class Reader:
             heads=g.heads[stage],
             bias=self._tensors[f"{at}attn.{packed}relative_position_bias"].float(),
             mask=self._tensors[f"layers.{stage}.{packed}attn_mask"].float() if shifted else None,
-            qk_scale=own_scale if is_default_scale(g) else g.qk_scale,
+            qk_scale=own_scale if g.qk_scale is None or is_default_scale(g) else g.qk_scale,
             logit_scale=self._tensors[f"{at}attn.logit_scale"].float() if self.version == 2 else None,
             scales=scales,
         )

@@ -64,14 +64,15 @@ def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
             )
             values[index] = weight
             values[GEMMS[layer]] = given * weight / (127 * result)
-    for product, (left, right, result) in _PRODUCTS[version].items():
-        values[GEMMS[product]] = ranges[left] * ranges[right] / (127 * ranges[result])
+    for product, (left, right, output) in _PRODUCTS[version].items():
+        values[GEMMS[product]] = ranges[left] * ranges[right] / (127 * ranges[output])
     stored = torch.tensor(values, dtype=torch.float64).float()
     quads = QUADS | BY_VERSION[version]
-    q, k, a, v, context = (stored[quads[node]] for node in (*_PRODUCTS[version]["q k"][:2], *_PRODUCTS[version]["a v"]))
+    nodes = (*_PRODUCTS[version]["q k"][:2], *_PRODUCTS[version]["a v"])
+    q, k, attention, v, context = (stored[quads[node]] for node in nodes)
     stored[FUSED["q k"]] = (q * k).double() / (127 * 127)  # a float32 product divided in double, as NumPy 1 does
-    stored[FUSED["a"]] = 127 / a.double()
-    stored[FUSED["a v"]] = (a * v).double() / (127 * context.double())
+    stored[FUSED["a"]] = 127 / attention.double()
+    stored[FUSED["a v"]] = (attention * v).double() / (127 * context.double())
     return stored
 
 

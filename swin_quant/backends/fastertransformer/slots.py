@@ -96,6 +96,20 @@ class Slot:
     device: str
 
     @property
+    def in_stage(self) -> int:
+        """The stage of a tensor that has one."""
+        if self.stage is None:
+            raise ValueError(f"{self.part} is of no stage")
+        return self.stage
+
+    @property
+    def in_block(self) -> int:
+        """The block of a tensor that has one."""
+        if self.block is None:
+            raise ValueError(f"{self.part} is of no block")
+        return self.block
+
+    @property
     def name(self) -> str:
         """As in a checkpoint: layers.0.blocks.1.attn.qkv.weight."""
         stage = "" if self.stage is None else f"layers.{self.stage}."
@@ -181,7 +195,7 @@ def _slot(
         slot = replace(slot, dtype=dtype, device="cpu" if on_host else "cuda")
     if source == EMPTY:
         return replace(slot, layout="empty")
-    if part in PACKED:
+    if part in PACKED and stage is not None:
         side = trt_side(g, form, stage)
         return replace(slot, layout="trt-packed", shape=(source[0], side, side))
     if form.int8 and part in KERNELS:

@@ -7,6 +7,7 @@ A missing or misread file costs speed silently, so reading is strict here.
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, read_bounded
@@ -121,7 +122,8 @@ def _parsed(line: str, where: str) -> Tuned:
         more = ": more are written for cuBLAS 11.11, whose op misreads this file" if len(columns) > wanted else ""
         raise SwinQuantError(f"{where}: has {len(columns)} columns after ###, not {wanted}{more}; tune again")
     try:
-        kind, entry = int(before.split()[4]), Tuned(*map(int, columns[:-1]), float(columns[-1]))
+        names, numbers = [field.name for field in fields(Tuned)], [*map(int, columns[:-1]), float(columns[-1])]
+        kind, entry = int(before.split()[4]), Tuned(**dict[str, Any](zip(names, numbers, strict=True)))
     except ValueError as error:
         raise SwinQuantError(f"{where}: holds what is not a number; tune again") from error
     if kind != INT8_TYPE or min(entry.key) < 1 or not 0 <= entry.exec_time < float("inf"):

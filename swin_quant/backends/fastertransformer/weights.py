@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from swin_quant.backends.fastertransformer.scales import amax_list
 from swin_quant.backends.fastertransformer.slots import KERNELS, PACKED, Slot
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
+from swin_quant.models.swin_v2 import WindowAttentionV2
 from swin_quant.models.windows import attention_mask
 from swin_quant.quant.quantizer import named_nodes
 
@@ -28,7 +30,7 @@ LARGEST_LOGIT_SCALE = math.log(100.0)
 
 def version_of(model: Swin) -> int:
     """1 or 2."""
-    return 2 if hasattr(model.layers[0].blocks[0].attn, "logit_scale") else 1
+    return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
 
 def ranges_of(model: Swin) -> dict[str, float]:
@@ -67,26 +69,27 @@ class WeightSource:
         """amax of the weight in a kernel's slot."""
         return self.ranges[slot.name.removesuffix("weight") + "_weight_quantizer"]
 
-    def _block(self, slot: Slot) -> torch.nn.Module:
-        return self.model.layers[slot.stage].blocks[slot.block]
+    def _attention(self, slot: Slot) -> Any:
+        """WindowAttention, or WindowAttentionV2 in version 2."""
+        return self.model.layers[slot.in_stage].blocks[slot.in_block].attn
 
     def _qkv_bias(self, slot: Slot) -> Tensor:
-        attn = self._block(slot).attn
+        attn = self._attention(slot)
         return attn.qkv.bias if self.version == 1 else attn.qkv_bias()
 
     def _relative_position_bias(self, slot: Slot) -> Tensor:
-        return self._block(slot).attn.relative_position_bias()
+        return self._attention(slot).relative_position_bias()
 
     def _logit_scale(self, slot: Slot) -> Tensor:
-        scale = self._block(slot).attn.logit_scale.float()
+        scale = self._attention(slot).logit_scale.float()
         return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
 
     def _mask(self, slot: Slot) -> Tensor:
         g = self.model.geometry  # not the blocks' own: a stage of one block has none, but the plugin wants one
-        return attention_mask(g.resolution(slot.stage), g.window_in_use(slot.stage), g.window // 2)
+        return attention_mask(g.resolution(slot.in_stage), g.window_in_use(slot.in_stage), g.window // 2)
 
     def _amax_list(self, slot: Slot) -> Tensor:
-        return amax_list(self._ranges_of_block(slot.stage, slot.block), self.version)
+        return amax_list(self._ranges_of_block(slot.in_stage, slot.in_block), self.version)
 
     def _ranges_of_block(self, stage: int, block: int) -> dict[str, float]:
         of_stage, of_block = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
@@ -107,7 +110,7 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
     elif slot.layout == "gelu-shifted":
         tensor = gelu_bias.shifted(tensor)
     elif slot.layout == "head-interleaved":
-        tensor = interleave_heads(tensor, g.heads[slot.stage])
+        tensor = interleave_heads(tensor, g.heads[slot.in_stage])
         tensor = tensor.t() if tensor.dim() == 2 else tensor
     return tensor.reshape(slot.shape).contiguous()
 
@@ -115,11 +118,12 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
 def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
     """The inverse of the layout: `slot.source`'s shape, in the stored type."""
     if slot.layout in WEIGHT_LAYOUTS:
-        return gather(stored, *slot.source, WEIGHT_LAYOUTS[slot.layout])
+        rows, columns = slot.source
+        return gather(stored, rows, columns, WEIGHT_LAYOUTS[slot.layout])
     if slot.layout == "trt-packed":
         return trt_mask.unpack(stored, slot.source[-1])
     if slot.layout == "gelu-shifted":
         return gelu_bias.as_read(stored, *slot.source)
     if slot.layout == "head-interleaved":
-        return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.stage])
+        return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.in_stage])
     return stored

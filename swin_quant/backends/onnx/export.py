@@ -107,6 +107,8 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
             output_names=["logits"],
             custom_translation_table=translations(),
         )
+    if program is None:
+        raise SwinQuantError("torch's exporter wrote no graph")
     finish(program.model, options.opset)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # whoever wants shapes infers them

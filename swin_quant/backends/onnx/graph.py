@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,7 +32,7 @@ def simplify(model: "ir.Model") -> None:
         optimizer.fold_constants_ir(model, should_fold=_small_enough)
         rewriter.rewrite(model)
     common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir gives it no types
     common.RemoveUnusedOpsetsPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _share_constants(model.graph)
@@ -55,7 +55,7 @@ def lower_to_17(model: "ir.Model") -> None:
 
     for node in model.graph:
         if node.op_type in _AXES_ARE_ATTRIBUTES:
-            axes = node.inputs[1].const_value.numpy().flatten().tolist()
+            axes = _constant(node.inputs[1]).numpy().flatten().tolist()
             node.resize_inputs(1)
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)
             node.attributes.pop("noop_with_empty_axes", None)
@@ -79,7 +79,7 @@ def name_everything(graph: "ir.Graph") -> None:
                 value.name = name if len(node.outputs) == 1 else f"{name}.{index}"
     for value in list(graph.initializers.values()):
         value.metadata_props.clear()
-        if value.name.startswith("val_"):
+        if str(value.name).startswith("val_"):
             (reader, place), *others = value.uses()
             role = _role(reader.op_type, place)
             value.name = _unique(role if others else f"{reader.name}.{role}", taken)
@@ -112,10 +112,10 @@ def _share_constants(graph: "ir.Graph") -> None:
     Each weight keeps a zero point of its own: ONNX Runtime makes uint8 of both, on CPUs whose products of int8 would
     saturate (`session.x64quantprecision`), and does not load a file where two weights share one.
     """
-    seen: dict[tuple, ir.Value] = {}
+    seen: dict[tuple[object, ...], ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         if name.startswith("val_") and not _is_of_a_weight(value):
-            tensor = value.const_value
+            tensor = _constant(value)
             key = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
             if key in seen:
                 value.replace_all_uses_with(seen[key])
@@ -124,6 +124,14 @@ def _share_constants(graph: "ir.Graph") -> None:
                 seen[key] = value
 
 
+def _constant(value: "ir.Value | None") -> Any:
+    """The tensor of a value that is an initializer."""
+    if value is None or value.const_value is None:
+        raise ValueError(f"{value} is no constant")
+    return value.const_value
+
+
 def _is_of_a_weight(zero_point: "ir.Value") -> bool:
-    reader, _ = zero_point.uses()[0]
-    return reader.op_type == "DequantizeLinear" and reader.inputs[0].is_initializer()
+    reader, _ = next(iter(zero_point.uses()))
+    values = reader.inputs[0]
+    return reader.op_type == "DequantizeLinear" and values is not None and values.is_initializer()

@@ -5,6 +5,7 @@ rewritten model can be run, and compared with the trained one, before anything i
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,23 +46,25 @@ def _(x: Tensor, places: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], *places.shape, *x.shape[2:])
 
 
-def translations() -> dict[Callable, Callable]:
+def translations() -> dict[Any, Callable[..., Any]]:
     """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear and DequantizeLinear, zero point 0."""
     import numpy as np
     from onnx.numpy_helper import from_array
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
 
-    def pair(x, scale):
+    op: Any = opset18  # its stubs know no symbolic value
+
+    def pair(x: Any, scale: Any) -> Any:
         zero = op.Constant(value=from_array(np.zeros((), np.int8)))
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
-    def stored(values, scale, axis=1):
+    def stored(values: Any, scale: Any, axis: int = 1) -> Any:
         if len(scale.shape) == 0:
             return op.DequantizeLinear(values, scale, op.Constant(value=from_array(np.zeros((), np.int8))))
         zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
         return op.DequantizeLinear(values, scale, zeros, axis=axis)
 
-    def taken(x, places):
+    def taken(x: Any, places: Any) -> Any:
         return op.Gather(x, places, axis=1)
 
     ops = torch.ops.swin_quant

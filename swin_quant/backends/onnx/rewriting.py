@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +23,16 @@ class Rewriter:
     rounding of float32, or an int8 value of a weight; they apply in this order. `builds_on`: the first, without which
     there is none. `constants`: those that store what engines could compute, for targets that want it. `for_half`: those
     that float16 needs. `halve` makes a rewritten model float16, but for what the nodes named in `beyond_half` see.
-    `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type.
+    `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type. Both take
+    the architecture's own class.
     """
 
     table: Mapping[str, Callable[[nn.Module], None]]
-    network: Callable[[Classifier, torch.dtype], nn.Module]
+    network: Callable[[Any, torch.dtype], nn.Module]
     builds_on: str | None = None
     constants: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
-    halve: Callable[[Classifier, Iterable[str]], None] | None = None
+    halve: Callable[[Any, Iterable[str]], None] | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
         """The names of the rewrites that apply. UsageError for what there is not, or cannot be."""

@@ -4,6 +4,8 @@ Facts: TensorRT's fused attention wants q [B, heads, L, D], the scale before the
 OpenVINO's wants rank 4 too, and a mask that does not depend on the batch.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +22,13 @@ class QuantizedAttention(nn.Module):
     x: [B * nW, L, C] or [B, nW * L, C], any float type; the result is of x's shape.
     """
 
-    def __init__(self, attn: nn.Module, mask: Tensor | None) -> None:
+    matmul_q_input_quantizer: nn.Module
+    matmul_k_input_quantizer: nn.Module
+    matmul_v_input_quantizer: nn.Module
+    matmul_a_input_quantizer: nn.Module
+    softmax_input_quantizer: nn.Module
+
+    def __init__(self, attn: Any, mask: Tensor | None) -> None:
         super().__init__()
         self.heads, self.length = attn.heads, attn.relative_position_index.shape[0]
         self.windows = 1 if mask is None else len(mask)
@@ -41,7 +49,7 @@ class QuantizedAttention(nn.Module):
         self.dtype = torch.float32
         self.prepare(attn)
 
-    def prepare(self, attn: WindowAttention) -> None:
+    def prepare(self, attn: Any) -> None:
         """Move the scale from the logits into q: the ranges of both nodes move with it."""
         self.scale: float | None = attn.scale
         for node in (self.matmul_q_input_quantizer, self.softmax_input_quantizer):
@@ -97,7 +105,10 @@ class QuantizedAttention(nn.Module):
 class CosineAttention(QuantizedAttention):
     """Attention of V2: q and k are normalised, in float32, and q carries the learned scale of its head."""
 
-    def prepare(self, attn: WindowAttentionV2) -> None:
+    mha_q_input_quantizer: nn.Module
+    mha_k_input_quantizer: nn.Module
+
+    def prepare(self, attn: Any) -> None:
         self.qkv.bias = None if attn.q_bias is None else attn.qkv_bias().detach()
         scale = attn.logit_scale.detach().clamp(max=LARGEST_LOGIT_SCALE).exp()
         self.head_scale: Tensor

@@ -31,6 +31,17 @@ def reorder(present: Tensor, wanted: Tensor) -> nn.Module:
 class OrderedBlock(nn.Module):
     """A block whose tokens [B, R * R, C] arrive in any order and leave in that of its (shifted) windows."""
 
+    attn: nn.Module
+    mlp: nn.Module
+    norm1: nn.Module
+    norm2: nn.Module
+    layernorm_input1_quantizer: nn.Module
+    layernorm_input2_quantizer: nn.Module
+    add1_local_input_quantizer: nn.Module
+    add1_residual_input_quantizer: nn.Module
+    add2_local_input_quantizer: nn.Module
+    add2_residual_input_quantizer: nn.Module
+
     def __init__(self, block: WindowBlock, present: Tensor) -> None:
         super().__init__()
         self.order = tokens.windows(block.resolution, block.window, block.shift)
@@ -83,6 +94,8 @@ class OrderedPatchEmbed(nn.Module):
 
 
 def _as_linear(conv: nn.Conv2d) -> nn.Linear:
-    linear = nn.Linear(conv.weight[0].numel(), len(conv.weight))
-    linear.weight, linear.bias = nn.Parameter(conv.weight.flatten(1)), conv.bias
+    linear = nn.Linear(conv.weight[0].numel(), len(conv.weight), bias=conv.bias is not None)
+    linear.weight = nn.Parameter(conv.weight.flatten(1))
+    if conv.bias is not None:
+        linear.bias = nn.Parameter(conv.bias)
     return linear

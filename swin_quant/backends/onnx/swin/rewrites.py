@@ -5,34 +5,36 @@ apply. None changes a number beyond the rounding of float32, and none changes an
 """
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from swin_quant.backends.onnx.swin import tokens
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
-from swin_quant.models.layers import Swin
+
+Lowered: TypeAlias = Any  # a Swin of which some parts were replaced by those of this folder
 
 
-def fusible_attention(model: Swin) -> None:
+def fusible_attention(model: Lowered) -> None:
     """Attention of rank 4 with the scale in q and one additive constant; V2's position MLP is gone."""
     for block in _blocks(model):
         block.attn = fusible(block.attn, block.attn_mask)
 
 
-def scale_in_weights(model: Swin) -> None:
+def scale_in_weights(model: Lowered) -> None:
     """The scale of V1's attention into the rows of q in the qkv weight and bias: no operator is left of it."""
     for attention in _attentions(model):
         attention.fold_scale()
 
 
-def one_constant(model: Swin) -> None:
+def one_constant(model: Lowered) -> None:
     """Position bias and mask as a stored constant [nW * heads, L, L]; without, engines fold table and mask on load."""
     for attention in _attentions(model):
         attention.bake()
 
 
-def window_order(model: Swin) -> None:
+def window_order(model: Lowered) -> None:
     """Tokens stay in the order of windows: no roll, partition or reverse, a gather where the order changes."""
     first = model.layers[0].blocks[0]
     model.patch_embed = OrderedPatchEmbed(model.patch_embed, first.window)
@@ -50,7 +52,7 @@ def window_order(model: Swin) -> None:
             present = merged
 
 
-Rewrite = Callable[[Swin], None]
+Rewrite = Callable[[Lowered], None]
 REWRITES: dict[str, Rewrite] = {
     "fusible-attention": fusible_attention,
     "scale-in-weights": scale_in_weights,
@@ -59,9 +61,9 @@ REWRITES: dict[str, Rewrite] = {
 }
 
 
-def _blocks(model: Swin) -> list[nn.Module]:
+def _blocks(model: Lowered) -> list[Any]:
     return [block for layer in model.layers for block in layer.blocks]
 
 
-def _attentions(model: Swin) -> list[QuantizedAttention]:
+def _attentions(model: Lowered) -> list[QuantizedAttention]:
     return [block.attn for block in _blocks(model) if isinstance(block.attn, QuantizedAttention)]
