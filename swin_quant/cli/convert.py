@@ -39,8 +39,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     deployed.refuse_ranks(world, "convert")
     if not args.checkpoint:
         raise UsageError("no checkpoint: name the one to read")
+    cfg, target = options.config_of(args), Path(args.to)
     require_file(args.checkpoint, "checkpoint")
-    target = Path(args.to)
-    convert(options.config_of(args), args.checkpoint, target, getattr(torch, args.dtype), args.replace_head)
+    convert(cfg, args.checkpoint, target, getattr(torch, args.dtype), args.replace_head)
     log.info("checkpoint: %s", target)
     log.info("run card: %s", card_path(target))

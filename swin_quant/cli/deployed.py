@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from swin_quant.backends.registry import engines
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import require_file
 from swin_quant.cli.numbers import whole
-from swin_quant.cli.options import CONFIG_KEYS
+from swin_quant.cli.options import CONFIG_KEYS, HUBS
 from swin_quant.engines.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from swin_quant.data.pictures import Pictures
 
 DEFAULT_BATCH = 32
-HUBS = ("timm:", "hf:")
 CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin")
 
 
@@ -84,7 +84,7 @@ def is_checkpoint(path: str) -> bool:
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
 
-    if path.startswith(HUBS):
+    if path.startswith(HUBS) or os.path.isdir(path):
         return True
     require_file(path, "checkpoint or artifact")
     card = card_path(path)

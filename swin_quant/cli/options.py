@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
 
+HUBS = ("timm:", "hf:")
 # Options that only set a key of the config. An option that was not given leaves the key alone.
 CONFIG_KEYS = {
     "data_path": "DATA.DATA_PATH",
@@ -140,6 +142,7 @@ def config_of(args: argparse.Namespace, keys: Mapping[str, str] = CONFIG_KEYS) -
     from swin_quant.checkpoint.identify import config_for
     from swin_quant.config import find_config, load_config
 
+    args.checkpoint = found(args.checkpoint)
     given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in keys.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
     opts = args.opts or ()
@@ -155,6 +158,14 @@ def config_of(args: argparse.Namespace, keys: Mapping[str, str] = CONFIG_KEYS) -
     if not 0 <= cfg.SEED < 2**32:
         raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
     return cfg
+
+
+def found(checkpoint: str | None) -> str | None:
+    """The file behind a name of timm's or Hugging Face's hub, or in the folder of a snapshot; else the path itself."""
+    from swin_quant.checkpoint.sources import local_file
+
+    named = checkpoint and (checkpoint.startswith(HUBS) or os.path.isdir(checkpoint))
+    return str(local_file(checkpoint)) if checkpoint and named else checkpoint
 
 
 def method_of(args: argparse.Namespace) -> Method:

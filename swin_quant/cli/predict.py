@@ -79,6 +79,7 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
         raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
     args.checkpoint = args.model
     cfg = options.config_of(args)
+    args.model = args.checkpoint
     subject = load_for_scoring(cfg, args.model, options.policies_of(args), world, args.replace_head)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     if preprocess.size != cfg.DATA.IMG_SIZE:

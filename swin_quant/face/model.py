@@ -15,6 +15,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import save_float
+from swin_quant.checkpoint.sources import local_file
 from swin_quant.config import from_dict, load_config
 from swin_quant.config.files import find_config
 from swin_quant.data.preprocess import Preprocess
@@ -143,6 +144,7 @@ def load(
     name of a shipped one). `policy` is for a calibrated checkpoint without run card. SwinQuantError for a file that is
     no Swin, is damaged, or fits no config or several (they are named).
     """
+    checkpoint = local_file(checkpoint)
     if config is None:
         from swin_quant.checkpoint.identify import config_for
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
+import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.sources import local_file, name_of
+from swin_quant.cli import main
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 
@@ -107,6 +109,17 @@ def test_a_processor_that_crops(cache):
     cached(cache, "me/mine", files | {"model.safetensors": weights()})
     cfg = config_for("hf:me/mine")
     assert (cfg.TEST.CROP, cfg.TEST.CROP_RATIO) == (True, 0.8)
+
+
+@pytest.mark.parametrize("name", ["hf:me/mine", "{folder}"])
+def test_commands_and_python_take_names_and_folders(cache, tmp_path, name):
+    folder = cached(cache, "me/mine", {"config.json": {"model_type": "swin", "image_size": 32},
+                                       "model.safetensors": weights()})  # fmt: skip
+    name = name.format(folder=folder)
+    assert main(["convert", name, "--to", str(tmp_path / "mine.pth"), "--quiet"]) == 0
+    loaded, converted = sq.load(name), sq.load(tmp_path / "mine.pth")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(loaded(images), converted(images)) and loaded.config.DATA.IMG_SIZE == 32
 
 
 def test_a_folder_is_a_snapshot(tmp_path):
