@@ -42,15 +42,15 @@ lint: $(STAMP)  ## ruff: style and format; mypy: types
 	$(BIN)/mypy
 
 HASHED := --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --quiet \
-	$(addprefix --extra ,demo onnx openvino logs) --constraint constraints.txt --index-url https://pypi.org/simple
+	$(addprefix --extra ,demo onnx openvino logs completion) --constraint constraints.txt --index-url https://pypi.org/simple
 pins:  ## requirements.txt, the pins with hashes, from constraints.txt; needs uv
 	echo hatchling | uv pip compile pyproject.toml - $(HASHED) > .requirements.tmp
 	{ sed -n 's/^# requirements.txt: /# /p' Makefile; cat .requirements.tmp; } > requirements.txt
 	rm .requirements.tmp
-# requirements.txt: The versions of constraints.txt with the hashes of their files, for all extras but dev. Written by
-# requirements.txt: `make pins`. It covers all that PyPI has of them: Python 3.10 and newer, Linux, macOS and Windows.
+# requirements.txt: The versions of constraints.txt with the hashes of their files, for all extras but those of tests.
+# requirements.txt: `make pins` writes it. It covers all that PyPI has of them: Python 3.10 and newer, Linux, macOS and Windows.
 # requirements.txt: torch is PyPI's, which on Linux is for CUDA; builds of download.pytorch.org have other hashes.
-# requirements.txt:
+# requirements.txt: Use it by
 # requirements.txt:     pip install --require-hashes -r requirements.txt
 # requirements.txt:     pip install --no-deps --no-build-isolation -e .
 
