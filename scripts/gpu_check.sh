@@ -61,9 +61,11 @@ swin_quant() { step "$1" "$2" "$PYTHON" -m swin_quant "${@:3}" --device "$device
 if [ "$device" = cuda ]; then
     models=(swin_tiny_patch4_window7_224 swin_base_patch4_window7_224)
     batch=64
+    few=()
 else
     models=(swin_digits)
     batch=8
+    few=(--set epoch_pictures=256)
 fi
 digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
@@ -71,18 +73,18 @@ calibrated=$work/calib/swin_micro_digits_calib.pth
 
 step environment 30 "$PYTHON" scripts/gpu_environment.py "$device"
 step tests 140 "$PYTHON" -m pytest -m gpu tests/gpu -rA -p no:cacheprovider
-swin_quant train 40 train "${digits[@]}" --epochs 2 --output "$work/train"
+swin_quant train 40 train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
 swin_quant calibrate 40 calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
 swin_quant score 30 evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
-swin_quant finetune 40 finetune "${digits[@]}" --checkpoint "$calibrated" --epochs 1 --amax learned \
+swin_quant finetune 40 finetune "${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --epochs 1 --amax learned \
     --amp-opt-level O1 --output "$work/qat"
 step torchrun 40 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
-    "${digits[@]}" --checkpoint "$calibrated" --epochs 1 --output "$work/rank" --device "$device"
+    "${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --epochs 1 --output "$work/rank" --device "$device"
 step memory 50 "$PYTHON" benchmarks/memory.py --device "$device" --models "${models[@]}" --batch "$batch" \
     --output "$out/memory.md"
 step step_time 50 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
     --precision O0 O1 --output "$out/step_time.md"
-swin_quant compile 70 finetune "${digits[@]}" --checkpoint "$calibrated" --epochs 1 --compile --output "$work/compile"
+swin_quant compile 70 finetune "${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --epochs 1 --compile --output "$work/compile"
 
 {
     if [ "$device" = cuda ]; then
