@@ -16,8 +16,13 @@ from pathlib import Path
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.formats import SUFFIXES
 
+FORMS: dict[str, tuple[str, ...]] = {
+    "terminal": (),
+    "markdown": ("--format", "markdown"),
+    "csv": ("--format", "csv"),
+    "json": ("--json", "-"),
+}
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=12.0)
 
@@ -26,12 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cards", type=int, nargs="+", default=(100, 400, 3000))
     args = parser.parse_args()
-    print("| cards | " + " | ".join(SUFFIXES.values()) + " |\n" + "|---:" * (1 + len(SUFFIXES)) + "|")
+    print("| cards | " + " | ".join(FORMS) + " |\n" + "|---:" * (1 + len(FORMS)) + "|")
     for count in args.cards:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(count):
                 card(number).write(Path(folder) / f"{number}.json")
-            seconds = [cpu_seconds(folder, form) for form in SUFFIXES.values()]
+            seconds = [cpu_seconds(folder, flags) for flags in FORMS.values()]
         print(f"| {count} | " + " | ".join(f"{taken:.2f}" for taken in seconds) + " |", flush=True)
 
 
@@ -48,10 +53,10 @@ def card(number: int) -> RunCard:
     return RunCard(f"model_{number}", {}, {"size": 32}, source=source, results=[*map(dataclasses.asdict, results)])
 
 
-def cpu_seconds(folder: str, form: str) -> float:
+def cpu_seconds(folder: str, flags: tuple[str, ...]) -> float:
     """User and system seconds of the command in a process of its own."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "swin_quant", "report", folder, "--format", form]
+    command = [sys.executable, "-m", "swin_quant", "report", folder, *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
