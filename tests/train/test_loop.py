@@ -164,7 +164,7 @@ def test_a_snapshot_whose_parts_do_not_fit_is_one_line(job):
     fit(made := job(folder="made"))
     whole = Snapshots(made.folder / "snapshots").newest()
     for part in ("optimizer", "scaler", "random", "schedule"):
-        with pytest.raises(SwinQuantError, match="the snapshot cannot be resumed .*--overwrite starts anew"):
+        with pytest.raises(SwinQuantError, match="the snapshot cannot be resumed .*overwrite starts anew"):
             fit(job(replace(RECIPE, precision="O1", half="float16"), folder="made", snapshot=whole | {part: {"x": 1}}))
     numbers = whole["random"] | {"numpy": ("MT19937", [-1] * 624, 0, 0, 0.0)}
     with pytest.raises(SwinQuantError, match="cannot be resumed .*out of bounds"):
