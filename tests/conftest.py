@@ -67,6 +67,14 @@ def no_time_passes(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def messages_can_be_heard():
+    """A command that a fixture of the session ran has set up logging for its process: caplog would hear nothing."""
+    log = logging.getLogger("swin_quant")
+    log.handlers, log.propagate = [], True
+    log.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
 def no_terminal(monkeypatch):
     """Output is as wide as where there is no terminal, whoever runs the tests: xdist tells its workers a width."""
     monkeypatch.delenv("COLUMNS", raising=False)
