@@ -36,24 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
-    from swin_quant.report.accuracy.render import print_terminal, render
+    from swin_quant.report.accuracy.render import AccuracyTable
     from swin_quant.report.screen import print_text
 
     if not world.is_main:
         return
     cards = _read_cards(map(Path, args.cards))
-    shown = list(cards.values())
+    table = AccuracyTable.of(list(cards.values()))
     targets = {Path(args.output) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if args.output else {}
     named = [*targets, *([Path(args.json)] if args.json not in (None, "-") else [])]
     if lost := [target for target in named if target.resolve() in cards or _is_card(target)]:
         raise UsageError(f"{lost[0]}: is a run card, which the table would overwrite: choose another place")
     for target, form in targets.items():
-        atomic_write_bytes(ensure_writable_dir(args.output) / target.name, render(shown, form).encode())
+        atomic_write_bytes(ensure_writable_dir(args.output) / target.name, table.text(form).encode())
         log.info("table: %s", target)
     if args.json != "-":
-        print_terminal(shown) if args.format == "terminal" else print_text(render(shown, args.format))
+        table.show() if args.format == "terminal" else print_text(table.text(args.format))
     if args.json:
-        put(args.json, render(shown, "json"))
+        put(args.json, table.text("json"))
 
 
 def _read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:

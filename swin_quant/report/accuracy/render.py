@@ -1,6 +1,7 @@
 """The accuracy-delta table in four formats, each with its footnotes: rounded for people, unrounded for programs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from swin_quant.cards.card import RunCard
 from swin_quant.report import markdown as md
@@ -15,16 +16,36 @@ from swin_quant.report.records import comma_separated, json_text, records
 SCHEMA = "swin-quant/accuracy-table/1"
 
 
+@dataclass(frozen=True)
+class AccuracyTable:
+    """Rows and footnotes, found once for all forms."""
+
+    rows: Sequence[AccuracyRow]
+    notes: Sequence[Footnote]
+
+    @classmethod
+    def of(cls, cards: Sequence[RunCard]) -> "AccuracyTable":
+        """The table of `cards`."""
+        rows = rows_of(cards)
+        return cls(rows, footnotes(rows))
+
+    def text(self, form: str) -> str:
+        """The table in a form, one of FORMATS."""
+        return FORMATS[form](self.rows, self.notes)
+
+    def show(self) -> None:
+        """Print it, as wide as the terminal or, into a pipe, 100 columns."""
+        screen.print_text(terminal(self.rows, self.notes, screen.width(screen.NARROW), screen.has_colors()))
+
+
 def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
     """The table of `cards` as text: `form` is one of FORMATS."""
-    rows = rows_of(cards)
-    return FORMATS[form](rows, footnotes(rows))
+    return AccuracyTable.of(cards).text(form)
 
 
 def print_terminal(cards: Sequence[RunCard]) -> None:
-    """Print the table of `cards`, as wide as the terminal or, into a pipe, 100 columns."""
-    rows = rows_of(cards)
-    screen.print_text(terminal(rows, footnotes(rows), screen.width(screen.NARROW), screen.has_colors()))
+    """Print the table of `cards`."""
+    AccuracyTable.of(cards).show()
 
 
 def markdown(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:
