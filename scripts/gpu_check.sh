@@ -76,15 +76,15 @@ step tests 140 "$PYTHON" -m pytest -m gpu tests/gpu -rA -p no:cacheprovider
 swin_quant train 40 train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
 swin_quant calibrate 40 calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
 swin_quant score 30 evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
-swin_quant finetune 40 finetune "${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --epochs 1 --amax learned \
-    --amp-opt-level O1 --output "$work/qat"
+qat=("${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --teacher "$trained" --epochs 1)
+swin_quant finetune 40 finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"
 step torchrun 40 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
-    "${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --epochs 1 --output "$work/rank" --device "$device"
+    "${qat[@]}" --output "$work/rank" --device "$device"
 step memory 50 "$PYTHON" benchmarks/memory.py --device "$device" --models "${models[@]}" --batch "$batch" \
     --output "$out/memory.md"
 step step_time 50 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
     --precision O0 O1 --output "$out/step_time.md"
-swin_quant compile 70 finetune "${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --epochs 1 --compile --output "$work/compile"
+swin_quant compile 70 finetune "${qat[@]}" --compile --output "$work/compile"
 
 {
     if [ "$device" = cuda ]; then
