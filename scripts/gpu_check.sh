@@ -62,10 +62,12 @@ if [ "$device" = cuda ]; then
     models=(swin_tiny_patch4_window7_224 swin_base_patch4_window7_224)
     batch=64
     few=()
+    compiling=70
 else
     models=(swin_digits)
     batch=8
     few=(--set epoch_pictures=256)
+    compiling=250 # a CPU's compiler takes minutes
 fi
 digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
@@ -84,7 +86,7 @@ step memory 50 "$PYTHON" benchmarks/memory.py --device "$device" --models "${mod
     --output "$out/memory.md"
 step step_time 50 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
     --precision O0 O1 --output "$out/step_time.md"
-swin_quant compile 70 finetune "${qat[@]}" --compile --output "$work/compile"
+swin_quant compile "$compiling" finetune "${qat[@]}" --compile --output "$work/compile"
 
 {
     if [ "$device" = cuda ]; then
