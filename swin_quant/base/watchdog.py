@@ -19,6 +19,8 @@ _JOIN_TICKS = 45  # for all ranks to start
 _SILENCE_TICKS = 40  # of a rank that said nothing of its end; a library may hold the interpreter for half as long
 _NEWS_TICKS = 5
 _GRACE_TICKS = 3  # for the main thread to notice by itself that another rank failed, and to end in good order
+_TELL_TICKS = 8  # for a last word to reach the store
+_ROUNDS = 3  # of news to wait for after a collective broke off
 _FAILURE, _BEAT = "failure", "beat"
 _END_OF_BAR = "\r\x1b[2K\x1b[?25h"  # on a terminal: its line cleared, the cursor shown again
 
@@ -40,6 +42,7 @@ class Watchdog:
         self._others = [other for other in range(size) if other != rank]
         self._tick = 0
         self._answered: int | None = None  # the tick of the store's last answer
+        self._rounds = 0  # of news that the store answered in full
         self._heard: dict[int, int] = {}  # rank -> the tick of its last sign of life
         self._joined = self._closing = self._broken = False
         self._reason: str | None = None  # why another rank failed
@@ -65,12 +68,14 @@ class Watchdog:
         self._closing = True
 
     def reason_of_others(self) -> str | None:
-        """Why a collective broke off: the reason that another rank left, if it leaves one in the next moment."""
-        for _ in range(4):
-            time.sleep(_TICK_SECONDS / 2)
-            if self._reason:
-                return self._reason
-        return None
+        """Why a collective broke off: the reason that another rank left, if one did.
+
+        Waits for news, not for a time: on a busy machine they are late. If none ever come, the other thread ends all.
+        """
+        last = self._rounds + _ROUNDS
+        while not self._reason and not self._broken and self._rounds < last:
+            time.sleep(_TICK_SECONDS / 4)
+        return self._reason
 
     def report(self, why: str) -> None:
         """Tell the other ranks why this one ends, and give them the time to read it. The first reason stays.
@@ -88,7 +93,7 @@ class Watchdog:
 
     def _tell(self, why: str) -> None:
         self._own_reason = " ".join(why.split())[:500]
-        if self._answered is not None and not self._broken and self._told.wait(3 * _TICK_SECONDS):
+        if self._answered is not None and not self._broken and self._told.wait(_TELL_TICKS * _TICK_SECONDS):
             if self.host == f"rank {self.rank}":
                 time.sleep(2 * _TICK_SECONDS)  # the store goes when this rank goes
 
@@ -111,6 +116,7 @@ class Watchdog:
                     if beat != latest[rank]:
                         latest[rank], self._heard[rank] = beat, self._tick
                 self._answered = self._tick
+                self._rounds += 1
                 if self._stopped.wait(_TICK_SECONDS):
                     return
         self._broken = True

@@ -101,6 +101,25 @@ def test_the_first_reason_reaches_every_rank(ranks):
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 
 
+def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
+    """A store that takes many ticks to answer the rank that waits, as on a busy machine."""
+    check = torch.distributed.PrefixStore.check
+
+    def late(store, keys):
+        time.sleep(0.5 if os.environ["RANK"] == "0" else 0)
+        return check(store, keys)
+
+    monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(torch.distributed.PrefixStore, "check", late)
+
+    def work(world):
+        if world.rank == 1:
+            raise SwinQuantError("no picture left")
+        all_sum(torch.zeros(1), world.device)
+
+    assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
+
+
 def test_devices(monkeypatch):
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(UsageError, match="device tpu"):
