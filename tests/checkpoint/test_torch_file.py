@@ -187,6 +187,8 @@ HOSTILE = {
     "a persistent id in text": (packed(entry(b"Pabc\n")), "PERSID"),
     "an object of a class": (packed(b"\x80\x02(ios\nsystem\n."), "INST"),
     "an extension": (packed(entry(b"\x82\x01")), "EXT1"),
+    "half a million opcodes": (packed(b"\x80\x02}" + b"N0" * 250_000 + b"."), "opcodes"),
+    "a pickle of 20 MB": (packed(b"\x80\x02}" + bytes(20_000_000)), "pickle is too large"),
     "no pickle": (packed(b"") , "damaged"),
     "two members of one name": (lambda: packed(entry(tensor()), [*STORED, *STORED]), "damaged"),
     "a comment": (packed(entry(tensor()), STORED)[:-2] + b"\x05\x00hello", "damaged"),
@@ -206,6 +208,14 @@ def test_every_member_is_checked_read_or_not(tmp_path):
     content = bytearray(packed(entry(tensor()), [*STORED, ("other", b"3\nabc")]))
     content[content.find(b"3\nabc") + 3] ^= 1
     refused(write(tmp_path, bytes(content)), "the checksum of x/other is wrong")
+
+
+def test_a_directory_of_megabytes_is_refused_unread(tmp_path):
+    content = packed(entry(tensor()), STORED)
+    start, end = content.find(b"PK\x01\x02"), content.find(b"PK\x05\x06")
+    directory, tail = content[start:end] * 40_000, bytearray(content[end:])
+    struct.pack_into("<L", tail, 12, len(directory))
+    refused(write(tmp_path, content[:start] + directory + bytes(tail)), "its directory is not before its end")
 
 
 def test_an_old_file_whose_storages_are_larger_than_it_is_refused(tmp_path):
