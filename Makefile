@@ -32,6 +32,7 @@ faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of d
 fuzz: CASES ?= 5000
 fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliability.md); half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --cases $(CASES) --table docs/results/reliability.md
+	! $(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python tests/fuzz/guided.py --seconds 60
 
 test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short for a minute of it
 	WORKERS=$(WORKERS) $(BIN)/python tests/cpus.py $(FORM)

@@ -1,7 +1,8 @@
 """Damaged files of every kind that the tool reads: it reads them or says in one line what is wrong, soon and in bounds.
 
 Foreign code, files that appear, other exceptions, crashes, 2 s of computing and 512 MB are faults. `make fuzz` tries
-more; `python tests/fuzz/run.py --parser NAME --case NUMBER --keep FOLDER` writes the files of one case.
+more, by coverage as well where atheris is installed; `python tests/fuzz/run.py --parser NAME --case NUMBER
+--keep FOLDER` writes the files of one case.
 """
 
 import pytest
