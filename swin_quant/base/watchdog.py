@@ -7,6 +7,8 @@ against the others: a job that is stopped and continued as a whole goes on.
 """
 
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -50,6 +52,8 @@ class Watchdog:
         self._own_reason: str | None = None
         self._told, self._stopped = threading.Event(), threading.Event()
         self._last_word = threading.Lock()  # of this process: its main thread's, or this watchdog's
+        self._signals = _Signals()
+        self._asked_tick: int | None = None  # when a signal asked this process to end, before all had joined
         self._threads = [threading.Thread(target=self._count, name="watchdog", daemon=True)]
         self._threads[0].start()
 
@@ -62,6 +66,7 @@ class Watchdog:
         """All ranks are connected: from now on only silence counts."""
         self._heard = dict.fromkeys(self._others, self._tick)
         self._joined = True
+        self._signals.close()
 
     def closing(self) -> None:
         """This rank has done its work: others may end before it, and take the store with them."""
@@ -88,6 +93,7 @@ class Watchdog:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._signals.close()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -124,6 +130,8 @@ class Watchdog:
     def _count(self) -> None:
         while not self._stopped.wait(_TICK_SECONDS):
             self._tick += 1
+            if self._asked_tick is None and not self._joined and self._signals.came():
+                self._asked_tick = self._tick
             if (reason := self._verdict()) and self._last_word.acquire(blocking=False):
                 self._tell(reason)
                 with suppress(OSError, ValueError):  # nobody listens, or standard error is closed
@@ -138,6 +146,8 @@ class Watchdog:
             return self._reason if self._broken or now - self._reason_tick >= _GRACE_TICKS else None
         if self._broken and not self._closing:
             return f"{self.host} is gone"
+        if not self._joined and self._asked_tick is not None and now - self._asked_tick >= _GRACE_TICKS:
+            return f"rank {self.rank} was interrupted"
         if not self._joined and now > _JOIN_TICKS:
             missing = [str(rank) for rank in self._others if rank not in self._heard]
             who = f"rank {', '.join(missing)}" if self._answered is not None else self.host
@@ -152,3 +162,26 @@ class Watchdog:
                 if now - tick > _SILENCE_TICKS:
                     return f"rank {rank} stopped answering"
         return None
+
+
+class _Signals:
+    """Whether Ctrl-C or SIGTERM came, also while the main thread waits in a library, where no handler of ours runs."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._before: int | None = None
+        with suppress(ValueError):  # another thread than the main one: it will not be told
+            self._before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+
+    def came(self) -> bool:
+        with suppress(BlockingIOError):
+            return bool({signal.SIGINT, signal.SIGTERM} & set(self._read.recv(4096)))
+        return False
+
+    def close(self) -> None:
+        """Listen no longer; from the same thread."""
+        if self._before is not None:
+            signal.set_wakeup_fd(self._before)
+            self._before = None

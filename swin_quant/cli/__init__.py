@@ -58,6 +58,8 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     from swin_quant.cli.session import run
 
+    if arguments[0].startswith(("--local-rank=", "--local_rank=")):  # torch.distributed.launch puts it first
+        arguments = [*arguments[1:2], arguments[0], *arguments[2:]]
     if arguments[0] in GROUPS and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
         print(_usage(arguments[0]))
         return 0 if len(arguments) > 1 else 2

@@ -29,6 +29,12 @@ def test_help_of_every_command_has_examples_and_no_abbreviations(run, command):
     assert f"swin-quant {command} --help" in line
 
 
+@pytest.mark.parametrize("flag", ["--local-rank=0", "--local_rank=0"])
+def test_torch_distributed_launch_puts_its_flag_before_the_command(run, float_flags, tmp_path, flag):
+    done = run(flag, "calibrate", *float_flags, "--pictures", 2, "--no-eval", "--output", tmp_path)
+    assert done.code == 0 and (tmp_path / "swin_micro_calib.pth").exists()
+
+
 def test_help_imports_nothing_that_takes_seconds():
     code = """
 import sys

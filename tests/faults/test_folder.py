@@ -85,7 +85,7 @@ def test_a_disk_that_is_full(train, nothing_lost, undisturbed, cases, tmp_path):
     for number, share in enumerate(chances(cases, 3, seed=3)):
         folder, kept, error = tmp_path / f"disk{number}", tmp_path / f"kept{number}", tmp_path / f"error{number}"
         folder.mkdir()
-        size = int(largest * (0.2 + 4 * share))  # the best and two of the newest do not fit with a third
+        size = int(largest * (0.2 + 3.3 * share))  # the best and two of the newest do not fit with a third
         words = (train(folder), folder, size, kept, error)
         process = multiprocessing.get_context("fork").Process(target=on_small_disk, args=words)
         process.start()

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ FORKS, PLAIN = "forks, a tenth of the patience", "plain processes"
 AGENTS = {"torchrun": "torch.distributed.run", "torch.distributed.launch": "torch.distributed.launch"}
 COMMANDS = ("calibrate", "evaluate", "train", "finetune")
 PROMISE = 60.0  # seconds
+END = re.compile(r"error \(rank \d\): (stopped, since |interrupted)")  # what a rank says that a fault of another ended
 AT_ONCE = 4  # cases
 FEW = [
     ("train", FROZEN, 0, FORKS),
@@ -160,7 +162,7 @@ def check(case, complete):
     lines = {rank: case.run.errors(rank) for rank in range(2) if (rank, case.fault) != (case.victim, ABSENT)}
     others = {rank: said for rank, said in lines.items() if rank != case.victim or case.fault == ENDED}
     for said in others.values():
-        assert len(said) <= 1 and all(line.startswith("error (rank ") for line in said), (str(case), lines)
+        assert len(said) <= 1 and all(map(END.match, said)), (str(case), lines)
     code = case.run.codes()[0 if case.run.logs or len(case.run.codes()) == 1 else 1 - case.victim]
     allowed = {1} | ({0} if complete else set()) | ({130} if case.fault == ENDED else set())
     assert code in allowed, (str(case), code, lines)
