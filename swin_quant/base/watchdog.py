@@ -165,7 +165,10 @@ class Watchdog:
 
 
 class _Signals:
-    """Whether Ctrl-C or SIGTERM came, also while the main thread waits in a library, where no handler of ours runs."""
+    """Whether Ctrl-C or SIGTERM came, also while the main thread waits in a library, where no handler of ours runs.
+
+    SIGALRM is one of them that was put off (`cli.interrupts`).
+    """
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -177,7 +180,7 @@ class _Signals:
 
     def came(self) -> bool:
         with suppress(BlockingIOError):
-            return bool({signal.SIGINT, signal.SIGTERM} & set(self._read.recv(4096)))
+            return bool({signal.SIGINT, signal.SIGTERM, signal.SIGALRM} & set(self._read.recv(4096)))
         return False
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ memory.
 """
 _FOOT = """
 `steps.csv` is never refused: rows that are none are left out, a table of other columns is begun anew with a warning.
-Faults of processes, ranks, disks and folders are another attack: `make faults` (`tests/faults`).
+Faults of processes, ranks, disks and folders are another attack: [faults.md](faults.md), by `make faults`.
 """
 
 
