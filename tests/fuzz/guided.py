@@ -55,19 +55,21 @@ def fuzz(name: str, options: list[str]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="guided"))
     logging.disable()
 
+    def parse(files: Files) -> None:
+        shutil.rmtree(folder / "case", ignore_errors=True)
+        write(files, folder / "case")
+        parser.parse(folder / "case")
+
     def one(data: bytes) -> None:
         files, changed = known[data[0] % len(known) if data else 0]
-        shutil.rmtree(folder / "case", ignore_errors=True)
-        write({**files, changed: data[1:]}, folder / "case")
         try:
-            parser.parse(folder / "case")
+            parse({**files, changed: data[1:]})
         except SwinQuantError as error:
             assert str(error).isprintable(), f"its message is no line of text: {str(error)[:300]!a}"
 
     os.chdir(folder)
     for files, _ in known:  # what is loaded once is loaded now
-        write(files, folder / "case")
-        parser.parse(folder / "case")
+        parse(files)
     atheris.Setup([sys.argv[0], *options], one)
     atheris.Fuzz()
 
