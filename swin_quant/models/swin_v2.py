@@ -23,6 +23,31 @@ LARGEST_LOGIT_SCALE = math.log(100.0)
 SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
 
 
+class CosineQkv(QuantLinear):
+    """q, k and v of cosine attention. [..., C] -> [..., 3C].
+
+    The bias is that of q, zeros, that of v. Both lie in the attention, under the names that checkpoints have for them.
+    """
+
+    def __init__(self, dim: int, attention: "WindowAttentionV2") -> None:
+        super().__init__(dim, 3 * dim, bias=False)
+        self._attention = (attention,)  # in a tuple, else it were registered as a part of this part of it
+
+    def effective_bias(self) -> Tensor | None:
+        q, v = self._attention[0].q_bias, self._attention[0].v_bias
+        return None if q is None or v is None else torch.cat([q, torch.zeros_like(q), v])
+
+    @torch.no_grad()
+    def shift_bias(self, shift: Tensor) -> Tensor:
+        """k takes nothing: no key of a checkpoint could hold it."""
+        taken = torch.zeros_like(shift).view(3, -1)
+        for place, bias in ((0, self._attention[0].q_bias), (2, self._attention[0].v_bias)):
+            if bias is not None:
+                taken[place] = shift.view(3, -1)[place]
+                bias.add_(taken[place])
+        return taken.flatten()
+
+
 class WindowAttentionV2(nn.Module):
     """Cosine attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
 
@@ -35,7 +60,7 @@ class WindowAttentionV2(nn.Module):
         self.register_buffer("relative_coords_table", relative_coords_table(window, pretrained))
         self.relative_position_index: Tensor
         self.register_buffer("relative_position_index", relative_position_index(window))
-        self.qkv = QuantLinear(dim, 3 * dim, bias=False)
+        self.qkv = CosineQkv(dim, self)
         self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None  # k has none: cosine attention has no use
         self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
         self.proj = QuantLinear(dim, dim)
@@ -53,16 +78,9 @@ class WindowAttentionV2(nn.Module):
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.heads)
         return 16 * torch.sigmoid(table[self.relative_position_index].permute(2, 0, 1).float())
 
-    def qkv_bias(self) -> Tensor | None:
-        """[3C]: the biases of q, k (none, so zeros) and v."""
-        if self.q_bias is None or self.v_bias is None:
-            return None
-        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         windows, length, channels = x.shape
-        qkv = self.qkv(x, self.qkv_bias())
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
         scale = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp()
         q = self.mha_q_input_quantizer(_unit(q.float(), scale))

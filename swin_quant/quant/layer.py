@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.quantizer import Quantizer, Role, State
@@ -34,9 +35,23 @@ class QuantizedLayer(nn.Module):
         """`bias` [out] in a shape that can be added to the product."""
         return bias
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`bias` replaces the layer's own, for layers whose bias is put together by their owner."""
-        bias = self.bias if bias is None else bias
+    def effective_bias(self) -> Tensor | None:
+        """What is added to the product [out], or None. A layer whose bias is put together from parts says how."""
+        return self.bias
+
+    @torch.no_grad()
+    def shift_bias(self, shift: Tensor) -> Tensor:
+        """Add `shift` [out] to the bias, in place; returns what of it was added [out].
+
+        A layer without a bias adds nothing, and returns zeros; so do the outputs that no part of a bias is for.
+        """
+        if self.bias is None:
+            return torch.zeros_like(shift)
+        self.bias.add_(shift)
+        return shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.effective_bias()
         x, weight = self._input_quantizer(x), self._weight_quantizer(self.weight)
         if self._aftergemm_quantizer.state is State.OFF or bias is None:
             return self._aftergemm_quantizer(self.product(x, weight, bias))

@@ -4,6 +4,7 @@ The reference is written from the spec with plain torch operations, window by wi
 that clip, so that a node in a wrong place changes much of the result; the last test shows that this is so.
 """
 
+import copy
 import math
 
 import pytest
@@ -182,3 +183,24 @@ def test_the_comparison_notices_every_single_node(calibrated):
     for name in names:
         switched_on(block, names - {name})
         assert share_that_differs(block(x), full) > 0.15, name
+
+
+def test_a_shift_of_v2_s_qkv_goes_into_the_biases_that_checkpoints_hold_of_q_and_v(tiny_model):
+    model = tiny_model("swinv2")
+    copied = copy.deepcopy(model)
+    attn, other = (network.layers[0].blocks[0].attn for network in (copied, model))
+    keys, width = list(copied.state_dict()), len(attn.q_bias)
+    shift, x = torch.arange(3.0 * width) + 1, torch.randn(2, 16, width)
+    q, v, product = attn.q_bias.clone(), attn.v_bias.clone(), attn.qkv(x)
+    taken = attn.qkv.shift_bias(shift)
+    torch.testing.assert_close(attn.qkv(x), product + taken)
+    assert torch.equal(taken, torch.cat([shift[:width], torch.zeros(width), shift[2 * width :]]))
+    assert torch.equal(attn.q_bias, q + shift[:width]) and torch.equal(attn.v_bias, v + shift[2 * width :])
+    assert torch.equal(other.q_bias, q), "the copy's layer is of the copy"
+    assert list(copied.state_dict()) == keys
+
+
+def test_v2_s_qkv_without_biases_takes_no_shift(tiny_model):
+    qkv = tiny_model("swinv2", QKV_BIAS=False).layers[0].blocks[0].attn.qkv
+    assert qkv.effective_bias() is None
+    assert not qkv.shift_bias(torch.ones(len(qkv.weight))).any()

@@ -52,3 +52,19 @@ def test_layers_are_found_by_their_weight_nodes_whatever_their_kind(model):
     assert weighted_layers(model) == {"0._weight_quantizer": model[0], "3._weight_quantizer": model[3]}
     assert list(weighted_layers(model[3])) == ["_weight_quantizer"]
     assert list(model.state_dict()) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+
+
+def test_a_shift_of_the_bias_moves_what_comes_out_by_as_much(model):
+    conv, linear, x = model[0], model[3], torch.randn(7, 2, 8)
+    before, shift = conv(x), torch.tensor([1.0, -2.0, 0.5])
+    assert torch.equal(conv.shift_bias(shift), shift)
+    torch.testing.assert_close(conv(x), before + shift[:, None])
+    assert linear.effective_bias() is linear.bias
+
+
+def test_a_layer_without_a_bias_says_that_it_took_nothing():
+    linear, x = QuantLinear(3, 2, bias=False), torch.randn(4, 3)
+    before = linear(x)
+    assert linear.effective_bias() is None
+    assert torch.equal(linear.shift_bias(torch.ones(2)), torch.zeros(2))
+    assert torch.equal(linear(x), before)

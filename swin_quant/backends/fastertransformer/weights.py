@@ -74,8 +74,7 @@ class WeightSource:
         return self.model.layers[slot.in_stage].blocks[slot.in_block].attn
 
     def _qkv_bias(self, slot: Slot) -> Tensor:
-        attn = self._attention(slot)
-        return attn.qkv.bias if self.version == 1 else attn.qkv_bias()
+        return self._attention(slot).qkv.effective_bias()
 
     def _relative_position_bias(self, slot: Slot) -> Tensor:
         return self._attention(slot).relative_position_bias()

@@ -89,7 +89,7 @@ class Product(nn.Module):
 
     def __init__(self, layer: QuantizedLayer) -> None:
         super().__init__()
-        weight, node, bias = layer.weight.detach(), layer._weight_quantizer, layer.bias
+        weight, node, bias = layer.weight.detach(), layer._weight_quantizer, layer.effective_bias()
         self._input_quantizer = lowered(layer._input_quantizer)
         self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
         self._weight_quantizer = KeptWeight(weight, node) if node.enabled else None
@@ -111,7 +111,8 @@ class Linear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        weight, bias = layer.weight.detach(), layer.bias
+        weight = layer.weight.detach()
+        bias = layer.effective_bias() if isinstance(layer, QuantizedLayer) else layer.bias
         if isinstance(layer, QuantizedLayer):
             self._input_quantizer = lowered(layer._input_quantizer)
             self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
@@ -129,11 +130,9 @@ class Linear(nn.Module):
         self._weight_quantizer.scale_outputs(factors)
         self.bias = None if self.bias is None else self.bias * factors
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`bias` replaces the layer's own, as in QuantLinear."""
-        bias = self.bias if bias is None else bias
+    def forward(self, x: Tensor) -> Tensor:
         x = self._aftergemm_quantizer(self._input_quantizer(x.to(self.dtype)) @ self._weight_quantizer())
-        return x if bias is None else x + bias
+        return x if self.bias is None else x + self.bias
 
 
 def lowered(node: Quantizer) -> nn.Module:

@@ -82,7 +82,7 @@ def attend(tokens, places, block, version, side, fused):
     attn, window, shift = block.attn, block.window, block.shift
     a = {name: amax(attn, f"matmul_{name}_input") for name in "qkva"}
     heads, bias = attn.heads, position_bias(attn, version, window)
-    qkv_bias = half(attn.qkv.bias if version == 1 else attn.qkv_bias()).astype(f32)
+    qkv_bias = half(attn.qkv.effective_bias()).astype(f32)
     step = f32(amax(attn.qkv, "_aftergemm") / 127)
     parts = []
     for place in places:

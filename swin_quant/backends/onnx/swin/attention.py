@@ -109,7 +109,6 @@ class CosineAttention(QuantizedAttention):
     mha_k_input_quantizer: nn.Module
 
     def prepare(self, attn: Any) -> None:
-        self.qkv.bias = None if attn.q_bias is None else attn.qkv_bias().detach()
         scale = attn.logit_scale.detach().clamp(max=LARGEST_LOGIT_SCALE).exp()
         self.head_scale: Tensor
         self.register_buffer("head_scale", scale.repeat(self.windows, 1, 1))
