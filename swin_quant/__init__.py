@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swin_quant.face.model import Model as Model
     from swin_quant.face.model import load as load
     from swin_quant.face.pictures import pictures as pictures
+    from swin_quant.face.sensitivity import sensitivity as sensitivity
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Policy as Policy
 
@@ -46,6 +47,7 @@ _FACE = {
     "calibrate": ("swin_quant.face.calibration", "calibrate"),
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
+    "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
     "export": ("swin_quant.face.exporting", "export"),
     "verify": ("swin_quant.face.checking", "verify"),
     "Verification": ("swin_quant.face.checking", "Verification"),

@@ -27,6 +27,7 @@ from swin_quant.cards.records import (
     CheckpointRecord,
     KnownOptions,
     Result,
+    SensitivityRecord,
     SourceRecord,
     TrainingRecord,
     VerificationRecord,
@@ -53,6 +54,7 @@ class RunCard:
     calibration: CalibrationRecord | None = None
     training: TrainingRecord | None = None
     artifact: ArtifactRecord | None = None
+    sensitivity: SensitivityRecord | None = None
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)

@@ -167,6 +167,37 @@ class VerificationRecord(TypedDict):
     passed: bool | None
 
 
+class LossRecord(TypedDict):
+    """Logits beside the float model's: SQNR in dB (None if equal), divergence (KL) in nats, agreement in percent."""
+
+    sqnr_db: float | None
+    kl: float
+    agreement: float
+
+
+class GroupRecord(TypedDict):
+    """A node, or those of a layer, block, stage or role: the loss with only them quantized, and with all but them."""
+
+    kind: str
+    name: str
+    nodes: int
+    alone: LossRecord
+    without: LossRecord
+
+
+class SensitivityRecord(TypedDict):
+    """What each node costs under a policy. `profile`: SQNR in dB of each block's output. `forwards`: what it took."""
+
+    policy: str
+    policy_sha256: str
+    pictures: int
+    pictures_sha256: str | None
+    overall: LossRecord
+    groups: list[GroupRecord]
+    profile: dict[str, float | None]
+    forwards: float
+
+
 class DatasetRecord(TypedDict):
     """The pictures that a result was measured on; `sha256` is of their list."""
 

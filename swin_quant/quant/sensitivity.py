@@ -1,0 +1,222 @@
+"""What each node costs: the loss of the logits when only it is quantized, and when all but it are.
+
+Both are needed. Alone, a node shows its own noise; left out, it shows what is won by keeping it float. Groups of nodes
+(layers, blocks, stages, roles) are asked the same. A forward begins where the group's first node lies: the blocks
+before it give what they gave to the float model, or to the quantized one.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.distributed import gather
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import Quantizer, State
+from swin_quant.quant.replay import recorded, replayed
+from swin_quant.quant.watch import watching
+
+NODE, LAYER, BLOCK, STAGE, ROLE = "node", "layer", "block", "stage", "role"
+Group = tuple[str, str, tuple[str, ...]]
+"""Kind, name, nodes."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How far logits are from the float model's: SQNR in dB (infinite if equal), the mean Kullback-Leibler divergence
+    of their softmax in nats, top-1 agreement in percent.
+    """
+
+    sqnr_db: float
+    kl: float
+    agreement: float
+
+
+@dataclass(frozen=True)
+class GroupLoss:
+    """The loss with only these nodes quantized, and with all but these. `kind`: what joins them; `name` is theirs."""
+
+    kind: str
+    name: str
+    nodes: tuple[str, ...]
+    alone: Loss
+    without: Loss
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Of every group, in the model's order, and of all nodes together.
+
+    `profile`: block -> SQNR in dB of its output, of the quantized model against the float one. `forwards` is what it
+    took, in forwards of the whole model over all pictures.
+    """
+
+    pictures: int
+    overall: Loss
+    groups: tuple[GroupLoss, ...]
+    profile: Mapping[str, float]
+    forwards: float
+
+    def of(self, kind: str) -> list[GroupLoss]:
+        """The groups of a kind, those first without which the logits would be nearest to the float model's."""
+        return sorted((group for group in self.groups if group.kind == kind), key=lambda group: -group.without.sqnr_db)
+
+
+@dataclass
+class _Sums:
+    """Of the pictures so far: logits squared, their noise squared, divergence, how many agree, how many there are."""
+
+    values: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def add(self, values: Sequence[float]) -> None:
+        self.values = [old + new for old, new in zip(self.values, values, strict=True)]
+
+    def loss(self) -> Loss:
+        signal, noise, divergence, agreeing, pictures = self.values
+        return Loss(_db(signal, noise), max(0.0, divergence / pictures), 100 * agreeing / pictures)
+
+
+def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
+    """Every node; those of a layer, a block, a stage, by their names; those of a role."""
+    found: list[Group] = [(NODE, name, (name,)) for name in nodes]
+    layers: dict[str, list[str]] = {}
+    roles: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+        roles.setdefault(f"role:{node.role.value}", []).append(name)
+    found += [(LAYER, layer, tuple(names)) for layer, names in layers.items()]
+    for kind, places in ((BLOCK, blocks), (STAGE, stages)):
+        inside = {place: tuple(name for name in nodes if name.startswith(f"{place}.")) for place in places}
+        found += [(kind, place, names) for place, names in inside.items() if names]
+    return found + [(ROLE, role, tuple(names)) for role, names in roles.items()]
+
+
+def sensitivity(
+    model: nn.Module,
+    batches: Iterable[tuple[int, Tensor]],
+    blocks: Mapping[str, nn.Module],
+    stages: Iterable[str] = (),
+    tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
+) -> Sensitivity:
+    """Of the nodes that the model's policy enables, on (number, images [B, channels, S, S]): this rank's share.
+
+    `blocks` run one after another and take one tensor; the result does not depend on them, only how long it takes.
+    `tell` goes through the numbers of groups, for a progress bar. The model is as before afterwards, nodes off.
+    The same on any number of ranks. SwinQuantError where no node is on, or there is no picture.
+    """
+    nodes, parts = enabled_nodes(model), list(blocks.values())
+    if not nodes:
+        raise SwinQuantError("no node is on: choose a ‹policy› that quantizes something")
+    groups = groups_of(nodes, blocks, stages)
+    rows: list[tuple[int, list[list[float]]]] = []
+    computed = 0
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for number, images in batches:
+                batch = _Batch(model, nodes, parts, images)
+                measured = [batch.overall(), *batch.profile()]
+                for index in tell(range(len(groups)), len(groups)):
+                    measured += batch.both(groups[index][2])
+                rows.append((number, measured))
+                computed += batch.computed
+    finally:
+        dequantize(model)
+        model.train(training)
+    return _result(rows, computed, groups, list(blocks))
+
+
+def _result(
+    mine: list[tuple[int, list[list[float]]]],
+    computed: int,
+    groups: list[Group],
+    blocks: list[str],
+) -> Sensitivity:
+    rows = sorted(gather(mine), key=lambda row: row[0])
+    batches = len(rows)
+    if not batches:
+        raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
+    sums = [_Sums() for _ in range(1 + len(blocks) + 2 * len(groups))]
+    for _, row in rows:
+        for one, values in zip(sums, row, strict=True):
+            one.add(values)
+    overall, depth, pairs = sums[0], sums[1 : 1 + len(blocks)], sums[1 + len(blocks) :]
+    losses = [one.loss() for one in pairs]
+    units = len(blocks) + 1  # what lies behind the last block counts as one more
+    return Sensitivity(
+        int(overall.values[-1]),
+        overall.loss(),
+        tuple(
+            GroupLoss(kind, name, names, alone, without)
+            for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
+        ),
+        {block: _db(*one.values[:2]) for block, one in zip(blocks, depth, strict=True)},
+        sum(gather([computed])) / (units * batches),
+    )
+
+
+class _Batch:
+    """One batch: what the float model and the quantized one gave at every block, and forwards from there on."""
+
+    def __init__(
+        self, model: nn.Module, nodes: Mapping[str, Quantizer], parts: Sequence[nn.Module], images: Tensor
+    ) -> None:
+        self.model, self.nodes, self.parts, self.images = model, nodes, parts, images
+        self.computed = 0
+        self.begins: dict[str, int] = {}
+        dequantize(model)
+        with recorded(parts) as self.floats, watching(nodes, self._note):
+            self.expected = self._forward(0).double()
+        quantize(model)
+        with recorded(parts) as self.quantized:
+            self.logits = self._forward(0)
+
+    def overall(self) -> list[float]:
+        return _distance(self.logits, self.expected)
+
+    def profile(self) -> list[list[float]]:
+        pairs = zip(self.quantized, self.floats, strict=True)
+        return [[*_noise(one.double(), other.double()), 0.0, 0.0, 0.0] for one, other in pairs]
+
+    def both(self, names: Sequence[str]) -> list[list[float]]:
+        """With only these nodes quantized, and with all but these."""
+        begin = min(self.begins[name] for name in names)
+        found = []
+        for inside, outside, outputs in (
+            (State.QUANTIZE, State.OFF, self.floats),
+            (State.OFF, State.QUANTIZE, self.quantized),
+        ):
+            for name, node in self.nodes.items():
+                node.state = inside if name in names else outside
+            with replayed(self.parts, outputs[:begin]):
+                found.append(_distance(self._forward(begin), self.expected))
+        return found
+
+    def _forward(self, begin: int) -> Tensor:
+        self.computed += len(self.parts) + 1 - begin
+        logits: Tensor = self.model(self.images)
+        return logits
+
+    def _note(self, name: str, *_: object) -> None:
+        """Of the blocks before a node's first call, all are done."""
+        self.begins.setdefault(name, len(self.floats))
+
+
+def _distance(logits: Tensor, expected: Tensor) -> list[float]:
+    logits = logits.double()
+    target, guess = expected.log_softmax(1), logits.log_softmax(1)
+    divergence = (target.exp() * (target - guess)).sum().item()
+    agreeing = (logits.argmax(1) == expected.argmax(1)).sum().item()
+    return [*_noise(logits, expected), divergence, agreeing, len(logits)]
+
+
+def _noise(values: Tensor, expected: Tensor) -> tuple[float, float]:
+    return expected.square().sum().item(), (values - expected).square().sum().item()
+
+
+def _db(signal: float, noise: float) -> float:
+    return 10 * math.log10(signal / noise) if signal and noise else math.inf

@@ -1,0 +1,63 @@
+"""swin-quant sensitivity: tables, CSV, JSON, and what the run card keeps."""
+
+import csv
+import io
+import json
+import shutil
+
+import pytest
+
+from swin_quant.cards.card import RunCard
+
+
+@pytest.fixture
+def own(calibrated, tmp_path):
+    """A copy of the calibrated checkpoint with its card."""
+    for file in (calibrated, calibrated.with_suffix(".json")):
+        shutil.copy(file, tmp_path / file.name)
+    return tmp_path / calibrated.name
+
+
+@pytest.fixture
+def words(own, pictures):
+    return ["sensitivity", own, "--data-path", pictures, "--pictures", 6, "--device", "cpu"]
+
+
+def test_table_csv_json_and_card_agree(run, words, own, tmp_path):
+    done = run(*words, "--top", 3, "--json", tmp_path / "x.json")
+    assert done.code == 0, done
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert RunCard.read(own.with_suffix(".json")).sensitivity == record
+    assert record["pictures"] == 6 and record["policy"] == "ft-mode1"
+    nodes = [group for group in record["groups"] if group["kind"] == "node"]
+    assert len(nodes) == 4 * 16 + 3  # counted from docs/reference, as for `nodes`
+    worst = max(nodes, key=lambda group: group["without"]["sqnr_db"])
+    assert worst["name"] in done.out.replace("\n", "") and "layers.1.blocks.1" in done.out
+    lines = run(*words, "--format", "csv").out
+    rows = list(csv.DictReader(io.StringIO(lines)))
+    assert len(rows) == len(record["groups"])
+    first = next(row for row in rows if row["kind"] == "node")
+    assert first["name"] == worst["name"]
+    assert float(first["gain_db"]) == pytest.approx(worst["without"]["sqnr_db"] - record["overall"]["sqnr_db"])
+
+
+def test_only_the_kinds_that_are_asked_for(run, words):
+    out = run(*words, "--kind", "stage", "role", "--policy", "qdq").out
+    assert "role:gemm_weight" in out and "layers.0.blocks" not in out
+
+
+def test_two_ranks_measure_the_same(forked, words, own, run, tmp_path):
+    one = json.loads(run(*words, "--batch", 2, "--json").out)
+    ends = forked(2, *words, "--batch", 2, "--json", tmp_path / "two.json", "--quiet")
+    assert [done.code for done in ends] == [0, 0], ends
+    assert json.loads((tmp_path / "two.json").read_text()) == one
+
+
+def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):
+    rest = ["--data-path", pictures]
+    assert "calibrate it first" in run("sensitivity", micro / "swin.pth", "--cfg", micro / "swin.yaml", *rest).error(2)
+    assert "one policy at a time" in run(*words, "--policy", "qdq", "float").error(2)
+    assert "no node is on" in run(*words, "--off", "*", "--policy", "qdq").error(1)
+    assert "--pictures 0" in run(*words[:-3], 0).error(2)
+    assert "name a calibrated checkpoint" in run("sensitivity", *rest).error(2)
+    assert "400" in run(*words[:-3], 400).error(2)

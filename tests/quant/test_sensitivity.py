@@ -1,0 +1,162 @@
+"""What a node costs is what one finds by switching it alone on, or alone off, and comparing logits."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.models.registry import blocks_of, stages_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.quant.quantizer import State, named_nodes
+from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, sensitivity
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_model):
+    """subject(kind) -> a calibrated tiny model under ft-mode1 with 4 bits, and its batches, 9 pictures."""
+
+    def make(kind):
+        torch.manual_seed(0)
+        model, images = tiny_model(kind, **SMALL, **MORE[kind]), torch.randn(9, 3, 32, 32)
+        policy = load_policy("ft-mode1").bits("role:activation", 4)
+        apply_policy(model, policy)
+        calibrate(model, [images])
+        return model, policy, list(enumerate(images.split(4)))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def measured(subject):
+    """measured(kind) -> model, policy, batches, and their sensitivity."""
+    known = {}
+
+    def get(kind):
+        if kind not in known:
+            model, policy, batches = subject(kind)
+            known[kind] = model, policy, batches, sensitivity(model, batches, blocks_of(model), stages_of(model))
+        return known[kind]
+
+    return get
+
+
+def logits(model, batches):
+    with torch.inference_mode():
+        return torch.cat([model(images) for _, images in batches]).double().numpy()
+
+
+def by_hand(found, expected):
+    """SQNR, divergence and agreement from logits, in numpy."""
+    p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (expected, found))
+    sqnr = 10 * np.log10((expected**2).sum() / ((found - expected) ** 2).sum())
+    return sqnr, (p * np.log(p / q)).sum(1).mean(), 100 * (found.argmax(1) == expected.argmax(1)).mean()
+
+
+def values(loss):
+    return loss.sqnr_db, loss.kl, loss.agreement
+
+
+@KINDS
+def test_alone_and_left_out_are_what_the_whole_model_gives(kind, measured):
+    model, policy, batches, found = measured(kind)
+    groups = {(group.kind, group.name): group for group in found.groups}
+    fc2 = "layers.1.blocks.1.mlp.fc2._input_quantizer"
+    chosen = [(NODE, fc2), (LAYER, "layers.1.blocks.0.attn"), (BLOCK, "layers.0.blocks.0"), (STAGE, "layers.0"),
+              (NODE, "layers.0.downsample.reduction._input_quantizer"), (ROLE, "role:gemm_weight")]  # fmt: skip
+    expected = logits(model, batches)  # nodes are off
+    for key in chosen:
+        group = groups[key]
+        apply_policy(model, load_policy("float").on(*group.nodes).bits("role:activation", 4))
+        quantize(model)
+        assert values(group.alone) == pytest.approx(by_hand(logits(model, batches), expected), rel=1e-6)
+        apply_policy(model, policy.off(*group.nodes))
+        quantize(model)
+        assert values(group.without) == pytest.approx(by_hand(logits(model, batches), expected), rel=1e-6)
+    apply_policy(model, policy)
+    quantize(model)
+    assert values(found.overall) == pytest.approx(by_hand(logits(model, batches), expected), rel=1e-6)
+    apply_policy(model, policy)
+
+
+@KINDS
+def test_stored_inputs_save_forwards_and_change_nothing(kind, measured):
+    model, policy, batches, found = measured(kind)
+    apply_policy(model, policy)
+    plain = sensitivity(model, batches, {})
+    kept = [group for group in found.groups if group.kind in (NODE, LAYER, ROLE)]
+    assert [group.name for group in plain.groups] == [group.name for group in kept]
+    assert all(values(one.alone) == values(other.alone) for one, other in zip(plain.groups, kept, strict=True))
+    assert all(values(one.without) == values(other.without) for one, other in zip(plain.groups, kept, strict=True))
+    assert plain.forwards == 2 + 2 * len(plain.groups)
+    assert found.forwards < 0.8 * (2 + 2 * len(found.groups))
+
+
+def test_every_node_is_measured_and_the_model_left_as_it_was(measured):
+    model, policy, batches, found = measured("swin")
+    apply_policy(model, policy)
+    assert [group.name for group in found.groups if group.kind == NODE] == list(enabled_nodes(model))
+    assert found.pictures == 9 and list(found.profile) == list(blocks_of(model))
+    assert all(node.state is State.OFF for node in named_nodes(model).values())
+    assert {group.kind for group in found.groups} == {NODE, LAYER, BLOCK, STAGE, ROLE}
+
+
+def test_the_profile_is_the_error_of_each_block(measured):
+    model, policy, batches, found = measured("swinv2")
+    outputs = {name: [[], []] for name in blocks_of(model)}
+    for state, which in ((None, 0), (State.QUANTIZE, 1)):
+        apply_policy(model, policy)
+        if state:
+            quantize(model)
+        hooks = [
+            block.register_forward_hook(lambda *seen, name=name, which=which: outputs[name][which].append(seen[-1]))
+            for name, block in blocks_of(model).items()
+        ]
+        logits(model, batches)
+        for hook in hooks:
+            hook.remove()
+    for name, (floats, quantized) in outputs.items():
+        x, y = (torch.cat(each).double().numpy() for each in (floats, quantized))
+        assert found.profile[name] == pytest.approx(10 * np.log10((x**2).sum() / ((y - x) ** 2).sum()))
+    apply_policy(model, policy)
+
+
+def test_the_order_of_batches_is_no_matter_to_the_bit(measured):
+    model, policy, batches, found = measured("swin")
+    apply_policy(model, policy)
+    assert sensitivity(model, batches[::-1], blocks_of(model), stages_of(model)) == found
+
+
+def test_the_costly_come_first(measured):
+    *_, found = measured("swin")
+    gains = [group.without.sqnr_db for group in found.of(NODE)]
+    assert gains == sorted(gains, reverse=True) and gains[0] > found.overall.sqnr_db
+
+
+def test_nothing_to_measure_is_an_error(subject):
+    model, policy, batches = subject("swin")
+    with pytest.raises(SwinQuantError, match="no picture"):
+        sensitivity(model, [], blocks_of(model))
+    apply_policy(model, load_policy("float"))
+    with pytest.raises(SwinQuantError, match="no node is on"):
+        sensitivity(model, batches, blocks_of(model))
+
+
+def test_a_node_that_costs_nothing_is_infinitely_good_alone(tiny_model):
+    model = tiny_model(**SMALL)
+    images = torch.randn(4, 3, 32, 32)
+    apply_policy(model, load_policy("qdq"))
+    calibrate(model, [images])
+    apply_policy(model, load_policy("float").on("layers.0.blocks.0.attn.qkv._weight_quantizer"))
+    layer = model.layers[0].blocks[0].attn.qkv
+    layer.weight.data = torch.randint(-127, 128, layer.weight.shape) / 127.0  # on the grid
+    layer._weight_quantizer.amax = torch.tensor(1.0)
+    (group,) = [group for group in sensitivity(model, [(0, images)], blocks_of(model)).groups if group.kind == NODE]
+    assert group.alone.sqnr_db == pytest.approx(math.inf) or group.alone.sqnr_db > 100
