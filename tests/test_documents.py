@@ -22,6 +22,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 NAME = "swin_tiny_patch4_window7_224"
 QUICK = {
     "bench": ["--rounds", "1", "--seconds", "0.01", "--batch", "1"],
+    "sensitivity": ["--pictures", "4"],
     "finetune": ["--epochs", "1", "--batch", "32"],
 }
 LAUNCHER = "python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 "
