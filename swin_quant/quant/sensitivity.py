@@ -66,7 +66,7 @@ class Sensitivity:
 
 
 @dataclass
-class _Sums:
+class _Totals:
     """Of the pictures so far: logits squared, their noise squared, divergence, how many agree, how many there are."""
 
     values: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -140,7 +140,7 @@ def _result(
     batches = len(rows)
     if not batches:
         raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
-    sums = [_Sums() for _ in range(1 + len(blocks) + 2 * len(groups))]
+    sums = [_Totals() for _ in range(1 + len(blocks) + 2 * len(groups))]
     for _, row in rows:
         for one, values in zip(sums, row, strict=True):
             one.add(values)
