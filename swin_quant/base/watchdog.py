@@ -80,7 +80,7 @@ class Watchdog:
         last = self._rounds + _ROUNDS
         while not self._reason and not self._broken and self._rounds < last:
             time.sleep(_TICK_SECONDS / 4)
-        return self._reason
+        return self._reason or (f"{self.host} is gone" if self._broken else None)
 
     def report(self, why: str) -> None:
         """Tell the other ranks why this one ends, and give them the time to read it. The first reason stays.
