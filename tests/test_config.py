@@ -195,12 +195,12 @@ def test_opts_keep_text_that_looks_like_a_number(tmp_path):
         ("TRAIN.BASE_LR", "1e999", "a number"),
         ("TRAIN.BASE_LR", "__import__('os').getcwd()", "a number"),
         ("MODEL.SWIN.DEPTHS", 2, "a list"),
-        ("MODEL.SWIN.DEPTHS", [2, 2, 6.5, 2], "a list, each entry a whole number"),
-        ("MODEL.SWIN.DEPTHS", [2, 2, True, 2], "a list, each entry a whole number"),
-        ("MODEL.SWIN.DEPTHS", [2, [2], 6, 2], "a list, each entry a whole number"),
-        ("TRAIN.OPTIMIZER.BETAS", [0.9], "a pair, each a number"),
+        ("MODEL.SWIN.DEPTHS", [2, 2, 6.5, 2], "[2] must be a whole number"),
+        ("MODEL.SWIN.DEPTHS", [2, 2, True, 2], "[2] must be a whole number"),
+        ("MODEL.SWIN.DEPTHS", [2, [2], 6, 2], "[1] must be a whole number"),
+        ("TRAIN.OPTIMIZER.BETAS", [0.9], "2 values"),
         ("MODEL.SWIN.QK_SCALE", "large", "a number or None"),
-        ("AUG.CUTMIX_MINMAX", 0.5, "a pair, each a number or None"),
+        ("AUG.CUTMIX_MINMAX", 0.5, "2 values or None"),
     ],
 )
 def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, asked):
@@ -218,7 +218,7 @@ def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, a
         message = str(error.value)
         assert message.startswith(f"{source}: ") and "\n" not in message
         if not isinstance(bad, dict):
-            assert f"{key} must be {asked}" in message
+            assert f"{key}{'' if asked[0] == '[' else ' must be '}{asked}" in message
 
 
 def test_wrong_type_in_opts_names_the_flag(tmp_path):

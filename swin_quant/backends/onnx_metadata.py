@@ -8,6 +8,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of_data
+from swin_quant.base.schema import checked
 from swin_quant.cards.card import RunCard, without_paths
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def labels_of(artifact: Artifact) -> list[str]:
         names = json.loads(open_onnx(artifact.file).metadata.get(LABELS, "[]"))
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SwinQuantError(f"{artifact.file}: its metadata {LABELS} is not a JSON list of names: export it again")
-    return names
+    return checked(list[str], names, str(artifact.file), f"its metadata {LABELS}")
 
 
 def read(model: "ModelProto") -> dict[str, Any]:

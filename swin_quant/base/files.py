@@ -1,9 +1,7 @@
-"""Files that are whole or not there: atomic writes, hashes, and JSON that is bounded, finite and of a known shape."""
+"""Files that are whole or not there: atomic writes, hashes, and JSON that is bounded and finite."""
 
 import contextlib
-import dataclasses
 import errno
-import functools
 import hashlib
 import io
 import json
@@ -11,13 +9,10 @@ import math
 import os
 import secrets
 import stat
-import sys
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError
 
 MAX_JSON_BYTES = 32 * 1024 * 1024
 _MAX_LINES_BYTES = 4 * 1024 * 1024  # ImageNet-22k's descriptions have a third of it
@@ -185,75 +180,6 @@ def read_json(path: str | os.PathLike[str], what: str) -> Any:
         return json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise SwinQuantError(f"{path}: is not a {what}: its JSON cannot be read ({error})") from error
-
-
-def check_json(value: Any, kind: Any, where: str, key: str = "", unknown: list[str] | None = None) -> None:
-    """Raise unless `value`, read from JSON, is of type `kind`, naming the file (`where`) and the `key` at fault.
-
-    `kind` is a dataclass or TypedDict (every annotated key present, but for those of `total=False` and those with a
-    constant default), list[T], dict[str, T], T | None, str, bool, int, float (finite; an int will do) or Any.
-    Keys that a record does not have are refused; with a list `unknown` they are added to it instead.
-    """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or (origin is types.UnionType and value is None):
-        return
-    if origin is types.UnionType:
-        check_json(value, inner[0], where, key, unknown)
-    elif origin is list and isinstance(value, list):
-        for index, item in enumerate(value):
-            check_json(item, inner[0], where, f"{key}[{index}]", unknown)
-    elif origin is dict and isinstance(value, dict):
-        for name, item in value.items():
-            check_json(item, inner[1], where, f"{key}.{_shown(name)}", unknown)
-    elif _is_record(kind) and isinstance(value, dict):
-        (fields, optional), prefix = fields_of(kind), f"{key}." if key else ""
-        lacking, surplus = (
-            sorted(prefix + _shown(name) for name in names)
-            for names in (fields.keys() - optional - value.keys(), value.keys() - fields.keys())
-        )
-        if lacking or (surplus and unknown is None):
-            raise SwinQuantError(f"{where}: {'lacks' if lacking else 'has unknown'} {listed(lacking or surplus)}")
-        if unknown is not None:
-            unknown += surplus
-        for name, field in fields.items():
-            if name in value:
-                check_json(value[name], field, where, prefix + name, unknown)
-    elif not _is_scalar(value, kind):
-        wanted = "object" if _is_record(kind) else getattr(origin or kind, "__name__", str(kind))
-        raise SwinQuantError(f"{where}: {key or 'the content'} must be of type {wanted}, not {value!r:.60}")
-
-
-def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """The keys that a dataclass or TypedDict has in JSON, with their types, and those of them that may be absent.
-
-    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
-    A field with the metadata `json: False` is no key.
-    """
-    return _fields_of(kind)
-
-
-@functools.cache
-def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    hints = typing.get_type_hints(kind)
-    if typing.is_typeddict(kind):
-        return hints, set(kind.__optional_keys__)
-    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
-    constant = {f.name for f in fields if f.default is not dataclasses.MISSING or f.default_factory in (list, dict)}
-    return {field.name: hints[field.name] for field in fields}, constant
-
-
-def _is_record(kind: Any) -> bool:
-    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
-
-
-def _is_scalar(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # of an int of any length, too
-    return kind in (str, bool, int) and type(value) is kind
-
-
-def _shown(name: str) -> str:
-    return name[:60] if name[:60].isprintable() else ascii(name[:60])
 
 
 def _refuse_constant(name: str) -> None:

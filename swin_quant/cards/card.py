@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import check_json, fields_of, finite, read_json, sha256_of, sha256_of_data, write_json
+from swin_quant.base.files import finite, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.base.progress import log
-from swin_quant.cards.paths import is_bare_name, located, portable_path, with_paths
+from swin_quant.base.schema import check_record, checked, fields_of
+from swin_quant.cards.paths import located, portable_path, with_paths
 from swin_quant.cards.records import (
     QAT,
     ArtifactRecord,
     CalibrationRecord,
     CheckpointRecord,
+    FileName,
     KnownOptions,
+    Moment,
     Result,
     SensitivityRecord,
     SourceRecord,
@@ -45,7 +48,7 @@ class RunCard:
     `newer` holds the keys beside these that a newer version wrote; `checked`: the file was, which this is made of.
     """
 
-    name: str
+    name: FileName
     config: dict[str, Any]
     preprocess: dict[str, Any]
     source: SourceRecord | None = None
@@ -58,7 +61,7 @@ class RunCard:
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
-    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    created: Moment = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
     checked: InitVar[bool] = False
 
@@ -185,26 +188,12 @@ def _check_card(content: Any, where: str) -> list[str]:
         shown = f"its schema is {schema!r:.60}" if text else "it names no schema"
         raise SwinQuantError(f"{where}: is not a run card of this version: {shown}, not {SCHEMA!r}")
     unknown: list[str] = []
-    check_json({key: value for key, value in content.items() if key != "schema"}, RunCard, where, unknown=unknown)
+    check_record(RunCard, {key: value for key, value in content.items() if key != "schema"}, where, unknown=unknown)
     for index, result in enumerate(content.get("results", ())):
-        check_json(result, Result, where, f"results[{index}]", unknown)
-    artifact = content.get("artifact") or {"options": {}, "others": []}
-    options = {key: artifact["options"][key] for key in fields_of(KnownOptions)[0] if key in artifact["options"]}
-    check_json(options, KnownOptions, where, "artifact.options")
+        check_record(Result, result, where, f"results[{index}]", unknown)
+    if artifact := content.get("artifact"):
+        known = artifact["options"].keys() & fields_of(KnownOptions)[0]
+        check_record(KnownOptions, {key: artifact["options"][key] for key in known}, where, "artifact.options")
     if content.get("policy") is not None:
-        check_json(content["policy"].get("name"), str, where, "policy.name")
-    records = {section: content.get(section) for section in ("source", "checkpoint", "artifact")}
-    records["calibration.statistics"] = (content.get("calibration") or {}).get("statistics")
-    records |= {f"artifact.others[{index}]": other for index, other in enumerate(artifact["others"])}
-    for section, record in records.items():
-        if record and not re.fullmatch(r"[0-9a-f]{64}", record["sha256"]):
-            raise SwinQuantError(f"{where}: {section}.sha256 is not 64 hexadecimal digits")
-        if record and not is_bare_name(record["file"]):
-            raise SwinQuantError(f"{where}: {section}.file must be a bare file name, not {record['file']!r:.80}")
-    if not is_bare_name(content["name"]):
-        raise SwinQuantError(f"{where}: name must be fit for a file name, not {content['name']!r:.80}")
-    try:
-        datetime.fromisoformat(content["created"])
-    except ValueError as error:
-        raise SwinQuantError(f"{where}: created is not an ISO date and time: {content['created']!r:.60}") from error
+        checked(str, content["policy"].get("name"), where, "policy.name")
     return unknown

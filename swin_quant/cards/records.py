@@ -1,9 +1,24 @@
 """The records of a run card: their annotations are its schema."""
 
+import re
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from datetime import datetime
+from typing import Annotated, Any, TypedDict
 
-from swin_quant.base.files import fields_of
+from swin_quant.base.schema import Must, fields_of
+from swin_quant.cards.paths import is_bare_name
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+Sha256 = Annotated[str, Must(re.compile("[0-9a-f]{64}").fullmatch, "64 hexadecimal digits")]
+FileName = Annotated[str, Must(is_bare_name, "fit for a file name, without folders")]
+Moment = Annotated[str, Must(_is_date, "an ISO date and time")]
 
 ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # whose weights a result is of
 
@@ -20,16 +35,16 @@ class _Located(TypedDict, total=False):
 class SourceRecord(_Located):
     """The float checkpoint that a run began with."""
 
-    file: str
-    sha256: str
+    file: FileName
+    sha256: Sha256
     format: str
 
 
 class CheckpointRecord(_Located):
     """A checkpoint: the one beside the card, or that of an artifact, or what training started from."""
 
-    file: str
-    sha256: str
+    file: FileName
+    sha256: Sha256
 
 
 class CheckRecord(TypedDict):
@@ -138,8 +153,8 @@ class ArtifactRecord(TypedDict):
     """
 
     backend: str
-    file: str
-    sha256: str
+    file: FileName
+    sha256: Sha256
     precision: str
     options: dict[str, Any]
     others: list[CheckpointRecord]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.schema import show
 from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
-from swin_quant.config.values import show
 
 _SHIPPED = ("swin", "swinv2", "demo")
 _MAX_FILES = 32
@@ -45,7 +45,7 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
     base = tree.pop("BASE", None) or []
     names = [base] if isinstance(base, str) else base
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: BASE must be a list of file names, not {show.repr(base)}")
+        raise UsageError(f"{path}: BASE must be a list of file names, not {show(base)}")
     for name in filter(None, names):
         if not os.path.isfile(path.parent / name):
             raise UsageError(f"{path}: BASE names {name}, but there is no such file in {path.parent}")
@@ -56,5 +56,5 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
 def _read(path: Path) -> dict[Any, Any]:
     tree = read_yaml(path, "configuration file")
     if not isinstance(tree, dict):
-        raise UsageError(f"{path}: must hold KEY: value lines, not {show.repr(tree)}")
+        raise UsageError(f"{path}: must hold KEY: value lines, not {show(tree)}")
     return tree

@@ -5,9 +5,10 @@ import re
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import show
 from swin_quant.config.defaults import architecture
 from swin_quant.config.families import families
-from swin_quant.config.values import leaves, need, need_numbers, show
+from swin_quant.config.values import leaves, need, need_numbers
 
 _CHOICES = {
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "lanczos", "nearest"),
@@ -26,9 +27,9 @@ def check_geometry(cfg: CfgNode, source: str) -> None:
         need(0 <= values[key] < 1, source, f"{key} is {values[key]}, but must be at least 0 and below 1")
     name, tag = cfg.MODEL.NAME, cfg.TAG
     usable = re.fullmatch(r"[^/\\\x00-\x1f\ud800-\udfff]{1,200}", name) is not None and name not in (".", "..")
-    need(usable, source, f"MODEL.NAME {show.repr(name)} cannot name a file: no slashes, 1 to 200 characters")
+    need(usable, source, f"MODEL.NAME {show(name)} cannot name a file: no slashes, 1 to 200 characters")
     usable = re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]{0,200}", tag) is not None
-    need(usable, source, f"TAG {show.repr(tag)} cannot name a folder: up to 200 characters of UTF-8")
+    need(usable, source, f"TAG {show(tag)} cannot name a folder: up to 200 characters of UTF-8")
     for key, most in _MOST.items():
         need_numbers(key, values[key], most, source)
     families()[cfg.MODEL.TYPE].check(cfg, source)

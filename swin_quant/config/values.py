@@ -4,17 +4,16 @@ yacs would evaluate strings and take None for anything; so text is read here, as
 """
 
 import difflib
-import math
-import re
-import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import GenericAlias
+from typing import Annotated, Any
 
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import Must, checked, show
 from swin_quant.config.defaults import defaults
 from swin_quant.config.families import families
 
@@ -24,14 +23,7 @@ _EXAMPLES: dict[str, Any] = {
     "TRAIN.LR_SCHEDULER.MULTISTEPS": [0],
 }
 _OPTIONAL = ("AUG.CUTMIX_MINMAX", "AUG.AUTO_AUGMENT")
-_NOUNS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text (in quotes if it reads as another)",
-}
-show = reprlib.Repr()  # of values in one-line messages
-show.maxlevel, show.maxstring, show.maxother = 2, 80, 80
+_Text = Annotated[str, Must(lambda text: "\0" not in text, "without NUL")]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -45,10 +37,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 @dataclass(frozen=True)
 class _Keys:
-    """Every key with a value of its type, those that may be None, and the names of sections."""
+    """Every key with its type, and the names of sections."""
 
     types: Mapping[str, Any]
-    optional: frozenset[str]
     sections: frozenset[str]
 
 
@@ -58,9 +49,19 @@ def _keys(known: tuple[str, ...]) -> _Keys:
     optional = {
         f"MODEL.{families()[name].section}.{key}": v for name in known for key, v in families()[name].optional.items()
     }
-    types = dict(leaves(defaults())) | _EXAMPLES | optional
-    sections = {key.rsplit(".", n)[0] for key in types for n in range(1, key.count(".") + 1)}
-    return _Keys(types, frozenset({*_OPTIONAL, *optional}), frozenset(sections))
+    examples = dict(leaves(defaults())) | _EXAMPLES | optional
+    types = {
+        key: _kind(value) | None if key in (*_OPTIONAL, *optional) else _kind(value) for key, value in examples.items()
+    }
+    return _Keys(types, frozenset(key.rsplit(".", n)[0] for key in types for n in range(1, key.count(".") + 1)))
+
+
+def _kind(example: Any) -> Any:
+    """The annotation of values like this one."""
+    if isinstance(example, list | tuple):
+        entry = _kind(example[0])
+        return GenericAlias(list, entry) if isinstance(example, list) else GenericAlias(tuple, (entry,) * len(example))
+    return _Text if isinstance(example, str) else type(example)
 
 
 def need(holds: bool, source: str, problem: str) -> None:
@@ -72,8 +73,8 @@ def need(holds: bool, source: str, problem: str) -> None:
 def need_numbers(key: str, value: Any, most: float, source: str) -> None:
     """UsageError unless `value`, or each in a list, is above 0 and at most `most`."""
     numbers = value if isinstance(value, list) else [value]
-    need(min(numbers, default=0) > 0, source, f"{key} is {show.repr(value)}, but must be positive")
-    need(max(numbers) <= most, source, f"{key} is {show.repr(value)}, but must be at most {most}")
+    need(min(numbers, default=0) > 0, source, f"{key} is {show(value)}, but must be positive")
+    need(max(numbers) <= most, source, f"{key} is {show(value)}, but must be at most {most}")
 
 
 def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
@@ -84,7 +85,7 @@ def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") 
         if key in known.sections and isinstance(value, Mapping):
             merge(cfg, value, source, f"{key}.")
         elif key in known.sections:
-            raise UsageError(f"{source}: {key} is a section of keys, not {show.repr(value)}")
+            raise UsageError(f"{source}: {key} is a section of keys, not {show(value)}")
         elif key == "BASE" and isinstance(value, list) and not any(value):
             continue
         elif key == "BASE":
@@ -92,46 +93,10 @@ def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") 
         elif key not in known.types:
             close = difflib.get_close_matches(key.upper(), [*known.types, *sorted(known.sections)], n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{source}: unknown key {show.repr(key)[1:-1]}{hint}")
+            raise UsageError(f"{source}: unknown key {show(key)[1:-1]}{hint}")
         else:
             *sections, leaf = key.split(".")
             node = cfg
             for section in sections:
                 node = node[section]
-            node[leaf] = _typed(key, value, source, known)
-
-
-def _typed(key: str, value: Any, source: str, known: _Keys) -> Any:
-    """`value` as the type of `key`."""
-    example = known.types[key]
-    optional = key in known.optional
-    if optional and (value is None or (isinstance(value, str) and value.lower() in ("none", "null"))):
-        return None
-    try:
-        return _convert(value, example)
-    except (ValueError, OverflowError) as error:
-        forms: dict[type[Any], str] = {list: "a list, each entry ", tuple: "a pair, each "}
-        form = forms.get(type(example), "")
-        noun = form + _NOUNS[type(example[0] if form else example)]
-        either = " or None" if optional else ""
-        raise UsageError(f"{source}: {key} must be {noun}{either}, not {show.repr(value)}") from error
-
-
-def _convert(value: Any, example: Any) -> Any:
-    """`value` as the type of `example`; text is read as that type (`1e-8` in YAML is text), nothing is evaluated."""
-    kind = type(example)
-    if kind in (list, tuple):
-        if isinstance(value, str) and (inside := re.fullmatch(r"\s*(?:\[(.*)\]|\((.*)\))\s*", value)):
-            value = [entry for entry in (inside[1] or inside[2] or "").split(",") if entry.strip()]
-        if not isinstance(value, list | tuple) or (kind is tuple and len(value) != len(example)):
-            raise ValueError(value)
-        return kind(_convert(entry, example[0]) for entry in value)
-    if isinstance(value, str) and kind is bool:
-        value = {"true": True, "false": False}.get(value.strip().lower())
-    elif isinstance(value, str) and kind is not str:
-        value = kind(value)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)) or (kind is str and "\0" in value):
-        raise ValueError(value)
-    return value
+            node[leaf] = checked(known.types[key], value, source, key, text=True, error=UsageError)

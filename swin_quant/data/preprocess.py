@@ -4,9 +4,9 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from swin_quant.base.compat import import_augmentation, import_torchvision
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import check_fields, checked, one_of, plain, within
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -22,6 +23,8 @@ INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
 _LARGEST = 1e6  # of mean and std: beyond all scales that pictures have
 MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
+_Mean = Annotated[float, within(least=-_LARGEST, most=_LARGEST)]
+_Std = Annotated[float, within(above=0, most=_LARGEST)]
 
 
 class Transform(Protocol):
@@ -45,31 +48,18 @@ class Preprocess:
         crop_ratio: the side of the crop to that of the picture: Microsoft's 224 / 256, timm's crop_pct.
 
     Raises:
-        ValueError: a field is of the wrong type or out of range.
+        UsageError: a field is of the wrong type or out of range.
     """
 
-    size: int
+    size: Annotated[int, within(least=1, most=MAX_SIZE)]
     crop: bool
-    interpolation: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    crop_ratio: float = CROP_RATIO
+    interpolation: Annotated[str, one_of(INTERPOLATIONS)]
+    mean: tuple[_Mean, _Mean, _Mean]
+    std: tuple[_Std, _Std, _Std]
+    crop_ratio: Annotated[float, within(least=0.5, most=1)] = CROP_RATIO
 
     def __post_init__(self) -> None:
-        if type(self.size) is not int or not 1 <= self.size <= MAX_SIZE:
-            raise ValueError(f"image size {self.size!r} is not an integer from 1 to {MAX_SIZE}")
-        if type(self.crop) is not bool:
-            raise ValueError(f"crop {self.crop!r} is neither true nor false")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"interpolation {self.interpolation!r} is not one of {', '.join(INTERPOLATIONS)}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = isinstance(values, tuple) and all(type(v) in (int, float) and abs(v) <= _LARGEST for v in values)
-            if not numbers or len(values) != 3:
-                raise ValueError(f"{name} {values!r} is not three numbers")
-        if min(self.std) <= 0:
-            raise ValueError(f"std {self.std!r} is not positive")
-        if type(self.crop_ratio) not in (int, float) or not 0.5 <= self.crop_ratio <= 1:
-            raise ValueError(f"crop ratio {self.crop_ratio!r} is not a number from 0.5 to 1")
+        check_fields(self)
 
     @classmethod
     def from_config(cls, cfg: Any) -> "Preprocess":
@@ -77,26 +67,18 @@ class Preprocess:
         data, test = cfg.DATA, cfg.TEST
         try:
             return cls(data.IMG_SIZE, test.CROP, data.INTERPOLATION, tuple(data.MEAN), tuple(data.STD), test.CROP_RATIO)
-        except ValueError as error:
+        except UsageError as error:
             keys = "DATA.IMG_SIZE, DATA.MEAN, DATA.STD, TEST.CROP, TEST.CROP_RATIO or DATA.INTERPOLATION"
             raise UsageError(f"{keys}: {error}") from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """Take back what `to_dict` gave, JSON in between or not. Raises SwinQuantError on any other keys or values."""
-        expected = [field.name for field in fields(cls)]
-        if not isinstance(values, Mapping) or sorted({*values, "crop_ratio"}, key=str) != sorted(expected):
-            found = listed(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-            raise SwinQuantError(f"preprocess: expected exactly the keys {', '.join(expected)}; found {found}")
-        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        try:
-            return cls(**arguments)
-        except ValueError as error:
-            raise SwinQuantError(f"preprocess: {error}") from error
+        return checked(cls, values, "preprocess")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON holds them, the crop ratio only where it is not Microsoft's."""
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        values = plain(asdict(self))
         if self.crop_ratio == CROP_RATIO:
             del values["crop_ratio"]
         return values

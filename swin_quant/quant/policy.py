@@ -7,36 +7,43 @@ selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) 
 off (docs/reference, section 1.5).
 """
 
-import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import sha256_of_data
+from swin_quant.base.schema import Must, checked, one_of, within
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
-_repr = reprlib.Repr()
-_repr.maxlevel, _repr.maxstring, _repr.maxother = 2, 80, 80
-_show = _repr.repr  # of values in one-line messages
+_SELECTING = ("enable", "disable", "nodes")
 _LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
-GRANULARITIES = ("per-tensor", "per-channel")
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
+Selector = Annotated[
+    str,
+    Must(
+        lambda text: len(text) <= _LONGEST_SELECTOR, f"of at most {_LONGEST_SELECTOR} characters: no node's is longer"
+    ),
+    Must(
+        lambda text: not text.startswith("role:") or text.removeprefix("role:") in ROLES,
+        f"a role that there is: {', '.join(ROLES)}",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class Rule:
     """One step of a policy. Fields left at None keep what earlier rules said; `nodes` stay as enabled as they were."""
 
-    enable: tuple[str, ...] = ()
-    disable: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    bits: int | None = None
-    granularity: str | None = None
+    enable: tuple[Selector, ...] = ()
+    disable: tuple[Selector, ...] = ()
+    nodes: tuple[Selector, ...] = ()
+    bits: Annotated[int, within(least=2, most=8)] | None = None
+    granularity: Annotated[str, one_of(("per-tensor", "per-channel"))] | None = None
     narrow_range: bool | None = None
 
 
@@ -48,6 +55,15 @@ class Setting:
     bits: int = 8
     granularity: str = "per-tensor"
     narrow_range: bool = False
+
+
+class _Named(TypedDict):
+    name: Annotated[str, Must(bool, "a text")]
+    rules: Annotated[list[Any], Must(bool, "a list with at least one rule")]
+
+
+class _Content(_Named, total=False):
+    description: str
 
 
 @dataclass(frozen=True)
@@ -96,53 +112,20 @@ class Policy:
 
 def policy_from_dict(data: Any, source: str) -> Policy:
     """Check plain data and make a Policy of it; UsageError names `source` and the key."""
-    mapping = _mapping(data, {"name", "description", "rules"}, source)
-    name, rules = mapping.get("name"), mapping.get("rules")
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"{source}: `name` must be a text")
-    if not isinstance(rules, list) or not rules:
-        raise UsageError(f"{source}: `rules` must be a list with at least one rule")
-    description = str(mapping.get("description", "")).strip()
-    return Policy(name, tuple(_rule(rule, f"{source}: rule {i}") for i, rule in enumerate(rules, 1)), description)
+    content: _Content = checked(_Content, data, source, error=UsageError)
+    rules = tuple(_rule(rule, f"{source}: rule {number}") for number, rule in enumerate(content["rules"], 1))
+    return Policy(content["name"], rules, content.get("description", "").strip())
 
 
 def _rule(data: Any, where: str) -> Rule:
-    mapping = _mapping(data, {field.name for field in fields(Rule)}, where)
-    selectors = {key: _selectors(mapping.get(key, []), f"{where}: `{key}`") for key in ("enable", "disable", "nodes")}
-    rule = Rule(**{**mapping, **selectors})
-    if not any(selectors.values()):
-        raise UsageError(f"{where} names no node: give it `enable`, `disable` or `nodes`")
-    if rule.bits is not None and (type(rule.bits) is not int or not 2 <= rule.bits <= 8):
-        raise UsageError(f"{where}: `bits` must be a whole number from 2 to 8, not {_show(rule.bits)}")
-    if rule.granularity not in (None, *GRANULARITIES):
-        names = " or ".join(GRANULARITIES)
-        raise UsageError(f"{where}: `granularity` must be {names}, not {_show(rule.granularity)}")
-    if rule.narrow_range is not None and type(rule.narrow_range) is not bool:
-        raise UsageError(f"{where}: `narrow_range` must be true or false, not {_show(rule.narrow_range)}")
+    if isinstance(data, Mapping):  # one selector stands for a list of it
+        data = {key: [value] if key in _SELECTING and isinstance(value, str) else value for key, value in data.items()}
+    rule: Rule = checked(Rule, data, where, error=UsageError)
+    if not (rule.enable or rule.disable or rule.nodes):
+        raise UsageError(f"{where} names no node: give it {', '.join(_SELECTING)}")
     if not rule.enable and not rule.nodes and (rule.bits, rule.granularity, rule.narrow_range) != (None, None, None):
-        raise UsageError(f"{where}: `bits`, `granularity` and `narrow_range` are for `enable` and `nodes`")
+        raise UsageError(f"{where}: bits, granularity and narrow_range are for enable and nodes")
     return rule
-
-
-def _selectors(value: Any, where: str) -> tuple[str, ...]:
-    selectors = [value] if isinstance(value, str) else value
-    if not isinstance(selectors, list) or not all(isinstance(selector, str) for selector in selectors):
-        raise UsageError(f"{where} must be a selector or a list of selectors")
-    for selector in selectors:
-        if len(selector) > _LONGEST_SELECTOR:
-            raise UsageError(f"{where}: a selector has {len(selector)} characters: no node has so long a name")
-        role = selector.removeprefix("role:")
-        if role != selector and role not in ROLES:
-            raise UsageError(f"{where}: there is no role {role!r}, only {', '.join(ROLES)}")
-    return tuple(selectors)
-
-
-def _mapping(data: Any, allowed: set[str], where: str) -> Mapping[str, Any]:
-    if not isinstance(data, dict):
-        raise UsageError(f"{where} must be a mapping with the keys {', '.join(sorted(allowed))}")
-    if unknown := sorted(str(key) for key in data if key not in allowed):
-        raise UsageError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(allowed))}")
-    return data
 
 
 def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
@@ -175,7 +158,7 @@ def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) ->
     """
     found: set[str] = set()
     absent = ""
-    for selector in _selectors(list(selectors), where):
+    for selector in checked(list[Selector], list(selectors), where, "selectors", error=UsageError):
         if selector.startswith("role:"):
             names = {name for name, role in roles.items() if role in ROLES[selector.removeprefix("role:")]}
         else:

@@ -3,13 +3,26 @@
 A recipe never changes while a run goes on, and it is what the run card records.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import check_fields, checked, one_of, plain, unknown_key, within
 from swin_quant.quant.names import CALIBRATORS
-from swin_quant.train.section import Section, leaves, number, one_of, plain, section_of, unknown_key
+
+Count = Annotated[int, within(least=1)]
+Share = Annotated[float, within(least=0, most=1)]
+BelowOne = Annotated[float, within(least=0, most=0.999999)]
+Positive = Annotated[float, within(above=0)]
+Weight = Annotated[float, within(least=0)]
+
+
+class Section:
+    """A group of values, checked whenever one is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -21,15 +34,15 @@ class Optimizer(Section):
     """
 
     name: Literal["adamw", "sgd"] = "adamw"
-    lr: float = number(1e-3, above=0, most=100)
-    lr_batch: int | None = number(None, least=1)
-    amax_lr: float = number(1e-3, above=0, most=1)
-    weight_decay: float = number(0.05, least=0, most=10)
-    layer_decay: float = number(1.0, above=0, most=1)
-    clip_grad: float | None = number(5.0, above=0)
-    eps: float = number(1e-8, above=0, most=1)
-    betas: tuple[float, float] = number((0.9, 0.999), least=0, most=0.999999)
-    momentum: float = number(0.9, least=0, most=0.999999)
+    lr: Annotated[float, within(above=0, most=100)] = 1e-3
+    lr_batch: Count | None = None
+    amax_lr: Annotated[float, within(above=0, most=1)] = 1e-3
+    weight_decay: Annotated[float, within(least=0, most=10)] = 0.05
+    layer_decay: Annotated[float, within(above=0, most=1)] = 1.0
+    clip_grad: Positive | None = 5.0
+    eps: Annotated[float, within(above=0, most=1)] = 1e-8
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    momentum: BelowOne = 0.9
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,9 @@ class Schedule(Section):
     """A share of the LR for every step: a linear warm-up from `warmup_from`, then a cosine down to `end`."""
 
     name: Literal["cosine", "constant"] = "cosine"
-    warmup_epochs: float = number(0.0, least=0)
-    warmup_from: float = number(0.001, least=0, most=1)
-    end: float = number(0.01, least=0, most=1)
+    warmup_epochs: Weight = 0.0
+    warmup_from: Share = 0.001
+    end: Share = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,31 +61,31 @@ class Augmentation(Section):
     `resized` is timm's random resized crop."""
 
     crop: Literal["padded", "resized", "none"] = "resized"
-    padding: int = number(4, least=0, most=64)
-    flip: float = number(0.5, least=0, most=1)
+    padding: Annotated[int, within(least=0, most=64)] = 4
+    flip: Share = 0.5
     auto_augment: str | None = None
-    color_jitter: float = number(0.0, least=0, most=1)
-    erase: float = number(0.0, least=0, most=1)
+    color_jitter: Share = 0.0
+    erase: Share = 0.0
     erase_mode: Literal["pixel", "const", "rand"] = "pixel"
-    erase_count: int = number(1, least=1, most=10)
-    mixup: float = number(0.0, least=0, most=100)
-    cutmix: float = number(0.0, least=0, most=100)
-    mix_probability: float = number(1.0, least=0, most=1)
-    mix_switch: float = number(0.5, least=0, most=1)
+    erase_count: Annotated[int, within(least=1, most=10)] = 1
+    mixup: Annotated[float, within(least=0, most=100)] = 0.0
+    cutmix: Annotated[float, within(least=0, most=100)] = 0.0
+    mix_probability: Share = 1.0
+    mix_switch: Share = 0.5
     mix_mode: Literal["batch", "pair", "elem"] = "batch"
-    label_smoothing: float = number(0.0, least=0, most=0.9)
-    drop_path: float | None = number(None, least=0, most=0.9)
+    label_smoothing: Annotated[float, within(least=0, most=0.9)] = 0.0
+    drop_path: Annotated[float, within(least=0, most=0.9)] | None = None
 
 
 @dataclass(frozen=True)
 class Distillation(Section):
     """Weights of the teacher's parts of the loss, 0: none; `ft`: FasterTransformer's (docs/reference, section 2.4)."""
 
-    weight: float = number(0.0, least=0)
-    temperature: float = number(3.0, above=0, most=1000)
+    weight: Weight = 0.0
+    temperature: Annotated[float, within(above=0, most=1000)] = 3.0
     compat: Literal["none", "ft"] = "none"
-    features: float = number(0.0, least=0)
-    labels: float = number(1.0, least=0)
+    features: Weight = 0.0
+    labels: Weight = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,12 +99,12 @@ class Ranges(Section):
 
     mode: Literal["frozen", "learned", "reestimated"] = "frozen"
     initial: Literal["calibrated", "reestimated"] = "calibrated"
-    method: str = one_of("percentile", CALIBRATORS)
+    method: Annotated[str, one_of(CALIBRATORS)] = "percentile"
     weights: bool = True
     activations: bool = True
-    every_epochs: int = number(1, least=1)
-    until: float = number(0.75, above=0, most=1)
-    batches: int = number(10, least=1)
+    every_epochs: Count = 1
+    until: Annotated[float, within(above=0, most=1)] = 0.75
+    batches: Count = 10
 
 
 @dataclass(frozen=True)
@@ -114,18 +127,18 @@ class Recipe(Section):
 
     name: str = "custom"
     description: str = ""
-    epochs: int = number(10, least=1, most=100_000)
-    epoch_pictures: int | None = number(None, least=1)
-    batch_size: int | None = number(None, least=1)
-    accumulation_steps: int = number(1, least=1, most=100_000)
+    epochs: Annotated[int, within(least=1, most=100_000)] = 10
+    epoch_pictures: Count | None = None
+    batch_size: Count | None = None
+    accumulation_steps: Annotated[int, within(least=1, most=100_000)] = 1
     precision: Literal["O0", "O1", "O2", "O3"] = "O0"
     half: Literal["auto", "bfloat16", "float16"] = "auto"
     compile: bool = False
-    ema: float = number(0.0, least=0, most=0.999999)
-    patience: int | None = number(None, least=1)
+    ema: BelowOne = 0.0
+    patience: Count | None = None
     select: Literal["best", "last"] = "best"
-    save_minutes: float = number(10.0, above=0)
-    keep: int = number(2, least=1, most=1000)
+    save_minutes: Positive = 10.0
+    keep: Annotated[int, within(least=1, most=1000)] = 2
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     augment: Augmentation = field(default_factory=Augmentation)
@@ -146,11 +159,17 @@ class Recipe(Section):
             for section in sections:
                 node = node.get(section) if isinstance(node, dict) else None
             if not isinstance(node, dict) or leaf not in node:
-                raise UsageError(f"{source}: {unknown_key(key, list(leaves(self.to_dict())))}")
+                raise UsageError(f"{source}: {unknown_key(key, list(_leaves(self.to_dict())))}")
             node[leaf] = value
         return recipe_from_dict(tree, source)
 
 
 def recipe_from_dict(data: Any, source: str) -> Recipe:
     """Check plain data and make a Recipe of it; UsageError names `source` and the key."""
-    return section_of(Recipe, data, source)
+    return checked(Recipe, data, source, text=True, error=UsageError)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of all that is not a mapping."""
+    for key, value in tree.items():
+        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import check_json
+from swin_quant.base.schema import checked
 from swin_quant.train.parallel import full_states, load_full_states
 from swin_quant.train.snapshot import check_weights, random_states, set_random_states
 
@@ -107,7 +107,7 @@ def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
         if not isinstance(content.get(name), dict):
             raise ValueError(f"its {name} is missing")
     check_weights(content["model"], model.state_dict())
-    check_json(content.get("position"), Position, "its state", "position")
+    checked(Position, content.get("position"), "its state", "position")
     try:
         json.dumps(content["settings"])
     except TypeError as error:

@@ -5,10 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
 
 import pytest
 from hypothesis import given
@@ -17,7 +14,6 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import (
     atomic_write_bytes,
-    check_json,
     ensure_writable_dir,
     read_bounded,
     read_json,
@@ -202,83 +198,6 @@ def test_json_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch):
     refused("larger", call=read_json, args=(tmp_path / "x.json", "thing"))
 
 
-@dataclass
-class Point:
-    x: float
-    tags: list[str]
-    more: dict[str, int]
-    note: str | None
-    on: bool
-    any: Any
-
-
-GOOD = {"x": 1, "tags": ["a"], "more": {"k": 3}, "note": None, "on": True, "any": [{}]}
-
-
-def test_a_value_of_its_schema_passes():
-    check_json(GOOD, Point, "f.json")
-    check_json({**GOOD, "x": 0.5, "note": "n"}, Point, "f.json", "point")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"x": True}, ["p.x", "float"]),
-        ({"x": float("inf")}, ["p.x", "float"]),
-        ({"x": 10**400}, ["p.x", "float"]),
-        ({"x": "1"}, ["p.x", "float"]),
-        ({"tags": ["a", 2]}, ["p.tags[1]", "str"]),
-        ({"tags": "a"}, ["p.tags", "list"]),
-        ({"more": {"k": 1.0}}, ["p.more.k", "int"]),
-        ({"more": {"k": True}}, ["p.more.k", "int"]),
-        ({"note": 3}, ["p.note", "str"]),
-        ({"on": 1}, ["p.on", "bool"]),
-        ({"surplus": 1}, ["unknown", "p.surplus"]),
-    ],
-)
-def test_a_value_outside_its_schema_is_refused_by_its_key(change, words):
-    refused("f.json", *words, call=check_json, args=({**GOOD, **change}, Point, "f.json", "p"))
-
-
-def test_a_missing_key_is_named():
-    less = {key: value for key, value in GOOD.items() if key != "on"}
-    refused("lacks", "p.on", call=check_json, args=(less, Point, "f.json", "p"))
-    refused("object", call=check_json, args=([], Point, "f.json"))
-
-
-class Base(TypedDict):
-    width: int
-
-
-class Grown(Base, total=False):
-    height: int
-
-
-@dataclass
-class Holder:
-    grown: list[Grown]
-    note: str = "none"
-    made: float = field(default_factory=time.time)
-    tags: list[str] = field(default_factory=list)
-    rest: dict[str, int] = field(default_factory=dict, metadata={"json": False})
-
-
-def test_what_came_later_may_be_absent_but_for_what_is_computed():
-    check_json({"grown": [{"width": 1}], "made": 0.0}, Holder, "f.json")
-    check_json({"grown": [{"width": 1, "height": 2}], "made": 0.0, "note": "n", "tags": []}, Holder, "f.json")
-    refused("lacks", "made", call=check_json, args=({"grown": []}, Holder, "f.json"))
-    refused("grown[0].width", call=check_json, args=({"grown": [{"height": 1}], "made": 0.0}, Holder, "f.json"))
-    refused("height", "int", call=check_json, args=({"grown": [{"width": 1, "height": "2"}]} | MADE, Holder, "f.json"))
-    refused("unknown rest", call=check_json, args=({"grown": [], "rest": {}} | MADE, Holder, "f.json"))
-
-
-def test_unknown_keys_are_collected_where_the_caller_keeps_them():
-    unknown: list[str] = []
-    check_json({"grown": [{"width": 1, "depth": 3}], "odd": 1} | MADE, Holder, "f.json", unknown=unknown)
-    assert unknown == ["odd", "grown[0].depth"]
-
-
-MADE = {"made": 0.0}
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

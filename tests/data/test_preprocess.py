@@ -123,7 +123,7 @@ def test_a_run_card_with_other_keys_or_values_is_refused(values):
 
 
 def test_a_bad_configuration_names_its_keys():
-    with pytest.raises(UsageError, match="DATA.INTERPOLATION: interpolation 'cubic' is not one of bicubic"):
+    with pytest.raises(UsageError, match="DATA.INTERPOLATION: interpolation is 'cubic', but must be one of bicubic"):
         Preprocess.from_config(config(interpolation="cubic"))
 
 

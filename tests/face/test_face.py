@@ -204,7 +204,7 @@ def test_policies_are_built_from_others():
         ((), ("*.fc2._weight_quantizer",), 4, ()),
         ((), (), None, ("layers.0.*.qkv._input_quantizer",)),
     ]
-    with pytest.raises(sq.UsageError, match="`bits` must be a whole number from 2 to 8"):
+    with pytest.raises(sq.UsageError, match="bits is .*, but must be at least 2 and at most 8"):
         sq.policy("qdq").bits("*", 9)
 
 

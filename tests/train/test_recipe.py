@@ -31,13 +31,13 @@ def test_plain_data_goes_round():
         ({"optimizer": {"learning_rate": 1}}, "unknown key 'optimizer.learning_rate'"),
         ({"optimizer": {"lr": 0}}, "optimizer.lr is 0.0, but must be above 0"),
         ({"optimizer": {"lr": -1e-3}}, "optimizer.lr is -0.001"),
-        ({"optimizer": {"lr": math.nan}}, "optimizer.lr is nan"),
-        ({"optimizer": {"lr": "nan"}}, "optimizer.lr is nan"),
-        ({"optimizer": {"lr": math.inf}}, "optimizer.lr is inf"),
+        ({"optimizer": {"lr": math.nan}}, "optimizer.lr must be a number, not nan"),
+        ({"optimizer": {"lr": "nan"}}, "optimizer.lr must be a number, not 'nan'"),
+        ({"optimizer": {"lr": math.inf}}, "optimizer.lr must be a number, not inf"),
         ({"optimizer": {"lr": "fast"}}, "optimizer.lr must be a number, not 'fast'"),
         ({"optimizer": {"name": "lion"}}, "optimizer.name is 'lion', but must be one of adamw, sgd"),
-        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 numbers"),
-        ({"optimizer": {"betas": [0.9, 1.5]}}, "optimizer.betas is (0.9, 1.5)"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 values"),
+        ({"optimizer": {"betas": [0.9, 1.5]}}, "optimizer.betas[1] is 1.5"),
         ({"optimizer": 3}, "optimizer must be a mapping, not 3"),
         ({"epochs": 0}, "epochs is 0, but must be at least 1"),
         ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
@@ -46,7 +46,7 @@ def test_plain_data_goes_round():
         ({"memory": {"fsdp": 1}}, "memory.fsdp must be true or false, not 1"),
         ({"augment": {"mixup": -1}}, "augment.mixup is -1.0"),
         ({"distill": {"temperature": 0}}, "distill.temperature is 0.0"),
-        ([1], "a recipe must be a mapping"),
+        ([1], "the content must be a mapping"),
         ({1: 2}, "unknown key '1'"),
     ],
 )
@@ -74,16 +74,15 @@ def test_values_by_dotted_key_as_the_command_line_gives_them():
             Recipe().having({key: 1}, "--set")
 
 
-def test_every_number_has_a_range():
+def test_no_number_is_without_a_range():
     def numbers(kind):
         for item in fields(kind):
             if is_dataclass(item.type):
                 yield from numbers(item.type)
             elif item.type in (int, float, int | None, float | None):
-                yield kind.__name__, item
+                yield f"{kind.__name__}.{item.name}"
 
-    free = [f"{name}.{item.name}" for name, item in numbers(Recipe) if not item.metadata]
-    assert free == []
+    assert list(numbers(Recipe)) == []
 
 
 @pytest.mark.parametrize("name", builtin_recipes())

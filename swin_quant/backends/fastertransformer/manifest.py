@@ -12,7 +12,8 @@ from swin_quant.backends.fastertransformer.interface import OPS, geometry_of, op
 from swin_quant.backends.fastertransformer.limits import Case, check_limits
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import check_json, read_json
+from swin_quant.base.files import read_json
+from swin_quant.base.schema import checked
 from swin_quant.models.geometry import Geometry
 
 SCHEMA = "swin-quant/fastertransformer/2"
@@ -85,7 +86,7 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise SwinQuantError(f"{path}: is not a FasterTransformer manifest of this version ({SCHEMA}); export again")
-    check_json(manifest, Manifest, str(path))
+    checked(Manifest, manifest, str(path))
     case = _case(manifest, path)
     expected = make_manifest(manifest["name"], manifest["file"], case)
     for key, value in expected.items():

@@ -1,0 +1,209 @@
+"""Plain data of others, checked against the annotations of what it is to be: the one validator of this package.
+
+A record is a dataclass or a TypedDict. Types are str, bool, int, float (finite; an int will do), Literal, list[T],
+tuple[T, T], tuple[T, ...], dict[str, T], T | None, Any and records; `Annotated[T, within(least=1)]` says more. Errors
+are one line with source and key. (pydantic and msgspec: the first takes as long to import as `--help` may, and wants
+another TypedDict before Python 3.12; neither names the keys of a newer file or of a mapping.)
+"""
+
+import dataclasses
+import functools
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import inf
+from typing import Annotated, Any, Literal, NoReturn
+
+from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother = 2, 80, 80
+show = _short.repr  # of values in one-line messages
+_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Must:
+    """What a value must be beyond its type; None, where it is allowed, need not."""
+
+    holds: Callable[[Any], bool]
+    be: str
+
+
+def within(above: float = -inf, least: float = -inf, most: float = inf) -> Must:
+    """A number in a range: `above` is left out of it, `least` and `most` are in it."""
+    words = [f"above {above:g}"] if above > -inf else []
+    words += [f"at least {least:g}"] if least > -inf else []
+    words += [f"at most {most:g}"] if most < inf else []
+    return Must(lambda value: value > above and least <= value <= most, " and ".join(words))
+
+
+def one_of(choices: Collection[str]) -> Must:
+    """One of some words that are listed elsewhere."""
+    return Must(lambda value: value in choices, f"one of {', '.join(choices)}")
+
+
+def checked(
+    kind: Any,
+    data: Any,
+    source: str,
+    key: str = "",
+    *,
+    text: bool = False,
+    unknown: list[str] | None = None,
+    error: type[SwinQuantError] = SwinQuantError,
+) -> Any:
+    """`data` as a `kind`; `error` names `source` (a file) and the key, which is `key` or below it.
+
+    With `text`, it is read as a number, a switch or a list where one is due, as of YAML (`1e-4` is text there) and
+    command lines. Keys that a record does not have are refused; with a list `unknown` they are added to it instead.
+    """
+    return _Reading(source, text, unknown, error).value(kind, data, key)
+
+
+def check_record(
+    kind: Any, data: Any, source: str, key: str = "", unknown: list[str] | None = None
+) -> Mapping[str, Any]:
+    """As `checked`, of a record that is not to be made: its fields."""
+    return _Reading(source, False, unknown, SwinQuantError).fields(kind, data, key)
+
+
+def check_fields(record: Any) -> None:
+    """UsageError unless the fields of a dataclass that was made in code are, as they are told, what it says of them."""
+    for name, kind in fields_of(type(record))[0].items():
+        value = _Reading("", False, None, UsageError).value(kind, getattr(record, name), name)
+        object.__setattr__(record, name, value)  # it may be frozen; lists are tuples now, and 1 is 1.0 for a float
+
+
+def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """The keys that a record has in plain data, with their types, and those of them that may be absent.
+
+    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
+    A field with the metadata `json: False` is no key.
+    """
+    return _fields_of(kind)
+
+
+def unknown_key(key: str, known: Collection[str]) -> str:
+    """A problem in words, with what may have been meant."""
+    close = get_close_matches(key, known, n=1)
+    return f"unknown key {key!r:.80}" + (f"; did you mean {close[0]}?" if close else f"; known are {listed(known, 20)}")
+
+
+def plain(value: Any) -> Any:
+    """`value` with lists for tuples, as JSON and YAML have them."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if typing.is_typeddict(kind):
+        return hints, set(kind.__optional_keys__)
+    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
+    constant = {f.name for f in fields if f.default is not dataclasses.MISSING or _is_constant(f.default_factory)}
+    return {field.name: hints[field.name] for field in fields}, constant
+
+
+def _is_constant(factory: Any) -> bool:
+    return factory in (list, dict) or (factory is not dataclasses.MISSING and _is_record(factory))
+
+
+def _is_record(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One walk through plain data, no deeper than its schema."""
+
+    source: str
+    text: bool
+    unknown: list[str] | None
+    error: type[SwinQuantError]
+    also: str = ""  # what else a value may be
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise self.error(f"{self.source}: {problem}" if self.source else problem)
+
+    def value(self, kind: Any, data: Any, key: str) -> Any:
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if kind is Any:
+            return data
+        if origin is Annotated:
+            value = self.value(inner[0], data, key)
+            for must in inner[1:]:
+                if value is not None and not must.holds(value):
+                    self.refuse(f"{key} is {show(value)}, but must be {must.be}")
+            return value
+        if origin in (types.UnionType, typing.Union):
+            absent = data is None or (self.text and isinstance(data, str) and data.lower() in ("none", "null"))
+            return None if absent else dataclasses.replace(self, also=" or None").value(inner[0], data, key)
+        if origin is Literal:
+            return self.value(Annotated[str, one_of(inner)], data, key)
+        if _is_record(kind):
+            if dataclasses.is_dataclass(kind) and isinstance(data, typing.cast(type, kind)):
+                return data
+            make: Callable[..., Any] = dict if typing.is_typeddict(kind) else kind
+            return make(**self.fields(kind, data, key))
+        if origin is dict:
+            content = self._of(Mapping, data, key, "a mapping")
+            return {name: self.value(inner[1], item, f"{key}.{_shown(name)}") for name, item in content.items()}
+        if origin in (list, tuple):
+            return self._several(origin, inner, data, key)
+        return self._scalar(kind, data, key)
+
+    def fields(self, kind: Any, data: Any, key: str) -> dict[str, Any]:
+        """The values of a record's fields, by name."""
+        content, (known, optional) = self._of(Mapping, data, key, "a mapping"), fields_of(kind)
+        prefix = f"{key}." if key else ""
+        if lacking := sorted(prefix + name for name in known.keys() - optional - content.keys()):
+            self.refuse(f"lacks {listed(lacking)}")
+        surplus = sorted(prefix + _shown(name) for name in content if name not in known)
+        if surplus and self.unknown is None:
+            self.refuse(unknown_key(surplus[0], [prefix + name for name in known]))
+        if self.unknown is not None:
+            self.unknown.extend(surplus)
+        return {name: self.value(known[name], content[name], prefix + name) for name in known if name in content}
+
+    def _several(self, origin: type[Any], inner: tuple[Any, ...], data: Any, key: str) -> Any:
+        count = len(inner) if origin is tuple and inner[-1] is not Ellipsis else None
+        noun = "a list" if count is None else f"{count} values"
+        if self.text and isinstance(data, str) and data.strip()[:1] + data.strip()[-1:] in ("[]", "()"):
+            data = [entry.strip() for entry in data.strip()[1:-1].split(",") if entry.strip()]
+        entries = self._of((list, tuple), data, key, noun)
+        if count not in (None, len(entries)):
+            self.refuse(f"{key} must be {noun}{self.also}, not {show(data)}")
+        inside = dataclasses.replace(self, also="")
+        return origin(inside.value(inner[0], entry, f"{key}[{index}]") for index, entry in enumerate(entries))
+
+    def _of(self, kind: Any, data: Any, key: str, noun: str) -> Any:
+        if not isinstance(data, kind):
+            self.refuse(f"{key or 'the content'} must be {noun}{self.also}, not {show(data)}")
+        return data
+
+    def _scalar(self, kind: Any, data: Any, key: str) -> Any:
+        value = data
+        if self.text and isinstance(data, str) and kind is not str:
+            try:
+                value = _WORDS[data.strip().lower()] if kind is bool else kind(data)
+            except (ValueError, KeyError):
+                value = None
+        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max  # of an int of any length, too
+        if kind is float and finite:
+            return float(value)
+        if kind is float or type(value) is not kind:
+            noun = _NOUNS[kind] + (", in quotes if it reads as another" if self.text and kind is str else "")
+            self.refuse(f"{key or 'the content'} must be {noun}{self.also}, not {show(data)}")
+        return value
+
+
+def _shown(name: Any) -> str:
+    return one_line(str(name)[:60])

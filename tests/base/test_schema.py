@@ -1,0 +1,197 @@
+"""Data of others is what the annotations say, or refused in one line with source and key."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypedDict
+
+import pytest
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.schema import Must, check_fields, check_record, checked, one_of, within
+
+MADE = {"made": 0.0}
+
+
+def refused(*words, call, args=(), **keys) -> str:
+    with pytest.raises(SwinQuantError) as caught:
+        call(*args, **keys)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 1000
+    for word in words:
+        assert word in message, message
+    return message
+
+
+@dataclass
+class Point:
+    x: float
+    tags: list[str]
+    more: dict[str, int]
+    note: str | None
+    on: bool
+    any: Any
+
+
+GOOD = {"x": 1, "tags": ["a"], "more": {"k": 3}, "note": None, "on": True, "any": [{}]}
+
+
+def test_a_value_of_its_schema_passes():
+    check_record(Point, GOOD, "f.json")
+    check_record(Point, {**GOOD, "x": 0.5, "note": "n"}, "f.json", "point")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": True}, ["p.x", "a number"]),
+        ({"x": float("inf")}, ["p.x", "a number"]),
+        ({"x": 10**400}, ["p.x", "a number"]),
+        ({"x": "1"}, ["p.x", "a number"]),
+        ({"tags": ["a", 2]}, ["p.tags[1]", "text"]),
+        ({"tags": "a"}, ["p.tags", "a list"]),
+        ({"more": {"k": 1.0}}, ["p.more.k", "a whole number"]),
+        ({"more": {"k": True}}, ["p.more.k", "a whole number"]),
+        ({"note": 3}, ["p.note", "text or None"]),
+        ({"on": 1}, ["p.on", "true or false"]),
+        ({"surplus": 1}, ["unknown key 'p.surplus'"]),
+    ],
+)
+def test_a_value_outside_its_schema_is_refused_by_its_key(change, words):
+    refused("f.json", *words, call=checked, args=(Point, {**GOOD, **change}, "f.json", "p"))
+
+
+def test_a_missing_key_is_named():
+    less = {key: value for key, value in GOOD.items() if key != "on"}
+    refused("lacks", "p.on", call=check_record, args=(Point, less, "f.json", "p"))
+    refused("a mapping", call=check_record, args=(Point, [], "f.json"))
+
+
+class Base(TypedDict):
+    width: int
+
+
+class Grown(Base, total=False):
+    height: int
+
+
+@dataclass
+class Holder:
+    grown: list[Grown]
+    note: str = "none"
+    made: float = field(default_factory=time.time)
+    tags: list[str] = field(default_factory=list)
+    rest: dict[str, int] = field(default_factory=dict, metadata={"json": False})
+
+
+def test_what_came_later_may_be_absent_but_for_what_is_computed():
+    check_record(Holder, {"grown": [{"width": 1}], "made": 0.0}, "f.json")
+    check_record(Holder, {"grown": [{"width": 1, "height": 2}], "made": 0.0, "note": "n", "tags": []}, "f.json")
+    refused("lacks", "made", call=check_record, args=(Holder, {"grown": []}, "f.json"))
+    refused("grown[0].width", call=check_record, args=(Holder, {"grown": [{"height": 1}], "made": 0.0}, "f.json"))
+    refused(
+        "height",
+        "a whole number",
+        call=check_record,
+        args=(Holder, {"grown": [{"width": 1, "height": "2"}]} | MADE, "f.json"),
+    )
+    refused("unknown key 'rest'", call=check_record, args=(Holder, {"grown": [], "rest": {}} | MADE, "f.json"))
+
+
+def test_unknown_keys_are_collected_where_the_caller_keeps_them():
+    unknown: list[str] = []
+    check_record(Holder, {"grown": [{"width": 1, "depth": 3}], "odd": 1} | MADE, "f.json", unknown=unknown)
+    assert unknown == ["odd", "grown[0].depth"]
+
+
+Share = Annotated[float, within(least=0, most=1)]
+
+
+@dataclass(frozen=True)
+class Inner:
+    share: Share = 0.5
+    pair: tuple[Share, Share] = (0.0, 1.0)
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: Annotated[str, Must(str.isidentifier, "a name")]
+    inner: Inner = field(default_factory=Inner)
+    kind: Literal["one", "two"] = "one"
+    method: Annotated[str, one_of(["max", "mse"])] = "max"
+    count: Annotated[int, within(above=0)] | None = None
+    switch: bool = False
+    many: tuple[int, ...] = ()
+
+
+def test_records_are_made_of_data_with_lists_for_tuples():
+    made = checked(Outer, {"name": "x", "inner": {"pair": [0, 1]}, "many": [1, 2, 3], "count": None}, "f.yaml")
+    assert made == Outer("x", Inner(pair=(0.0, 1.0)), many=(1, 2, 3))
+    assert type(made.inner.pair[0]) is float
+
+
+def test_text_is_read_as_what_is_due_only_where_it_may_be():
+    given = {
+        "name": "x",
+        "inner": {"share": "1e-1", "pair": "[0, 0.5]"},
+        "count": "none",
+        "switch": "True",
+        "many": "()",
+    }
+    assert checked(Outer, given, "--set", text=True) == Outer("x", Inner(0.1, (0, 0.5)), switch=True)
+    refused("--set", "share must be a number, not '1e-1'", call=checked, args=(Inner, {"share": "1e-1"}, "--set"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "a b"}, "name is 'a b', but must be a name"),
+        ({"inner": {"share": 2}}, "inner.share is 2.0, but must be at least 0 and at most 1"),
+        ({"inner": {"share": math.nan}}, "inner.share must be a number, not nan"),
+        ({"inner": {"share": "nan"}}, "inner.share must be a number, not 'nan'"),
+        ({"inner": {"pair": [0, 7]}}, "inner.pair[1] is 7.0"),
+        ({"inner": {"pair": [0]}}, "inner.pair must be 2 values, not [0]"),
+        ({"inner": {"pair": "0, 1"}}, "inner.pair must be 2 values"),
+        ({"inner": {"shore": 1}}, "unknown key 'inner.shore'; did you mean inner.share?"),
+        ({"inner": [0.5]}, "inner must be a mapping, not [0.5]"),
+        ({"kind": "three"}, "kind is 'three', but must be one of one, two"),
+        ({"kind": ["one"]}, "kind must be text"),
+        ({"method": "best"}, "method is 'best', but must be one of max, mse"),
+        ({"count": 0}, "count is 0, but must be above 0"),
+        ({"count": True}, "count must be a whole number or None, not True"),
+        ({"switch": "maybe"}, "switch must be true or false"),
+        ({"many": [1, "x"]}, "many[1] must be a whole number, not 'x'"),
+        ({"zebra": 1}, "unknown key 'zebra'; known are name, inner, kind"),
+        ({3: 1}, "unknown key '3'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_with_its_key(change, words):
+    given = {"name": "x", **change}
+    assert refused(words, call=checked, args=(Outer, given, "f.yaml"), text=True, error=UsageError).startswith(
+        "f.yaml: "
+    )
+
+
+def test_records_made_in_code_are_checked_too():
+    with pytest.raises(UsageError, match="^share is 2.0, but must be"):
+        Inner(2)
+    assert Inner(pair=[0, 1]).pair == (0.0, 1.0)
+
+
+def test_messages_stay_short_whatever_the_value():
+    bomb = [0]
+    for _ in range(5):
+        bomb = [bomb] * 10
+    for change in (
+        {"inner": bomb},
+        {"many": bomb},
+        {"name": "x" * 10**6 + "!"},
+        {"\n" * 10**5: 1},
+        {"count": "1" * 10**4},
+        {"inner": {"share": 10**400}},
+    ):
+        refused("f.yaml", call=checked, args=(Outer, {"name": "x", **change}, "f.yaml"))
+    refused("f.yaml", call=checked, args=(Outer, {"name": bomb}, "f.yaml"))
