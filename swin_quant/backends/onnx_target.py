@@ -15,12 +15,14 @@ class OnnxTarget:
     """What an ONNX file for an engine is like: `float_type` where none is asked for; whether it may be float16.
 
     `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
+    `symmetric`: the engine takes no zero points.
     """
 
     name: str
     float_type: str = "float32"
     takes_float16: bool = False
     constants: bool = False
+    symmetric: bool = False
 
 
 def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:

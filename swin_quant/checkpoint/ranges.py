@@ -1,8 +1,11 @@
 """The ranges (`<node>._amax`) of a calibrated checkpoint: docs/reference, section 1.3.
 
 Its files hold one 0-dim float32 per node; a [1] is the same, and a weight may have one per output channel, [out, 1].
+Ours also hold `<node>._bounds`, float32 [2], of every activation: both ends, for grids with a zero point. Loaders of
+FasterTransformer's, which are not strict, pass over it.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,23 +16,27 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 
-SUFFIX = "._amax"
+SUFFIX, BOUNDS = "._amax", "._bounds"
 
 
 def is_range(key: str) -> bool:
     """Whether a key of a state_dict is a node's range."""
-    return key.endswith(SUFFIX)
+    return key.endswith((SUFFIX, BOUNDS))
 
 
 def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Node -> range, float32, for the nodes of `model` whose range is in `state`; all faults are one error.
+    """Key -> range, float32, for the nodes of `model` whose range is in `state`; all faults are one error.
 
-    A range may be absent only where the policy does not enable its node; none may be left over.
+    A range may be absent only where the policy does not enable its node, and both ends where it is symmetric; none may
+    be left over.
     """
     nodes = named_nodes(model)
-    given = {key.removesuffix(SUFFIX): value for key, value in state.items() if is_range(key)}
+    given = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
+    ends = {key.removesuffix(BOUNDS): value for key, value in state.items() if key.endswith(BOUNDS)}
     faults: dict[str, list[str]] = defaultdict(list)
     faults["missing"] = [name for name, node in nodes.items() if node.enabled and name not in given]
+    without = [name for name, node in nodes.items() if node.enabled and not node.symmetric and name not in ends]
+    faults["without the lower end that a zero point needs (_bounds)"] = without
     ranges: dict[str, Tensor] = {}
     for name, value in given.items():
         if name not in nodes:
@@ -38,7 +45,14 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
         if fault := _fault(value, _channels(model, name, nodes[name])):
             faults[fault].append(name)
         else:
-            ranges[name] = value.float().reshape(()) if value.numel() == 1 else value.float()
+            ranges[name + SUFFIX] = value.float().reshape(()) if value.numel() == 1 else value.float()
+    for name, value in ends.items():
+        if name not in nodes or nodes[name].role is Role.GEMM_WEIGHT:
+            faults["of no activation of this model (_bounds)"].append(name)
+        elif fault := _fault_of_ends(value):
+            faults[fault].append(name)
+        else:
+            ranges[name + BOUNDS] = value.float()
     if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
         raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
     return ranges
@@ -47,8 +61,9 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
 def assign_ranges(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
     """Give every node its range on the model's device; a node without one forgets what it had."""
     device = next(model.parameters()).device
+    on_device = {key: value.to(device) for key, value in ranges.items()}
     for name, node in named_nodes(model).items():
-        node.amax = ranges[name].to(device) if name in ranges else None
+        node.amax, node.bounds = on_device.get(name + SUFFIX), on_device.get(name + BOUNDS)
 
 
 def _channels(model: nn.Module, name: str, node: Quantizer) -> int | None:
@@ -71,6 +86,13 @@ def _fault(amax: Tensor, channels: int | None) -> str | None:
     if (amax < 0).any():
         return "negative"
     return "zero" if (amax == 0).any() else None
+
+
+def _fault_of_ends(ends: Tensor) -> str | None:
+    if tuple(ends.shape) != (2,) or not ends.is_floating_point():
+        return "not two floating point numbers (_bounds)"
+    low, high = ends.float().tolist()
+    return None if -math.inf < low <= 0 <= high < math.inf and low < high else "not around zero (_bounds)"
 
 
 def finite_positive(amax: Tensor | None) -> bool:

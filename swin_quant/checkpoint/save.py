@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.checkpoint.ranges import finite_positive, is_range
+from swin_quant.checkpoint.ranges import SUFFIX, finite_positive, is_range
 from swin_quant.quant.quantizer import named_nodes
 
 
@@ -20,16 +20,16 @@ def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict
     """A bare state_dict in FasterTransformer's layout (docs/reference, sections 1.1 to 1.3), on the CPU.
 
     Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
-    read them all, whichever a policy enables. A per-channel range becomes its maximum, which is the per-tensor
-    one; with `by_channel` it stays [out, 1], as what was trained against such ranges needs it. Raises when a node has
-    no positive, finite range.
+    read them all, whichever a policy enables. Beside those of activations lie both ends, which its importers pass over.
+    A per-channel range becomes its maximum, which is the per-tensor one; with `by_channel` it stays [out, 1], as what
+    was trained against such ranges needs it. Raises when a node has no positive, finite range.
     """
     unfit = [name for name, node in named_nodes(model).items() if not finite_positive(node.amax)]
     if unfit:
         raise SwinQuantError(f"{len(unfit)} nodes have no positive, finite range: {listed(unfit)}; calibrate the model")
     state = OrderedDict()
     for key, value in model.state_dict().items():
-        state[key] = _portable(value.max() if is_range(key) and not by_channel else value)
+        state[key] = _portable(value.max() if key.endswith(SUFFIX) and not by_channel else value)
     return state
 
 

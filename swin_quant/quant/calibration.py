@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
-from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.ranges import method_for, search_range
+from swin_quant.quant.ranges import Range, method_for, search_bounds, search_range
 from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.watch import watching
 
@@ -50,12 +49,16 @@ class Method:
 
 @dataclass
 class Calibration:
-    """What a calibration found. `dead`: nodes that saw only zeros; `beyond_half`: whose values overflow float16."""
+    """What a calibration found. `dead`: nodes that saw only zeros; `beyond_half`: whose values overflow float16.
+
+    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends where nobody kept signs.
+    """
 
     pictures: int
     statistics: dict[str, Statistics]
     largest: dict[str, float]
     dead: list[str] = field(default_factory=list)
+    ends: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def beyond_half(self) -> list[str]:
@@ -99,29 +102,30 @@ def observe(
     pictures = _reduce(observers, pictures, next(model.parameters()).device)
     if pictures == 0:
         raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
-    statistics = {name: o.statistics() for name, o in observers.items() if o.histogram is not None}
-    return Calibration(pictures, statistics, {name: observer.largest for name, observer in observers.items()})
+    statistics = {name: o.statistics() for name, o in observers.items() if o.histograms}
+    largest = {name: observer.largest for name, observer in observers.items()}
+    ends = {name: (observer.lowest, observer.highest) for name, observer in observers.items()}
+    return Calibration(pictures, statistics, largest, ends=ends)
 
 
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
-    """Search the range of every node: float32, 0-dim. Dead nodes are noted in `calibration`.
+    """Search the range of every node: float32, 0-dim, and both ends of it. Dead nodes are noted in `calibration`.
 
     Weights always take their maximum (docs/reference, section 1.6). May be called again with another method on the same
     statistics, since searching needs no forward.
     """
     device = next(model.parameters()).device
     ranges = search_ranges(model, calibration, method)
-    ranges |= {name: layer.weight.detach().abs().max().item() for name, layer in weighted_layers(model).items()}
-    calibration.dead = [name for name, amax in ranges.items() if amax <= TINY_AMAX]
+    ranges |= {name: Range(layer.weight.detach().abs().max().item()) for name, layer in weighted_layers(model).items()}
+    calibration.dead = [name for name, found in ranges.items() if found.is_dead]
     for name, node in named_nodes(model).items():
-        amax = UNUSED_AMAX if name in calibration.dead else ranges[name]
-        node.amax = torch.tensor(amax, dtype=torch.float32, device=device)
+        ranges[name].give(node, device)
 
 
 def search_ranges(
     model: nn.Module, calibration: Calibration, method: Method, names: Collection[str] | None = None
-) -> dict[str, float]:
-    """The range of every activation node, or of those called `names`, 0 where only zeros were seen; nothing changes."""
+) -> dict[str, Range]:
+    """The range of every activation node, or of those called `names`; nothing changes."""
     if method.name != "max" and len(calibration.statistics) < len(calibration.largest):
         which = f"calibrator {method.name}" if method.name else "the default calibrator"
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")
@@ -130,11 +134,13 @@ def search_ranges(
     return {name: _search(calibration, name, nodes[name].bits, method) for name in found}
 
 
-def _search(calibration: Calibration, name: str, bits: int, method: Method) -> float:
-    chosen = method.for_bits(bits)
+def _search(calibration: Calibration, name: str, bits: int, method: Method) -> Range:
+    chosen, ends = method.for_bits(bits), calibration.ends.get(name)
     if chosen == "max":
-        return calibration.largest[name]
-    return search_range(chosen, calibration.statistics[name], bits, method.percentile)
+        return Range(calibration.largest[name], ends)
+    statistics = calibration.statistics[name]
+    bounds = search_bounds(chosen, statistics, 2**bits - 1, method.percentile) if statistics.sides else None
+    return Range(search_range(chosen, statistics, bits, method.percentile), bounds)
 
 
 @contextmanager
@@ -177,11 +183,12 @@ def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: tor
     """Make every rank hold the statistics of all ranks; returns the number of pictures of all ranks."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return pictures
-    largest = torch.tensor([observer.largest for observer in observers.values()], dtype=torch.float64, device=device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    for observer, value in zip(observers.values(), largest.tolist(), strict=True):
-        observer.largest = value
-    histograms = [observer.histogram for observer in observers.values() if observer.histogram is not None]
+    found = [[-observer.lowest, observer.highest] for observer in observers.values()]
+    ends = torch.tensor(found, dtype=torch.float64, device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    for observer, (low, high) in zip(observers.values(), ends.tolist(), strict=True):
+        observer.lowest, observer.highest = -low, high
+    histograms = [histogram for observer in observers.values() for histogram in observer.histograms]
     if histograms:
         exponents = torch.tensor([histogram.exponent for histogram in histograms], device=device)
         dist.all_reduce(exponents, dist.ReduceOp.MAX)

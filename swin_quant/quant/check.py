@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
-from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import Range, range_of
 from swin_quant.quant.statistics import sqnr_db
 
 PICTURES = 32  # their SQNR is within 1 dB of that of ten times as many
@@ -76,12 +76,11 @@ def check_ranges(
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
         calibration = observe(model, [batch.images for batch in batches], replace(method, name="mse"))
-    ranges: dict[str, dict[str, float]] = {}
+    ranges: dict[str, dict[str, Range]] = {}
     others: dict[str, float] = {}
     for name in RANGE_METHODS:
         if any(method.for_bits(node.bits) != name for node in nodes.values()):
-            found = search_ranges(model, calibration, replace(method, name=name), nodes)
-            ranges[name] = {node: amax if amax > TINY_AMAX else UNUSED_AMAX for node, amax in found.items()}
+            ranges[name] = search_ranges(model, calibration, replace(method, name=name), nodes)
             with _having(nodes, ranges[name]):
                 others[name] = _distance(_quantized(model, batches), expected)[1]
     check = replace(check, others=others)
@@ -94,27 +93,27 @@ def check_ranges(
     return check
 
 
-def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: Mapping[str, float]) -> list[str]:
+def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: Mapping[str, Range]) -> list[str]:
     """The nodes whose own values `ranges` keep clearly better, the worst first."""
     gains = {
-        name: sqnr_db(calibration.statistics[name], ranges[name], node.bits)
-        - sqnr_db(calibration.statistics[name], node.known_amax.item(), node.bits)
+        name: sqnr_db(calibration.statistics[name], *ranges[name].on_grid_of(node))
+        - sqnr_db(calibration.statistics[name], *range_of(node).on_grid_of(node))
         for name, node in nodes.items()
-        if calibration.largest[name] > TINY_AMAX
+        if not ranges[name].is_dead
     }
     return sorted((name for name in gains if gains[name] >= FAULT_DB), key=gains.__getitem__, reverse=True)
 
 
 @contextmanager
-def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, float]) -> Iterator[None]:
-    before = {name: nodes[name].known_amax for name in ranges}
+def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, Range]) -> Iterator[None]:
+    before = {name: (nodes[name].known_amax, nodes[name].bounds) for name in ranges}
     try:
-        for name, amax in ranges.items():
-            nodes[name].amax = torch.tensor(amax, dtype=torch.float32, device=before[name].device)
+        for name, found in ranges.items():
+            found.give(nodes[name], before[name][0].device)
         yield
     finally:
         for name, kept in before.items():
-            nodes[name].amax = kept
+            nodes[name].amax, nodes[name].bounds = kept
 
 
 def _quantized(model: nn.Module, batches: Sequence[CheckBatch]) -> Tensor:

@@ -1,8 +1,9 @@
-"""The one quantization op: quantize to a signed integer grid and back, with a clipped straight-through gradient.
+"""The one quantization op: quantize to an integer grid and back, with a clipped straight-through gradient.
 
 Arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
-in float32 whatever the input type, so that what is simulated is what an engine computes. It is a custom op and
-therefore one node of any graph; `straight_through` computes the same in the ways that training wants it.
+in float32 whatever the input type, so that what is simulated is what an engine computes. A grid of signed levels from
+`qmin` to `qmax` is also one of unsigned levels with the zero point `-qmin`. It is a custom op and therefore one node of
+any graph; `straight_through` computes the same in the ways that training wants it.
 """
 
 import math
@@ -23,12 +24,29 @@ def grid(bits: int, narrow_range: bool = False) -> tuple[int, int]:
     return (-qmax if narrow_range else -qmax - 1), qmax
 
 
+def grid_between(low: float, high: float, levels: int) -> tuple[int, int]:
+    """Smallest and largest integer of the grid of `levels` steps that spans low <= 0 <= high, low < high, best.
+
+    Its zero point is -qmin, from 0 to levels - 1: 0 is on the grid, and so is a level above it.
+    """
+    zero_point = min(round(-low * levels / (high - low)), levels - 1)
+    return -zero_point, levels - zero_point
+
+
+def lowest_inside(amax: Tensor, qmin: int, qmax: int) -> Tensor:
+    """The lower end of what is not clipped, where `amax` is the upper one.
+
+    pytorch-quantization's -amax on a signed grid, whatever the level below it; else that of the grid.
+    """
+    return -amax if -qmin - qmax in (0, 1) else amax * (qmin / qmax)
+
+
 @torch.library.custom_op("swin_quant::fake_quant", mutates_args=())
 def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`.
+    """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax.
 
     x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per
-    tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 where |x| <= amax, 0 outside
+    tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 from `lowest_inside` to amax, 0 outside
     (pytorch-quantization's clipped straight-through estimator). Gradient of amax: that of LSQ, see `slopes`.
     """
     return quantize_dequantize(x, amax, qmin, qmax)
@@ -75,10 +93,11 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     x, amax = ctx.saved_tensors
-    inside = x.float().abs() <= amax  # a 0-dim amax would otherwise be rounded to the type of x
+    qmin, qmax = ctx.grid
+    values = x.float()  # a 0-dim amax would otherwise be rounded to the type of x
+    inside = (values <= amax) & (values >= lowest_inside(amax, qmin, qmax))
     of_amax = None
     if ctx.needs_input_grad[1]:
-        qmin, qmax = ctx.grid
         of_amax = range_gradient(gradient, slopes(x, amax, qmin, qmax, inside), amax.shape)
         of_amax *= lsq_scale(x.numel(), amax.shape, qmax)
     return gradient * inside.to(gradient.dtype), of_amax, None, None

@@ -12,14 +12,19 @@ from swin_quant.quant.watch import watching
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node. `amax` is the largest of its ranges, None if it has none; `shape` of the tensor for one picture."""
+    """One node. `amax` is the largest of its ranges, None if it has none; `shape` of the tensor for one picture.
+
+    `bounds`: both ends of a range with a zero point; None where it is symmetric, or not calibrated.
+    """
 
     name: str
     role: str
     enabled: bool
     bits: int
     per_channel: bool
+    symmetric: bool
     amax: float | None
+    bounds: Sequence[float] | None
     shape: tuple[int, ...]
 
 
@@ -40,7 +45,9 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
             node.enabled,
             node.bits,
             node.per_channel,
+            node.symmetric,
             None if node.amax is None else node.amax.max().item(),
+            None if node.bounds is None or node.symmetric else node.bounds.tolist(),
             shapes[name],
         )
         for name, node in nodes.items()

@@ -1,7 +1,7 @@
-"""What a node shows while it is calibrated: the exact largest magnitude and, where asked, a histogram of |x|.
+"""What a node shows while it is calibrated: its exact ends and, where asked, a histogram of either side of zero.
 
 A large tensor is counted by a fixed subset of each picture's values, so that a picture adds the same counts in any
-batch and on any rank. The largest magnitude always comes from every value.
+batch and on any rank. The ends always come from every value.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.histogram import Histogram
-from swin_quant.quant.statistics import Statistics
+from swin_quant.quant.statistics import Statistics, of_sides
 
 
 class NonFiniteError(SwinQuantError):
@@ -24,8 +24,9 @@ class ActivationObserver:
     def __init__(self, name: str, device: torch.device, histogram: bool, values_per_picture: int | None) -> None:
         self.name = name
         self.pictures = 1
-        self.largest = 0.0
-        self.histogram = Histogram.empty(device) if histogram else None
+        self.lowest = self.highest = 0.0
+        self.below = Histogram.empty(device) if histogram else None
+        self.above = Histogram.empty(device) if histogram else None
         self.values_per_picture = values_per_picture
 
     def __call__(self, x: Tensor) -> None:
@@ -33,19 +34,32 @@ class ActivationObserver:
         if not x.numel():
             return
         by_picture = x.detach().reshape(self.pictures, -1)
-        low, high = torch.aminmax(by_picture)
-        largest = torch.maximum(-low, high).item()
-        if not math.isfinite(largest):
+        low, high = torch.stack(torch.aminmax(by_picture)).tolist()
+        if not math.isfinite(high - low):
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
-        self.largest = max(self.largest, largest)
-        if self.histogram is not None:
-            self.histogram.add(_subset(by_picture, self.values_per_picture).abs(), largest)
+        self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
+        if self.below is not None and self.above is not None:
+            values = _subset(by_picture, self.values_per_picture)
+            negative = values < 0
+            self.below.add(values[negative].neg(), max(-low, 0.0))
+            self.above.add(values[~negative], max(high, 0.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(-self.lowest, self.highest)
+
+    @property
+    def histograms(self) -> list[Histogram]:
+        """Of both sides, or none."""
+        return [side for side in (self.below, self.above) if side is not None]
 
     def statistics(self) -> Statistics:
         """What was seen so far, for a range search."""
-        if self.histogram is None:
+        if not self.histograms:
             raise ValueError("this observer kept no histogram")
-        return Statistics(self.histogram.counts.cpu().numpy(), self.histogram.width, self.largest)
+        sides = zip(self.histograms, (abs(self.lowest), self.highest), strict=True)
+        return of_sides(*(Statistics(side.counts.cpu().numpy(), side.width, end) for side, end in sides))
 
 
 def _subset(by_picture: Tensor, limit: int | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Policies: which nodes are quantized, with how many bits and at which granularity, as data.
 
 A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `bits`,
-`granularity` and `narrow_range` for those it enables and for its `nodes`; later rules override earlier ones. A
-selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`;
+`granularity`, `narrow_range` and `symmetric` for those it enables and for its `nodes`; later rules override earlier
+ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`;
 `role:activation` is every other). This generalises FasterTransformer's int8-mode, a fixed list of patterns to switch
 off (docs/reference, section 1.5).
 """
@@ -20,6 +20,7 @@ from swin_quant.base.schema import Must, checked, one_of, within
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 _SELECTING = ("enable", "disable", "nodes")
+_SETTING = ("bits", "granularity", "narrow_range", "symmetric")
 _LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
@@ -45,6 +46,7 @@ class Rule:
     bits: Annotated[int, within(least=2, most=8)] | None = None
     granularity: Annotated[str, one_of(("per-tensor", "per-channel"))] | None = None
     narrow_range: bool | None = None
+    symmetric: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Setting:
     bits: int = 8
     granularity: str = "per-tensor"
     narrow_range: bool = False
+    symmetric: bool = True
 
 
 class _Named(TypedDict):
@@ -105,6 +108,10 @@ class Policy:
         """This policy with ranges `per-tensor` or `per-channel` for the weights that `selector` names."""
         return self._with(Rule(nodes=(selector,), granularity=granularity), f"{selector}={granularity}")
 
+    def asymmetric(self, *selectors: str) -> "Policy":
+        """This policy with a zero point for the activations that `selectors` name, under a name that says so."""
+        return self._with(Rule(nodes=selectors, symmetric=False), *(f"{selector}=asymmetric" for selector in selectors))
+
     def _with(self, rule: Rule, *words: str) -> "Policy":
         changed = replace(self.and_then(rule), name=" ".join((self.name, *words)))
         return policy_from_dict(changed.to_dict(), f"policy {changed.name}")
@@ -123,8 +130,8 @@ def _rule(data: Any, where: str) -> Rule:
     rule: Rule = checked(Rule, data, where, error=UsageError)
     if not (rule.enable or rule.disable or rule.nodes):
         raise UsageError(f"{where} names no node: give it {', '.join(_SELECTING)}")
-    if not rule.enable and not rule.nodes and (rule.bits, rule.granularity, rule.narrow_range) != (None, None, None):
-        raise UsageError(f"{where}: bits, granularity and narrow_range are for enable and nodes")
+    if not rule.enable and not rule.nodes and any(getattr(rule, key) is not None for key in _SETTING):
+        raise UsageError(f"{where}: {', '.join(_SETTING)} are for enable and nodes")
     return rule
 
 
@@ -139,11 +146,14 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
         on, off, named = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable, rule.nodes))
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
-        told = {"bits": rule.bits, "granularity": rule.granularity, "narrow_range": rule.narrow_range}
+        told = {key: getattr(rule, key) for key in _SETTING}
         given: dict[str, Any] = {key: value for key, value in told.items() if value is not None}
         if rule.granularity == "per-channel":
             if others := [name for name in on | named if roles[name] is not Role.GEMM_WEIGHT]:
                 raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")
+        if rule.symmetric is False:
+            if weights := [name for name in on | named if roles[name] is Role.GEMM_WEIGHT]:
+                raise UsageError(f"{where}: zero points are for activations, not for {listed(weights, 3)}")
         settings |= {name: replace(settings[name], **given) for name in on | named}
         settings |= {name: replace(settings[name], enabled=True) for name in on}
         settings |= {name: replace(settings[name], enabled=False) for name in off}
@@ -188,7 +198,7 @@ def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
         setting = settings[name]
         node.state = State.OFF
         node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
-        node.per_channel = setting.granularity == "per-channel"
+        node.per_channel, node.symmetric = setting.granularity == "per-channel", setting.symmetric
 
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:
@@ -203,6 +213,11 @@ def quantize(model: nn.Module) -> None:
         raise SwinQuantError(
             f"{len(missing)} of {len(nodes)} enabled nodes have no range (amax): {listed(missing, 3)}; "
             "the model is not calibrated for this policy: run `swin-quant calibrate`"
+        )
+    if missing := [name for name, node in nodes.items() if not node.symmetric and node.bounds is None]:
+        raise SwinQuantError(
+            f"{len(missing)} of {len(nodes)} enabled nodes have no lower end, which a zero point needs: "
+            f"{listed(missing, 3)}; calibrate the model again, or choose a policy without zero points"
         )
     for node in nodes.values():
         node.state = State.QUANTIZE

@@ -3,10 +3,11 @@
 A quantizer is in exactly one state: OFF passes its input through, CALIBRATE also shows it to an observer,
 QUANTIZE rounds it to the integer grid of its range `amax`. There is no dynamic range: quantizing a node that was
 never calibrated raises with its name. The buffer `_amax` carries pytorch-quantization's name and meaning, so
-that a calibrated checkpoint is FasterTransformer's (docs/reference, sections 1.3 and 1.6).
+that a calibrated checkpoint is FasterTransformer's (docs/reference, sections 1.3 and 1.6). `_bounds` is ours: both ends
+of the range that a zero point needs, beside it in every activation node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.fake_quant import TINY_AMAX, grid
+from swin_quant.quant.fake_quant import TINY_AMAX, grid, grid_between
 from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
+_NO_BOUNDS = "node {} has no lower end (bounds): calibrate the model again for zero points"
 
 
 class State(Enum):
@@ -44,9 +46,10 @@ class Role(str, Enum):
 class Quantizer(nn.Module):
     """A node. `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel.
 
-    It is what was calibrated or learned, and no policy writes it: `range_for` derives the range in effect.
-    `enabled` and `bits`, `per_channel`, `narrow_range` are the policy's answer for this node; `state` is what it
-    does now. They are separate, since calibration observes every node and only then does a policy choose.
+    It is what was calibrated or learned, and no policy writes it: `range_for` derives the range in effect. `bounds` is
+    the range of the node where it is not `symmetric`: float32 [2], low <= 0 <= high; None if nobody recorded it.
+    `enabled` and `bits`, `per_channel`, `narrow_range`, `symmetric` are the policy's answer for this node; `state` is
+    what it does now. They are separate, since calibration observes every node and only then does a policy choose.
     """
 
     def __init__(self, role: Role) -> None:
@@ -58,9 +61,13 @@ class Quantizer(nn.Module):
         self.bits = 8
         self.per_channel = False
         self.narrow_range = False
+        self.symmetric = True
         self.observer: Observer | None = None
         self._amax: Tensor | None
+        self._bounds: Tensor | None
         self.register_buffer("_amax", None)
+        self.register_buffer("_bounds", None)
+        self._ends: tuple[float, float] | None = None  # the bounds as numbers: a grid must not wait for a device
 
     @property
     def amax(self) -> Tensor | None:
@@ -69,14 +76,34 @@ class Quantizer(nn.Module):
 
     @amax.setter
     def amax(self, value: Tensor | float | None) -> None:
+        self._set("_amax", value)
+
+    @property
+    def bounds(self) -> Tensor | None:
+        """Lower and upper end, float32 [2], as they were found for a grid with a zero point."""
+        return self._bounds
+
+    @bounds.setter
+    def bounds(self, value: Tensor | Sequence[float] | None) -> None:
+        self._set("_bounds", value)
+        self._read_ends()
+
+    def _read_ends(self) -> None:
+        self._ends = None
+        if self._bounds is not None:
+            low, high = self._bounds.tolist()
+            self._ends = low, high
+
+    def _set(self, key: str, value: Any) -> None:
         if value is not None:
             with torch.inference_mode(False):  # a range set while scoring may be trained later
                 value = torch.as_tensor(value, dtype=torch.float32).detach().clone()
-        if isinstance(self._amax, nn.Parameter) and value is not None and value.shape == self._amax.shape:
-            self._amax.data = value  # an optimizer holds the parameter
+        held = getattr(self, key)
+        if isinstance(held, nn.Parameter) and value is not None and value.shape == held.shape:
+            held.data = value  # an optimizer holds the parameter
         else:
-            self.freeze_range()
-            self._amax = value
+            delattr(self, key)
+            self.register_buffer(key, value)
 
     @property
     def known_amax(self) -> Tensor:
@@ -85,33 +112,78 @@ class Quantizer(nn.Module):
             raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
         return self._amax
 
+    @property
+    def known_bounds(self) -> Tensor:
+        """`bounds` of a node that has them. SwinQuantError where they were never recorded."""
+        if self._bounds is None:
+            raise SwinQuantError(_NO_BOUNDS.format(self.name))
+        return self._bounds
+
+    @property
+    def known_range(self) -> Tensor:
+        """What the policy's grid is made of, and QAT learns: `amax` where it is symmetric, else `bounds`."""
+        return self.known_amax if self.symmetric else self.known_bounds
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Smallest and largest level. Where it is not symmetric, the zero point of the unsigned grid is -qmin."""
+        qmin, qmax = grid(self.bits, self.narrow_range)
+        if self.symmetric:
+            return qmin, qmax
+        if self._ends is None:
+            raise SwinQuantError(_NO_BOUNDS.format(self.name))
+        low, high = self._ends
+        return grid_between(low, high, qmax - qmin)
+
+    @property
+    def tensor_range(self) -> Tensor:
+        """The range in effect for a tensor as a whole, 0-dim; of a grid with a zero point, its upper end."""
+        if self.symmetric:
+            return self.known_amax.max()
+        (low, high), (qmin, qmax) = self.known_bounds.unbind(), self.grid
+        return (high - low) * (qmax / (qmax - qmin))  # qmax steps of a share of the width each
+
     def range_for(self, x: Tensor) -> Tensor:
         """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
 
         Of a range per tensor, a channel takes its largest magnitude, never more than that range, and all of it if the
         channel is zero; of ranges per channel, a tensor takes the largest.
         """
+        if not self.symmetric:
+            return self.tensor_range
         amax = self.known_amax
         if self.per_channel == (amax.dim() > 0):
             return amax
         if not self.per_channel:
-            return amax.max()
+            return self.tensor_range
         x, rest = x.detach(), tuple(range(1, x.dim()))
         largest = torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)).float()  # abs() would copy x
         return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
 
     def learn_range(self) -> None:
-        """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same."""
-        value = self.known_amax
-        del self._amax
-        self._amax = nn.Parameter(value.detach().clone())
+        """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same.
+
+        Of `bounds` only the width is learned: the zero point stays (`keep_zero_point`).
+        """
+        key, value = ("_amax" if self.symmetric else "_bounds"), self.known_range
+        delattr(self, key)
+        setattr(self, key, nn.Parameter(value.detach().clone()))
+
+    def keep_zero_point(self, least: Tensor) -> None:
+        """After an optimizer has moved `bounds`: of this width, but of `least` (0-dim), and the node's zero point."""
+        with torch.no_grad():
+            (low, high), (qmin, qmax) = self.known_bounds.unbind(), self.grid
+            levels = torch.arange(qmin, qmax + 1, qmax - qmin, device=low.device)
+            self.known_bounds.copy_(torch.maximum(high - low, least) / (qmax - qmin) * levels)
 
     def freeze_range(self) -> None:
         """Make the range a buffer again."""
-        if isinstance(self._amax, nn.Parameter):
-            value = self._amax.detach().clone()
-            del self._amax
-            self.register_buffer("_amax", value)
+        for key in ("_amax", "_bounds"):
+            held = getattr(self, key)
+            if isinstance(held, nn.Parameter):
+                delattr(self, key)
+                self.register_buffer(key, held.detach().clone())
+                self._read_ends()
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type are kept."""
@@ -121,14 +193,15 @@ class Quantizer(nn.Module):
             if self.observer is not None:
                 self.observer(x)
             return x
-        return simulate(x, self.range_for(x), *grid(self.bits, self.narrow_range))
+        return simulate(x, self.range_for(x), *self.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         # A range stays float32 through .half() and .bfloat16(): only its device follows the model.
-        amax = None if self._amax is None else self._amax.detach()
+        before = [None if held is None else held.detach() for held in (self._amax, self._bounds)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
-        if amax is not None and self._amax is not None:
-            self._amax.data = amax.to(self._amax.device)
+        for held, kept in zip((self._amax, self._bounds), before, strict=True):
+            if held is not None and kept is not None:
+                held.data = kept.to(held.device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -137,6 +210,8 @@ class Quantizer(nn.Module):
         if value is not None:
             self.amax = value.reshape(()) if value.numel() == 1 else value
             state_dict = {**state_dict, prefix + "_amax": self._amax}
+        if (ends := state_dict.get(prefix + "_bounds")) is not None:
+            self.bounds = ends
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:

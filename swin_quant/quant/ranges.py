@@ -1,12 +1,55 @@
-"""From what a node saw to the clipping range `amax` of it, by any of the range methods."""
+"""From what a node saw to the clipping range of it, by any of the range methods."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from swin_quant.quant.fake_quant import grid
+from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, grid, grid_between
 from swin_quant.quant.names import BY_BITS, DEFAULT_PERCENTILE
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a search found for a node: `amax` for a symmetric grid and, where signs were kept, the ends for another."""
+
+    amax: float
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether only zeros were seen."""
+        return self.amax <= TINY_AMAX
+
+    def give(self, node: Quantizer, device: torch.device) -> None:
+        """Make it the range of `node`; one that saw only zeros gets one that formats can store."""
+        used = Range(UNUSED_AMAX, self.bounds and (-UNUSED_AMAX, UNUSED_AMAX)) if self.is_dead else self
+        node.amax = torch.tensor(used.amax, dtype=torch.float32, device=device)
+        ends = used.bounds and torch.tensor(used.bounds, dtype=torch.float32, device=device)
+        node.bounds = None if ends is None else ends + 0.0  # of two zeros the one without a sign
+
+    def on_grid_of(self, node: Quantizer) -> tuple[float, int, int]:
+        """amax, qmin and qmax of `fake_quant` with this range on the grid of `node`."""
+        qmin, qmax = grid(node.bits, node.narrow_range)
+        if node.symmetric:
+            return self.amax, qmin, qmax
+        if self.bounds is None:
+            raise ValueError("a range of magnitudes only")
+        low, high = self.bounds
+        qmin, qmax = grid_between(low, high, qmax - qmin)
+        return (high - low) / (qmax - qmin) * qmax, qmin, qmax
+
+
+def range_of(node: Quantizer) -> Range:
+    """The range of an activation node."""
+    amax = node.known_amax.item()
+    if node.bounds is None:
+        return Range(amax)
+    low, high = node.bounds.tolist()
+    return Range(amax, (low, high))
 
 
 def search_range(method: str, statistics: Statistics, bits: int = 8, percentile: float = DEFAULT_PERCENTILE) -> float:
@@ -14,6 +57,22 @@ def search_range(method: str, statistics: Statistics, bits: int = 8, percentile:
     if statistics.largest == 0.0:
         return 0.0
     return RANGE_METHODS[method].search(statistics, 2 ** (bits - 1), percentile)
+
+
+def search_bounds(
+    method: str, statistics: Statistics, steps: int = 255, percentile: float = DEFAULT_PERCENTILE
+) -> tuple[float, float]:
+    """low <= 0 <= high that `method` gives for a grid of `steps` with a zero point (equal only if all values were 0).
+
+    ValueError for statistics without signs.
+    """
+    if statistics.largest == 0.0:
+        return 0.0, 0.0
+    low, high = RANGE_METHODS[method].between(statistics, steps, percentile)
+    if high - low > TINY_AMAX:
+        return low, high
+    amax = RANGE_METHODS[method].search(statistics, (steps + 1) // 2, percentile)  # nearly all values are 0
+    return -amax, amax
 
 
 def method_for(bits: int) -> str:

@@ -10,30 +10,59 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a node saw: int64 counts [bins] of |x| in equal bins of `width` from 0, and the exact largest |x|."""
+    """What a node saw: int64 counts [bins] of |x| in equal bins of `width` from 0, and the exact largest |x|.
+
+    `sides`: the same of the values below zero, and of all others; None where nobody kept their signs.
+    """
 
     counts: NDArray[np.int64]
     width: float
     largest: float
+    sides: "tuple[Statistics, Statistics] | None" = None
 
     def edge(self, index: int) -> float:
         """Upper edge of the first `index` bins, but never above the largest value seen."""
         return min(index * self.width, self.largest)
+
+    def both_sides(self) -> "tuple[Statistics, Statistics]":
+        """Of the values below zero, and of all others. ValueError where nobody kept their signs."""
+        if self.sides is None:
+            raise ValueError("these statistics are of magnitudes only")
+        return self.sides
 
     def occupied(self) -> NDArray[np.int64]:
         """The counts up to and including the last bin that is not empty."""
         return np.trim_zeros(self.counts, "b")
 
 
-def sqnr_db(statistics: Statistics, amax: float, bits: int) -> float:
+def of_sides(below: Statistics, above: Statistics) -> Statistics:
+    """What is known of all values. Bins of both sides are powers of two wide, and as many."""
+    width = max(below.width, above.width)
+    counts = sum(_wider(side.counts, round(width / side.width)) for side in (below, above))
+    return Statistics(np.asarray(counts), width, max(below.largest, above.largest), (below, above))
+
+
+def _wider(counts: NDArray[np.int64], times: int) -> NDArray[np.int64]:
+    merged = min(times, len(counts))
+    return np.pad(counts.reshape(-1, merged).sum(1), (0, len(counts) - len(counts) // merged))
+
+
+def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
     """What rounding and clipping to `amax` leaves of a node's values: signal to quantization noise, in dB.
 
-    From the histogram alone, on a grid as long below zero as above: values are taken as spread evenly inside their bin.
+    From the histogram alone, values taken as spread evenly inside their bin. The grid is amax / qmax * {qmin..qmax}; a
+    symmetric one is taken as long below zero as above.
     """
-    counts = statistics.occupied()
-    edges, weights = np.arange(len(counts) + 1) * statistics.width, slope(counts)
-    noise = float(error_integral(edges, np.array([amax]), 2 ** (bits - 1) - 1)[0] @ weights)
-    signal = float(edges**3 / 3 @ weights)
+    step = amax / qmax
+    sides = [(statistics, amax)]
+    if -qmin - qmax not in (0, 1):
+        sides = list(zip(statistics.both_sides(), (-qmin * step, amax), strict=True))
+    signal = noise = 0.0
+    for side, end in sides:
+        counts = side.occupied()
+        edges, weights = np.arange(len(counts) + 1) * side.width, slope(counts) / side.width
+        noise += float(error_integral(edges, np.array([end]), np.array([step]))[0] @ weights)
+        signal += float(edges**3 / 3 @ weights)
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
 
 
@@ -43,13 +72,15 @@ def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
 
 
-def error_integral(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:
-    """Integral from 0 to each edge of the squared quantization error: [candidates, edges].
+def error_integral(
+    edges: NDArray[np.floating[Any]], amax: NDArray[np.float64], step: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Integral from 0 to each edge of the squared quantization error: [candidates, edges]. amax is whole steps.
 
     In units of a step the error is the sawtooth u - round(u), whose square integrates to n / 12 + r**3 / 3 with
     n = round(u), r = u - n; beyond amax it is u - amax.
     """
-    step = amax[:, None] / qmax
+    step = step[:, None]
     inside = np.minimum(edges, amax[:, None])
     beyond = edges - inside
     inside /= step

@@ -1,14 +1,15 @@
 """What a calibration counted, as a small file: ranges for other bits or methods are searched in it, without pictures.
 
-A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, BINS], `width` and `largest` float64
-[nodes]. It may come from elsewhere: shape, type and size of every part are known before it is unpacked.
+A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
+[nodes, 2], of the values below zero and of all others. Files of before zero points have one row a node, of magnitudes.
+It may come from elsewhere: shape, type and size of every part are known before it is unpacked.
 """
 
 import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
 from swin_quant.quant.histogram import BINS
-from swin_quant.quant.statistics import Statistics
+from swin_quant.quant.statistics import Statistics, of_sides
 
 SUFFIX = ".stats.npz"
 MAX_BYTES = 64 * 1024 * 1024
@@ -30,11 +31,16 @@ _LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within in
 
 def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
     """The file's content: the same bytes for the same statistics."""
+    signed = all(each.sides for each in statistics.values())
+
+    def rows(of: Callable[[Statistics], Any]) -> list[Any]:
+        return [[of(side) for side in each.both_sides()] if signed else of(each) for each in statistics.values()]
+
     parts: dict[str, Any] = {
         "names": np.frombuffer(json.dumps(list(statistics)).encode(), np.uint8),
-        "counts": np.stack([each.counts for each in statistics.values()]),
-        "width": np.array([each.width for each in statistics.values()]),
-        "largest": np.array([each.largest for each in statistics.values()]),
+        "counts": np.array(rows(lambda side: side.counts)),
+        "width": np.array(rows(lambda side: side.width)),
+        "largest": np.array(rows(lambda side: side.largest)),
     }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **parts)
@@ -50,14 +56,27 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
             raise ValueError("it has too many parts")
         with opened(io.BytesIO(data)) as archive:
             found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
-            counts = _part(archive, "counts", np.int64, (n, BINS))
-            width, largest = (_part(archive, name, np.float64, (n,)) for name in ("width", "largest"))
+            shape = _shape(archive, n)
+            counts = _part(archive, "counts", np.int64, (*shape, BINS))
+            width, largest = (_part(archive, name, np.float64, shape) for name in ("width", "largest"))
         if found != listed:
             raise ValueError("it is of the nodes of another model")
         _check(counts, width, largest)
     except ValueError as error:
         raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
-    return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
+    if len(shape) == 1:
+        return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
+    sides = [[Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)] for i in range(n)]
+    return {name: of_sides(*both) for name, both in zip(names, sides, strict=True)}
+
+
+def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:
+    """Of a part: a row for each side of every node, or, of before zero points, for each node."""
+    try:
+        _part(archive, "width", np.float64, (nodes, 2))
+    except ValueError:
+        return (nodes,)
+    return nodes, 2
 
 
 def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -74,7 +93,7 @@ def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: t
 
 
 def _check(counts: NDArray[np.int64], width: NDArray[np.float64], largest: NDArray[np.float64]) -> None:
-    total = counts.astype(np.float64).sum(axis=1)
+    total = counts.astype(np.float64).reshape(len(counts), -1).sum(axis=1)
     if (counts < 0).any() or not ((total > 0) & (total < _LARGEST_COUNT)).all():
         raise ValueError("counts are negative, missing or too many")
     if not (np.isfinite(width) & (width > 0) & (largest >= 0) & (largest <= width * BINS)).all():

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor
 from swin_quant.quant.fake_quant import (
     TINY_AMAX,
     fake_quant,
+    lowest_inside,
     lsq_scale,
     quantize_dequantize,
     range_gradient,
@@ -45,7 +46,8 @@ def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     compilers keep a comparison's bits for the backward pass, and inductor takes ten times as long to store them.
     """
     still, fixed = x.detach(), amax.detach()
-    inside = (torch.sign(fixed - still.float().abs()) + 1).clamp(max=1)
+    low = lowest_inside(fixed, qmin, qmax)
+    inside = (torch.sign(fixed - still.float()) + 1).clamp(max=1) * (torch.sign(still.float() - low) + 1).clamp(max=1)
     y = quantize_dequantize(still, fixed, qmin, qmax) + inside.to(x.dtype) * (x - still)
     if amax.requires_grad:
         steepness = slopes(still, fixed, qmin, qmax, inside) * lsq_scale(x.numel(), amax.shape, qmax)
@@ -63,6 +65,7 @@ class _Eager(torch.autograd.Function):
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if learned else None
         scale = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         factor = torch.where(amax > TINY_AMAX, scale, 0.0)
+        low = lowest_inside(amax, qmin, qmax)
         blocks, saturated = _blocks(x, amax.dim()), []
         buffers = [torch.empty(x[blocks[0]].shape, dtype=torch.float32, device=x.device) for _ in range(2)]
         for block in blocks:
@@ -70,7 +73,7 @@ class _Eager(torch.autograd.Function):
             levels, other = buffers if block == () else (buffer[: len(part)] for buffer in buffers)
             values = part if part.dtype == torch.float32 else other.copy_(part)
             torch.div(values, scale, out=levels)
-            saturated.append(outside := _outside(torch.abs(values, out=other), amax))
+            saturated.append(outside := _outside(values, low, amax))
             if learned:
                 unrounded = _zero(other.copy_(levels), outside)
             levels.round_().clamp_(qmin, qmax)
@@ -119,11 +122,12 @@ def _is_real(x: Tensor) -> bool:
     return x.device.type == "cpu" and not isinstance(x, FakeTensor)
 
 
-def _outside(magnitudes: Tensor, amax: Tensor) -> Tensor:
-    """Where magnitudes > amax: flat positions int64 [few] on a CPU; a mask elsewhere: a GPU would be waited for."""
-    if not _is_real(magnitudes):
-        return magnitudes > amax
-    return torch.from_numpy(np.flatnonzero(magnitudes.numpy() > amax.numpy()))  # torch's own takes five times as long
+def _outside(values: Tensor, low: Tensor, amax: Tensor) -> Tensor:
+    """Values < low or > amax: flat positions int64 [few] on a CPU; a mask elsewhere: a GPU would be waited for."""
+    if not _is_real(values):
+        return (values > amax) | (values < low)
+    seen = values.numpy()  # torch's own takes five times as long
+    return torch.from_numpy(np.flatnonzero((seen > amax.numpy()) | (seen < low.numpy())))
 
 
 def _zero(values: Tensor, outside: Tensor) -> Tensor:
@@ -136,8 +140,8 @@ def _zero(values: Tensor, outside: Tensor) -> Tensor:
 
 def _slopes(codes: Tensor, outside: Tensor, qmin: int, qmax: int) -> Tensor:
     """dy/dscale in float32, _SLOPE_STEPS to one: what rounding added, and the saturated level where x lay `outside`."""
-    slopes = codes.float()
+    slopes, steps = codes.float(), qmax - qmin
     if outside.dtype == torch.bool:
-        return torch.where(outside, _SLOPE_STEPS * (slopes * qmax).clamp_(qmin, qmax), slopes)
+        return torch.where(outside, _SLOPE_STEPS * (slopes * steps).clamp_(qmin, qmax), slopes)
     flat = slopes.view(-1)
-    return flat.index_copy_(0, outside, _SLOPE_STEPS * (flat[outside] * qmax).clamp_(qmin, qmax)).view_as(slopes)
+    return flat.index_copy_(0, outside, _SLOPE_STEPS * (flat[outside] * steps).clamp_(qmin, qmax)).view_as(slopes)

@@ -12,7 +12,10 @@ COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("state", "state", lambda row: "on" if row.enabled else "off"),
     Column("bits", "bits", field("bits")),
     Column("granularity", "granularity", lambda row: "per-channel" if row.per_channel else "per-tensor"),
+    Column("grid", "grid", lambda row: "symmetric" if row.symmetric else "zero point"),
     Column("amax", "amax", field("amax"), "{:.6g}"),
+    Column("low", "low", lambda row: row.bounds[0] if row.bounds else None, "{:.6g}", may_lack=True),
+    Column("high", "high", lambda row: row.bounds[1] if row.bounds else None, "{:.6g}", may_lack=True),
     Column("shape", "shape", lambda row: "x".join(map(str, row.shape))),
 )
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
-from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_statistics
 from swin_quant.tasks.calibrate import Calibrated, calibrated_again, finish, found_by, report_findings
@@ -48,7 +48,13 @@ def recalibrate(
     names = [name for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT]
     counted = read_statistics(statistics, names)
     largest = {name: each.largest for name, each in counted.items()}
-    calibration = Calibration(searched["pictures"], counted, largest)
+    ends = {name: (-each.sides[0].largest, each.sides[1].largest) for name, each in counted.items() if each.sides}
+    if not ends and (unsigned := [name for name, node in enabled_nodes(model).items() if not node.symmetric]):
+        raise UsageError(
+            f"{statistics}: was written before signs were kept, and policy {policy.name} has zero points at "
+            f"{listed(unsigned, 2)}: calibrate again, or give a symmetric ‹policy›"
+        )
+    calibration = Calibration(searched["pictures"], counted, largest, ends=ends)
     set_ranges(model, calibration, method)
     report_findings(calibration)
     gather([])  # before rank 0 may replace what the others still read

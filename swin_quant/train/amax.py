@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import all_sum
 from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.fake_quant import TINY_AMAX, grid
+from swin_quant.quant.fake_quant import TINY_AMAX, grid, lowest_inside
 from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
@@ -36,20 +36,23 @@ class RangeKeeper:
         self.nodes = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
         self.clipped: dict[str, float] = {}
         settle_granularity(model, enabled_nodes(model))
-        self.before = {name: node.known_amax.detach().clone() for name, node in enabled_nodes(model).items()}
+        self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
-        self.floors = {name: node.known_amax.detach() * _SMALLEST for name, node in self.nodes.items()}
+        self.floors = {name: node.known_range.detach() * _SMALLEST for name, node in self.nodes.items()}
         if recipe.mode == "learned":
             for node in self.nodes.values():
                 node.learn_range()
 
     def after_step(self) -> None:
-        """Keep learned ranges positive."""
+        """Keep learned ranges positive, and zero points where they are."""
         if self.recipe.mode == "learned":
             with torch.no_grad():
                 for name, node in self.nodes.items():
-                    node.known_amax.clamp_(min=self.floors[name].max())
+                    if node.symmetric:
+                        node.known_amax.clamp_(min=self.floors[name].max())
+                    else:
+                        node.keep_zero_point(least=self.floors[name].abs().sum())
 
     def after_epoch(self, epoch: int) -> dict[str, float]:
         """Re-estimate if it is time (`epoch` epochs are done); say how far ranges have moved, and what they clip."""
@@ -57,7 +60,7 @@ class RangeKeeper:
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
         self.clipped = clipped_shares(self.model, self.images())
-        drifts = [_drift(node.known_amax, self.before[name]) for name, node in enabled_nodes(self.model).items()]
+        drifts = [_drift(_size(node), self.before[name]) for name, node in enabled_nodes(self.model).items()]
         return {
             "amax_drift": sum(drifts) / max(len(drifts), 1),
             "clipped_share": sum(self.clipped.values()) / max(len(self.clipped), 1),
@@ -68,7 +71,7 @@ class RangeKeeper:
         found: dict[str, list[float]] = {"clipped_share": list(self.clipped.values())}
         for node in enabled_nodes(self.model).values():
             kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
-            found.setdefault(f"amax/{kind}", []).append(node.known_amax.max().item())
+            found.setdefault(f"amax/{kind}", []).append(node.tensor_range.item())
         return found
 
     def record(self) -> RangesRecord:
@@ -130,7 +133,8 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
     rows = dict(zip(nodes, counts, strict=True))
 
     def count(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        outside = inputs[0].float().abs() > nodes[name].known_amax
+        node, values = nodes[name], inputs[0].float()
+        outside = (values > node.tensor_range) | (values < lowest_inside(node.tensor_range, *node.grid))
         rows[name].add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
 
     training = model.training
@@ -149,18 +153,23 @@ def _chosen(node: Quantizer, recipe: Ranges) -> bool:
     return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations
 
 
+def _size(node: Quantizer) -> Tensor:
+    """amax, one or one for each row; of a range with a zero point, its upper end."""
+    return (node.known_amax if node.symmetric else node.tensor_range).detach()
+
+
 def _drift(now: Tensor, before: Tensor) -> float:
     return ((now.detach() - before).abs() / before.clamp(min=TINY_AMAX)).mean().item()
 
 
 def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, images: Iterable[Tensor]) -> None:
     """Calibrate `nodes` alone; all others keep range and state."""
-    kept = {node: (node.amax, node.state) for node in named_nodes(model).values()}
+    kept = {node: (node.amax, node.bounds, node.state) for node in named_nodes(model).values()}
     set_ranges(model, observe(model, images, method), method)
-    for node, (amax, state) in kept.items():
+    for node, (amax, bounds, state) in kept.items():
         node.state = state
         if node not in nodes.values():
-            node.amax = amax
+            node.amax, node.bounds = amax, bounds
 
 
 def _weights(model: nn.Module, nodes: Collection[str]) -> Iterator[tuple[str, QuantizedLayer]]:

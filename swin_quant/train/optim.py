@@ -19,7 +19,7 @@ def decays(name: str, parameter: Tensor, no_decay: Collection[str] = ()) -> bool
 
     Microsoft's lists (docs/reference, section 2.2) are those of Swin's architectures.
     """
-    left_alone = ("_amax", *no_decay)
+    left_alone = ("_amax", "_bounds", *no_decay)
     return parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in left_alone)
 
 
@@ -49,8 +49,8 @@ def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[di
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name.endswith("_amax"):
-            size = 2.0 ** round(math.log2(parameter.detach().float().mean().item()))
+        if name.endswith(("_amax", "_bounds")):
+            size = 2.0 ** round(math.log2(parameter.detach().float().abs().mean().item()))
             key = ("amax", recipe.amax_lr * size, 0.0)
         else:
             scale = recipe.layer_decay ** distance[name]

@@ -78,4 +78,4 @@ class HalfCopy(nn.Module):
 
 
 def _computes(name: str, tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and not name.endswith("_amax")  # a range stays float32
+    return tensor.is_floating_point() and not name.endswith(("_amax", "_bounds"))  # a range stays float32

@@ -327,3 +327,63 @@ def test_a_published_style_checkpoint_loads(name):
     loaded = made.state_dict()
     assert list(loaded) and loaded.keys() == original.keys()
     assert all(torch.equal(loaded[key], original[key]) for key in original)
+
+
+GELU = "layers.0.blocks.0.mlp.fc2._input_quantizer"
+
+
+def with_ends(**ends):
+    """A calibrated state with both ends of GELU's output, or other values at some node."""
+    state = state_of(calibrated())
+    return state | {f"{GELU}._bounds": torch.tensor([-0.17, 2.0])} | ends
+
+
+def asymmetric(seed=7):
+    made = calibrated(seed=seed)
+    named_nodes(made)[GELU].symmetric = False
+    return made
+
+
+def test_both_ends_come_back_and_a_node_without_them_forgets_its_own(tmp_path):
+    made = asymmetric()
+    named_nodes(made)["layers.0.blocks.0.mlp.fc1._input_quantizer"].bounds = (-1.0, 1.0)
+    load_calibrated(made, save(with_ends(), tmp_path / "x.pth"))
+    found = {name: node.bounds for name, node in named_nodes(made).items() if node.bounds is not None}
+    assert found.keys() == {GELU} and torch.equal(found[GELU], torch.tensor([-0.17, 2.0]))
+    save_calibrated(made, tmp_path / "y.pth")
+    again = asymmetric(seed=3)
+    load_calibrated(again, tmp_path / "y.pth")
+    assert torch.equal(named_nodes(again)[GELU].bounds, found[GELU]) and named_nodes(again)[GELU].grid == (-20, 235)
+
+
+def test_a_file_of_before_zero_points_serves_every_policy_without(tmp_path):
+    path = save(state_of(calibrated()), tmp_path / "x.pth")
+    load_calibrated(calibrated(seed=7), path)
+    refused(load_calibrated, asymmetric(), path, "1 without the lower end", GELU, "calibrate the model again")
+    off = asymmetric()
+    named_nodes(off)[GELU].enabled = False
+    load_calibrated(off, path)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.tensor(0.5), "not two floating point numbers"),
+        (torch.tensor([-1, 1]), "not two floating point numbers"),
+        (torch.tensor([[-1.0, 1.0]]), "not two floating point numbers"),
+        (torch.tensor([0.1, 1.0]), "not around zero"),
+        (torch.tensor([-2.0, -1.0]), "not around zero"),
+        (torch.tensor([0.0, 0.0]), "not around zero"),
+        (torch.tensor([float("nan"), 1.0]), "not around zero"),
+        (torch.tensor([-1.0, float("inf")]), "not around zero"),
+    ],
+)
+def test_ends_that_cannot_be_are_named(tmp_path, value, says):
+    path = save(with_ends(**{f"{GELU}._bounds": value}), tmp_path / "x.pth")
+    refused(load_calibrated, asymmetric(), path, f"1 {says} (_bounds): {GELU}")
+
+
+@pytest.mark.parametrize("name", ["layers.0.blocks.0.mlp.fc2._weight_quantizer", "layers.9.surplus_quantizer"])
+def test_ends_of_what_has_none_are_named(tmp_path, name):
+    path = save(with_ends(**{f"{name}._bounds": torch.tensor([-1.0, 1.0])}), tmp_path / "x.pth")
+    refused(load_calibrated, asymmetric(), path, f"1 of no activation of this model (_bounds): {name}")

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-FIELDS = ["node", "role", "state", "bits", "granularity", "amax", "shape"]
+FIELDS = ["node", "role", "state", "bits", "granularity", "grid", "amax", "low", "high", "shape"]
 # Nodes of 4 blocks and 1 patch merging, counted from docs/reference, sections 1.3 and 1.5.
 TOTAL = {"swin": 4 * 23 + 3, "swinv2": 4 * 25 + 3}
 ENABLED = {
@@ -82,7 +82,7 @@ def test_csv_is_the_json(run, nodes, micro):
 
 def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
     lines = run("nodes", "--cfg", micro / "swin.yaml", "--policy", "ft-mode1").out.splitlines()
-    assert lines[0].split() == FIELDS
+    assert lines[0].split() == [name for name in FIELDS if name not in ("low", "high")]
     assert [line.split()[0] for line in lines[1 : TOTAL["swin"] + 1]] == list(nodes("swin"))
     assert "67 of 95 nodes are on" in lines[-1]
 
@@ -92,6 +92,19 @@ def test_ranges_of_a_calibrated_checkpoint(nodes, calibrated):
     rows = nodes("swin", "--checkpoint", calibrated, "--policy", "ft-mode1")
     for name, row in rows.items():
         assert float(row["amax"]) == pytest.approx(state[f"{name}._amax"].item(), rel=1e-5)
+
+
+def test_zero_points_show_both_ends(nodes, calibrated, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nrules:\n- enable: role:gemm_input\n- nodes: '*.mlp.fc2._input_quantizer'\n  symmetric: false\n"
+    )
+    state = torch.load(calibrated, weights_only=True)
+    for name, row in nodes("swin", "--checkpoint", calibrated, "--policy", tmp_path / "mine.yaml").items():
+        if name.endswith("mlp.fc2._input_quantizer"):
+            assert row["grid"] == "zero point" and [row["low"], row["high"]] == state[f"{name}._bounds"].tolist()
+            assert -0.18 < row["low"] < 0 < row["high"]  # GELU
+        else:
+            assert row["grid"] == "symmetric" and row["low"] is row["high"] is None
 
 
 def test_flags_that_change_a_policy(nodes):

@@ -8,7 +8,6 @@ import torch
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import (
-    UNUSED_AMAX,
     VALUES_PER_PICTURE,
     Method,
     calibrate,
@@ -16,6 +15,7 @@ from swin_quant.quant.calibration import (
     observe,
     set_ranges,
 )
+from swin_quant.quant.fake_quant import UNUSED_AMAX
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policy import quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
@@ -36,6 +36,12 @@ def stages(kind, keys):
 
 def ranges(model):
     return {name: node.amax.item() for name, node in named_nodes(model).items()}
+
+
+def ends(model):
+    return {
+        f"{name} ends": node.bounds.tolist() for name, node in named_nodes(model).items() if node.bounds is not None
+    }
 
 
 def observed_tensors(model, images):
@@ -81,8 +87,10 @@ def test_batch_1_and_batch_32_give_the_same_ranges(kind, tiny_model):
         found.append({})
         for method in METHODS:
             set_ranges(model, calibration, Method(method))
-            found[-1] |= {(name, method): amax for name, amax in ranges(model).items()}
-    assert len(found[0]) == len(METHODS) * len(named_nodes(model))
+            found[-1] |= {(name, method): amax for name, amax in (ranges(model) | ends(model)).items()}
+    nodes = named_nodes(model)
+    activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
+    assert len(found[0]) == len(METHODS) * (len(nodes) + len(activations))
     assert found[0] == found[1]
 
 

@@ -50,6 +50,52 @@ QDQ = {
 }
 
 
+def test_zero_points_are_for_activations(tiny_model):
+    model = tiny_model("swin")
+    policy = load_policy("qdq").asymmetric("*.mlp.fc2._input_quantizer", "*.matmul_a_input_quantizer")
+    assert policy.name == ("qdq *.mlp.fc2._input_quantizer=asymmetric *.matmul_a_input_quantizer=asymmetric")
+    assert policy_from_dict(policy.to_dict(), "again") == policy
+    apply_policy(model, policy)
+    chosen = {name for name, node in enabled_nodes(model).items() if not node.symmetric}
+    assert chosen == {
+        n for n in enabled_nodes(model) if n.endswith(("mlp.fc2._input_quantizer", "matmul_a_input_quantizer"))
+    }
+    apply_policy(model, policy.and_then(Rule(nodes=("*",), symmetric=True)))
+    assert all(node.symmetric for node in enabled_nodes(model).values())
+    with pytest.raises(UsageError, match="rule 3: zero points are for activations, not for .*_weight_quantizer"):
+        apply_policy(model, load_policy("qdq").asymmetric("*.mlp.fc2.*"))
+    for value, says in (("no", "must be true or false, not 'no'"), (0, "must be true or false, not 0")):
+        with pytest.raises(UsageError, match=f"`symmetric` {says}"):
+            policy_from_dict({"name": "x", "rules": [{"enable": "*", "symmetric": value}]}, "x")
+    with pytest.raises(UsageError, match="`symmetric` are for `enable` and `nodes`"):
+        policy_from_dict({"name": "x", "rules": [{"disable": "*", "symmetric": False}]}, "x")
+
+
+def test_what_a_policy_was_known_by_stays():
+    """A key that a policy does not use does not change its hash."""
+    assert {name: load_policy(name).sha256[:8] for name in ("ft-mode1", "ft-mode2", "qdq", "tensorrt")} == {
+        "ft-mode1": "def83b00",
+        "ft-mode2": "56eaaca2",
+        "qdq": "8ab8e8ab",
+        "tensorrt": "5a8f76a2",
+    }
+
+
+def test_ranges_without_a_lower_end_are_refused_by_name(tiny_model):
+    model = tiny_model("swin")
+    calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
+    nodes = named_nodes(model)
+    nodes["layers.0.blocks.0.mlp.fc2._input_quantizer"].bounds = None
+    apply_policy(model, load_policy("qdq"))
+    quantize(model)
+    apply_policy(model, load_policy("qdq").asymmetric("*.mlp.fc2._input_quantizer"))
+    with pytest.raises(
+        SwinQuantError, match="lower end.*layers.0.blocks.0.mlp.fc2._input_quantizer; calibrate"
+    ) as caught:
+        quantize(model)
+    assert caught.value.args[0].startswith("1 of ") and all(node.state is State.OFF for node in nodes.values())
+
+
 @pytest.fixture(scope="module")
 def meta_model():
     made = {}

@@ -240,7 +240,7 @@ def test_the_sqnr_of_a_node_is_that_of_its_values(name, bits):
         step = amax / qmax
         quantized = np.clip(np.rint(values / step), -qmax, qmax) * step
         expected = 10 * np.log10((values**2).sum() / ((quantized - values) ** 2).sum())
-        assert sqnr_db(statistics, amax, bits) == pytest.approx(expected, abs=0.1)
+        assert sqnr_db(statistics, amax, -qmax, qmax) == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize("narrow", [False, True])

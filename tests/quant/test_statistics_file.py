@@ -11,7 +11,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
-from swin_quant.quant.statistics import Statistics
+from swin_quant.quant.statistics import Statistics, of_sides
 from swin_quant.quant.statistics_file import MAX_BYTES, read_statistics, statistics_bytes
 
 NAMES = ["layers.0.a_quantizer", "layers.0.b_quantizer", "é"]
@@ -52,6 +52,19 @@ def test_what_was_counted_comes_back_to_the_bit(tmp_path):
         assert (read[name].width, read[name].largest) == (row.width, row.largest)
         for method in RANGE_METHODS:
             assert search_range(method, read[name], 4) == search_range(method, row, 4)
+
+
+def test_both_sides_come_back_to_the_bit(tmp_path):
+    rows = {name: of_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
+    (tmp_path / "x.npz").write_bytes(statistics_bytes(rows))
+    for name, read in read_statistics(tmp_path / "x.npz", NAMES).items():
+        for ours, theirs in zip((read, *read.sides), (rows[name], *rows[name].sides), strict=True):
+            assert np.array_equal(ours.counts, theirs.counts)
+            assert (ours.width, ours.largest) == (theirs.width, theirs.largest)
+
+
+def test_a_file_of_before_signs_were_kept_has_no_sides(tmp_path):
+    assert all(each.sides is None for each in read_statistics(file(tmp_path), NAMES).values())
 
 
 def test_the_same_counts_are_the_same_bytes():

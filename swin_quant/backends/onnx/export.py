@@ -35,8 +35,11 @@ __all__ = ["OnnxOptions", "export"]
 
 FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
+    "have no lower end (bounds) for their zero point, calibrate again": (
+        lambda node: not node.symmetric and node.bounds is None
+    ),
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
-        lambda node: not (torch.isfinite(node.known_amax) & (node.known_amax > TINY_AMAX)).all()
+        lambda node: not (torch.isfinite(used := _amax(node)) & (used > TINY_AMAX)).all()
     ),
     "have less than 8 bits, which QuantizeLinear has not, leave them to weights": (
         lambda node: node.bits != 8 and node.role is not Role.GEMM_WEIGHT
@@ -45,6 +48,10 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
         lambda node: node.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),
 }
+
+
+def _amax(node: Quantizer) -> Tensor:
+    return node.known_amax if node.symmetric else node.tensor_range
 
 
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
@@ -87,6 +94,11 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
     for fault, is_at_fault in FAULTS.items():
         if names := [name for name, node in nodes.items() if is_at_fault(node)]:
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
+    if options.is_symmetric and (names := [name for name, node in nodes.items() if not node.symmetric]):
+        raise UsageError(
+            f"{card.name}: {options.target} takes no zero points, and policy {card.policy['name']} has them at "
+            f"{listed(names, 3)}: choose a ‹policy› without"
+        )
 
 
 def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelProto":

@@ -15,15 +15,20 @@ from swin_quant.quant.watch import watching
 
 
 class Pair(nn.Module):
-    """A node as one QuantizeLinear / DequantizeLinear pair. Its scale has the type of what it quantizes."""
+    """A node as one QuantizeLinear / DequantizeLinear pair: of int8, or of uint8 where it has a zero point.
+
+    Its scale has the type of what it quantizes.
+    """
 
     def __init__(self, node: Quantizer) -> None:
         super().__init__()
         self.scale: Tensor
-        self.register_buffer("scale", node.known_amax.detach() / grid(node.bits)[1])
+        qmin, qmax = node.grid
+        self.register_buffer("scale", node.tensor_range.detach() / qmax)
+        self.zero_point = None if node.symmetric else -qmin
 
     def forward(self, x: Tensor) -> Tensor:
-        return qdq(x, self.scale)
+        return qdq(x, self.scale, self.zero_point)
 
 
 def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:

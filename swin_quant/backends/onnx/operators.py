@@ -1,7 +1,8 @@
 """The operators of an exported graph that torch has no name for, and what each is in ONNX.
 
-Q/DQ computes what ONNX defines (x / scale in float32, round half to even, saturate to int8, times scale), so that the
-rewritten model can be run, and compared with the trained one, before anything is exported.
+Q/DQ computes what ONNX defines (x / scale in float32, round half to even, saturate to int8, or to uint8 around the zero
+point, times scale), so that the rewritten model can be run, and compared with the trained one, before anything is
+exported.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,13 @@ from torch import Tensor
 
 
 @torch.library.custom_op("swin_quant::qdq", mutates_args=())
-def qdq(x: Tensor, scale: Tensor) -> Tensor:
-    """Round `x` (any shape) to `scale * {-128..127}`. scale: 0-dim, of x's type, as QuantizeLinear wants it."""
-    levels = (x.float() / scale.float()).round_().clamp_(-128, 127)
+def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None) -> Tensor:
+    """Round `x` (any shape) to `scale * {-128..127}`; with a zero point, of uint8, to levels 0 to 255 around it.
+
+    scale: 0-dim, of x's type, as QuantizeLinear wants it.
+    """
+    least = -128 if zero_point is None else -zero_point
+    levels = (x.float() / scale.float()).round_().clamp_(least, least + 255)
     return levels.mul_(scale.float()).to(x.dtype).contiguous()
 
 
@@ -32,7 +37,7 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
 
 
 @qdq.register_fake
-def _(x: Tensor, scale: Tensor) -> Tensor:
+def _(x: Tensor, scale: Tensor, zero_point: int | None = None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -47,15 +52,16 @@ def _(x: Tensor, places: Tensor) -> Tensor:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear and DequantizeLinear, zero point 0."""
+    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear and DequantizeLinear."""
     import numpy as np
     from onnx.numpy_helper import from_array
     from onnxscript import opset18
 
     op: Any = opset18  # its stubs know no symbolic value
 
-    def pair(x: Any, scale: Any) -> Any:
-        zero = op.Constant(value=from_array(np.zeros((), np.int8)))
+    def pair(x: Any, scale: Any, zero_point: int | None = None) -> Any:
+        held = np.int8(0) if zero_point is None else np.uint8(zero_point)
+        zero = op.Constant(value=from_array(np.asarray(held)))
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
     def stored(values: Any, scale: Any, axis: int = 1) -> Any:

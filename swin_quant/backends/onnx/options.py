@@ -58,6 +58,11 @@ class OnnxOptions:
         return onnx_targets()[self.target].constants
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether the target takes no zero points."""
+        return onnx_targets()[self.target].symmetric
+
+    @property
     def suffix(self) -> str:
         """What a file's name says of its precision and target."""
         kind = "int8" if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]

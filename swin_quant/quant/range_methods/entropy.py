@@ -46,4 +46,11 @@ def _xlogy(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64
     return np.where(x > 0, x * np.log(np.maximum(y, 1e-300)), 0.0)
 
 
-METHOD = RangeMethod(search, of_bits=True)
+def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
+    """What was seen, clipped to the symmetric range: the divergence is one of magnitudes."""
+    amax = search(statistics, (steps + 1) // 2, percentile)
+    below, above = statistics.both_sides()
+    return -min(below.largest, amax), min(above.largest, amax)
+
+
+METHOD = RangeMethod(search, between, of_bits=True)

@@ -9,4 +9,10 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
     return statistics.largest
 
 
-METHOD = RangeMethod(search)
+def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
+    """Both ends as they were seen."""
+    below, above = statistics.both_sides()
+    return -below.largest, above.largest
+
+
+METHOD = RangeMethod(search, between)

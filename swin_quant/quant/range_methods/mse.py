@@ -28,7 +28,43 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
 
 def _least_error(counts: NDArray[np.int64], width: float, candidates: NDArray[np.float64], qmax: int) -> float:
     edges = np.arange(len(counts) + 1) * width
-    return float(candidates[np.argmin(error_integral(edges, candidates, qmax) @ slope(counts))])
+    return float(candidates[np.argmin(error_integral(edges, candidates, candidates / qmax) @ slope(counts))])
+
+
+def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
+    """The two ends of least mean squared error: each swept in turn with the other held, on merged bins, then on all."""
+    sides = statistics.both_sides()
+    ends = np.array([side.largest for side in sides])
+    for merged, span, rounds in ((8, np.geomspace(2.0**-12, 1.0, 128), 2), (1, np.geomspace(1 / 1.07, 1.07, 29), 1)):
+        errors = [_Error(side, merged) for side in sides]
+        start = ends.copy()
+        for end in [1, 0] * rounds:
+            swept = np.minimum(start[end] * span, sides[end].largest)
+            candidates = np.repeat(ends[:, None], len(swept), axis=1)
+            candidates[end] = swept
+            if swept.all():
+                ends[end] = swept[np.argmin(_error(errors, candidates, steps))]
+    return -float(ends[0]), float(ends[1])
+
+
+def _error(errors: "list[_Error]", ends: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
+    """Squared error [candidates] for ends [2, candidates], magnitudes, as `grid_between` rounds the zero point."""
+    step = ends.sum(0) / steps
+    zero_point = np.minimum(np.rint(ends[0] / step), steps - 1)
+    below, above = errors
+    return below(zero_point * step, step) + above((steps - zero_point) * step, step)
+
+
+class _Error:
+    """Squared error of one side's values, `merged` bins taken as one, clipped at whole steps."""
+
+    def __init__(self, side: Statistics, merged: int) -> None:
+        counts = side.counts[: max(len(side.occupied()), 1)]
+        counts = np.add.reduceat(counts, np.arange(0, len(counts), merged))
+        self.edges, self.weights = np.arange(len(counts) + 1) * (merged * side.width), slope(counts) / side.width
+
+    def __call__(self, ends: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float64]:
+        return error_integral(self.edges, ends, step) @ self.weights
 
 
 def of_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor:
@@ -49,4 +85,4 @@ def of_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor
     return best
 
 
-METHOD = RangeMethod(search, of_bits=True, of_weight=of_weight)
+METHOD = RangeMethod(search, between, of_bits=True, of_weight=of_weight)

@@ -17,4 +17,19 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
     return statistics.edge(int(np.searchsorted(cumulative, wanted, side="left")) + 1)
 
 
-METHOD = RangeMethod(search)
+def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
+    """Either end clips at most half of the share that is not kept."""
+    sides = statistics.both_sides()
+    counted = [int(side.counts.sum()) for side in sides]
+    wanted = math.ceil((100 + Fraction(str(percentile))) * sum(counted) / 200)
+    low, high = (_end(side, wanted - sum(counted) + own) for side, own in zip(sides, counted, strict=True))
+    return -low, high
+
+
+def _end(side: Statistics, wanted: int) -> float:
+    """The upper edge of the first bin up to which `wanted` values lie, 0 if none is."""
+    found = np.searchsorted(np.cumsum(side.counts), wanted, side="left")
+    return side.edge(int(found) + 1) if wanted > 0 else 0.0
+
+
+METHOD = RangeMethod(search, between)

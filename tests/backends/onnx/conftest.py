@@ -16,12 +16,16 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, quantize
 
+ZERO_POINTS = load_policy("qdq").asymmetric("*.mlp.fc2._input_quantizer", "*.attn.matmul_a_input_quantizer")
 SHALLOW = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 
 
 @pytest.fixture(scope="session")
 def calibrated(tiny_model):
-    """make(kind, policy="qdq", KEY=value ...) -> a model with ranges, its policy applied, and its card."""
+    """make(kind, policy="qdq", KEY=value ...) -> a model with ranges, its policy applied, and its card.
+
+    Policy "zero points" is ZERO_POINTS.
+    """
     made = {}
 
     def make(kind, policy="qdq", **keys):
@@ -29,7 +33,7 @@ def calibrated(tiny_model):
         if given not in made:
             stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
             model = tiny_model(kind, **{**SHALLOW, **stages, **keys})
-            chosen = load_policy(policy)
+            chosen = ZERO_POINTS if policy == "zero points" else load_policy(policy)
             calibrate(model, [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))], Method("max"))
             apply_policy(model, chosen)
             preprocess = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

@@ -1,0 +1,131 @@
+"""Zero points in ONNX: uint8 pairs whose every level is fake-quant's, on the engines that take them; refused else."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_inspect.report import inspect_model
+from swin_quant.backends.registry import engines
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.policy import enabled_nodes
+
+KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+POLICY = "zero points"
+
+
+@KINDS
+def test_pairs_are_of_uint8_around_the_zero_point_of_the_node(kind, graph, calibrated):
+    graph, (model, _) = graph(kind, POLICY), calibrated(kind, POLICY)
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    used = {node.name.rpartition(".")[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
+    found = {name: tensors[node.input[2]] for name, node in used.items()}
+    for name, node in enabled_nodes(model).items():
+        if name in found and not node.symmetric:
+            assert found[name].dtype == np.uint8 and found[name] == -node.grid[0]
+            low, high = node.bounds.tolist()
+            assert tensors[f"{name}.scale"] == pytest.approx((high - low) / 255, rel=1e-6)
+        elif name in found:
+            assert found[name].dtype == np.int8 and found[name] == 0
+    gelu = {int(zero) for name, zero in found.items() if name.endswith("mlp.fc2._input_quantizer")}
+    softmax = {int(zero) for name, zero in found.items() if name.endswith("matmul_a_input_quantizer")}
+    assert softmax == {0} and all(0 < zero < 128 for zero in gelu) and gelu
+
+
+@KINDS
+def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
+    """Each pair of the file, run alone by ONNX Runtime, gives what the node gives, to the bit."""
+    model, _ = calibrated(kind, POLICY)
+    proto = onnx.load(exported(kind, POLICY).file)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    x = torch.linspace(-3, 3, 20_001)
+    for name, node in enabled_nodes(model).items():
+        if not node.symmetric:
+            pair = [found for found in proto.graph.node if found.name.rpartition(".")[0] == name]
+            nodes = [onnx.helper.make_node(*step) for step in _alone(pair)]
+            graph = onnx.helper.make_graph(
+                nodes, "pair",
+                [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["n"])],
+                [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])],
+                [tensors[each] for each in pair[0].input[1:]],
+            )  # fmt: skip
+            alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+            node.state = type(node.state).QUANTIZE
+            assert np.array_equal(run(alone, x)["y"], node(x).numpy()), name
+
+
+def _alone(pair):
+    first, second = pair
+    return (first.op_type, ["images", *first.input[1:]], ["q"]), (second.op_type, ["q", *first.input[1:]], ["y"])
+
+
+@KINDS
+@pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_ALL"])
+def test_onnx_runtime_agrees(kind, level, exported, run, images, assert_quantized_alike):
+    assert_quantized_alike(run(exported(kind, POLICY).file, images, level)["logits"], kind, POLICY)
+
+
+@KINDS
+def test_onnx_runtime_can_avoid_saturation(kind, exported, run, images, assert_quantized_alike):
+    precise = {"session.x64quantprecision": "1"}
+    assert_quantized_alike(run(exported(kind, POLICY).file, images, "ENABLE_ALL", precise)["logits"], kind, POLICY)
+
+
+@KINDS
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alike):
+    pytest.importorskip(engine)
+    loaded = engines()[engine].loader(exported(kind, POLICY, target=engine), EngineOptions(threads=1))
+    assert_quantized_alike(loaded(images).numpy(), kind, POLICY)
+
+
+@KINDS
+def test_inspect_takes_their_products_for_int8_and_tells_the_engines_that_do_not(kind, exported):
+    inspection = inspect_model(onnx.load(exported(kind, POLICY).file), ["tensorrt", "openvino", "onnxruntime"])
+    told = {(found.backend, found.rule): found.nodes for found in inspection.findings}
+    assert all(gemm.int8 for gemm in inspection.gemms if gemm.name.endswith("mlp.fc2"))
+    assert {name.rpartition("_quantizer")[0].split(".")[-1] for name in told["tensorrt", "not symmetric int8"]} == {
+        "_input",
+        "matmul_a_input",
+    }
+    assert ("openvino", "asymmetric matmul") in told
+    assert not [rule for engine, rule in told if engine == "onnxruntime"]
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+def test_both_ends_of_the_opsets(opset, exported, run, images, assert_quantized_alike):
+    assert_quantized_alike(run(exported("swin", POLICY, opset=opset).file, images)["logits"], "swin", POLICY)
+
+
+def test_a_float16_body_has_uint8_pairs_too(graph):
+    found = graph("swin", POLICY, float_type="float16")
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in found.initializer}
+    zeros = {tensors[node.input[2]].dtype for node in found.node if node.op_type == "QuantizeLinear"}
+    assert zeros == {np.dtype(np.uint8), np.dtype(np.int8)}
+
+
+def test_the_saturation_safe_way_holds(calibrated, tmp_path):
+    """Weights of 7 bits beside activations up to 255: 2 * 255 * 64 fits 16 bits, whatever the zero point."""
+    model, card = calibrated("swin", "cpu")
+    rules = [*card.policy["rules"], {"nodes": "*.mlp.fc2._input_quantizer", "symmetric": False}]
+    rules.append({"nodes": "role:gemm_weight", "bits": 7})
+    made = export(model, replace(card, policy={"name": "safe", "rules": rules}), tmp_path)
+    assert made.record["options"]["saturation_safe"] == ["onnxruntime", "openvino"]
+
+
+def test_tensorrt_refuses_them_by_name(calibrated, tmp_path):
+    model, card = calibrated("swin", POLICY)
+    with pytest.raises(UsageError, match=r"tensorrt takes no zero points.*layers.0.blocks.0.*without") as caught:
+        export(model, card, tmp_path, OnnxOptions(target="tensorrt"))
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_range_without_lower_end_is_refused(calibrated, tmp_path):
+    model, card = calibrated("swin", POLICY)
+    model.layers[0].blocks[0].mlp.fc2._input_quantizer.bounds = None
+    with pytest.raises(SwinQuantError, match=r"1 of \d+ nodes have no lower end.*blocks.0.mlp.fc2._input_quantizer"):
+        export(model, card, tmp_path)
