@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.ranges import is_range
+from swin_quant.checkpoint.ranges import SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.sources import local_file
 
@@ -23,7 +23,7 @@ class Weights:
 
 def is_calibrated(state: Mapping[str, Tensor]) -> bool:
     """Whether a state_dict carries any calibrated range."""
-    return any(is_range(key) for key in state)
+    return any(key.endswith(SUFFIX) for key in state)
 
 
 Checkpoint = str | os.PathLike[str] | Weights

@@ -129,6 +129,9 @@ def test_a_policy_is_known_by_what_it_does_not_by_its_name(exported, calibrated,
     four_bits = load_policy("ft-mode1").to_dict()
     four_bits["rules"].append({"nodes": "role:gemm_weight", "bits": 4})
     assert policy_from_dict(four_bits, "test").name == "ft-mode1"
+    zero_points = load_policy("ft-mode1").asymmetric("*.mlp.fc2._input_quantizer").to_dict()
+    with pytest.raises(UsageError, match=r"policy .*: FasterT.* it differs in layers.0.blocks.0.mlp.fc2._input_quan"):
+        export(calibrated(), replace(card(), policy=zero_points), tmp_path / "zero")
     with pytest.raises(UsageError, match="it differs in layers.0.blocks.0.attn.qkv._weight_quantizer"):
         export(calibrated(), replace(card(), policy=four_bits), tmp_path / "four")
 
