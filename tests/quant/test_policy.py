@@ -64,10 +64,10 @@ def test_zero_points_are_for_activations(tiny_model):
     assert all(node.symmetric for node in enabled_nodes(model).values())
     with pytest.raises(UsageError, match="rule 3: zero points are for activations, not for .*_weight_quantizer"):
         apply_policy(model, load_policy("qdq").asymmetric("*.mlp.fc2.*"))
-    for value, says in (("no", "must be true or false, not 'no'"), (0, "must be true or false, not 0")):
-        with pytest.raises(UsageError, match=f"`symmetric` {says}"):
+    for value in ("no", 0):
+        with pytest.raises(UsageError, match=f"symmetric must be true or false.*, not {value!r}"):
             policy_from_dict({"name": "x", "rules": [{"enable": "*", "symmetric": value}]}, "x")
-    with pytest.raises(UsageError, match="`symmetric` are for `enable` and `nodes`"):
+    with pytest.raises(UsageError, match="symmetric are for enable and nodes"):
         policy_from_dict({"name": "x", "rules": [{"disable": "*", "symmetric": False}]}, "x")
 
 
