@@ -1,29 +1,49 @@
-"""What the README shows works: its commands and its Python, in their order, on a micro model of the name it uses."""
+"""What is shown works, on micro models: the commands of README, docs and --help in their order, and README's Python."""
 
 import re
 import shlex
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
+from shown import FILES, ROOT, shell_lines
 
+from swin_quant.backends.fastertransformer.tuner import write_tuned
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
-from swin_quant.cli import GROUPS
+from swin_quant.checkpoint import candidates
+from swin_quant.cli import GROUPS, main
+from swin_quant.cli.session import FRONT_DOOR
 from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.models import build_model
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-NAME = "swin_tiny_patch4_window7_224"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NAME, CLASSES = "swin_tiny_patch4_window7_224", ("cat", "dog", "fox")
+# What makes a command short, at the end of its line.
 QUICK = {
     "bench": ["--rounds", "1", "--seconds", "0.01", "--batch", "1"],
+    "calibrate my.pth": ["--pictures", "4"],
     "sensitivity": ["--pictures", "4"],
+    "train": ["--epochs", "1", "--batch", "32"],
     "finetune": ["--epochs", "1", "--batch", "32"],
+    "ft front-door --train": ["--num-epochs", "1", "--batch-size", "32"],
+}
+# What is not run here, and why; test_flags parses these, too.
+NOT_RUN = {
+    "build-engine": "needs TensorRT; test_build_engine has a stand-in",
+    "demo": "trains for a minute; test_demo cuts it short",
+    "bench out/my_": "a process an engine, a file a baseline; test_bench runs both",
+    "finetune ... --continue": "a line of any of the others",
+    "verify out/.../my_int8_sm80.safetensors": "a line that leaves out a folder; verify's own examples are run",
+    "ft export out/swin_large_calib.pth": "full size: 200 million weights",
 }
 LAUNCHER = "python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 "
 
@@ -50,6 +70,90 @@ def reader(tmp_path_factory, micro, pictures) -> Path:
     shutil.copytree(pictures / "val" / "cat", folder / "holiday")
     shutil.copy(next((pictures / "val").rglob("*.png")), folder / "photo.jpg")
     return folder
+
+
+@pytest.fixture(scope="module")
+def shelf(reader, tmp_path_factory, write_config, randomise):
+    """The folder of one who tries what documents show: all that they name, made of micro models. Copy it."""
+    folder = tmp_path_factory.mktemp("shelf") / "shelf"
+    shutil.copytree(reader, folder, ignore=shutil.ignore_patterns("out*"))
+    keys = {"EMBED_DIM": 32, "DEPTHS": [1, 1]}  # one block a stage, of heads that FasterTransformer takes
+    config = yaml.safe_load(write_config(folder, "swin", **keys).read_text())
+    for name, file in (("my", "my"), (NAME, f"configs/swin/{NAME}")):
+        config["MODEL"]["NAME"] = name
+        (folder / f"{file}.yaml").write_text(yaml.safe_dump(config))
+    cfg = load_config(folder / "configs" / "swin" / f"{NAME}.yaml")
+    weights = {k: v for k, v in randomise(build_model(cfg)).state_dict().items() if not k.endswith("_amax")}
+    card = RunCard(NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
+    for name in ("my", "swin_tiny", NAME):
+        torch.save({"model": weights}, folder / f"{name}.pth")
+        record = CheckpointRecord(file=f"{name}.pth", sha256=sha256_of(folder / f"{name}.pth"))
+        replace(card, name="my" if name == "my" else NAME, checkpoint=record).write(folder / f"{name}.json")
+    save_file(weights, folder / "timm_swin_tiny.safetensors")
+    shutil.copy(folder / "photo.jpg", folder / "cat.jpg")
+    shutil.copytree(folder / "holiday", folder / "more")
+    for picture in (folder / "holiday").glob("*.png"):
+        shutil.copy(picture, picture.with_suffix(".jpg"))
+    for name in ("data", "cifar10", "CIFAR10_FOLDER"):  # as folders and in a zip
+        shutil.copytree(folder / "imagenet", folder / name)
+        for split in ("train", "val"):
+            files = sorted((folder / name / split).rglob("*.png"))
+            with zipfile.ZipFile(folder / name / f"{split}.zip", "w") as archive:
+                for file in files:
+                    archive.write(file, f"{file.parent.name}_{file.name}")
+            lines = [f"{file.parent.name}_{file.name}\t{CLASSES.index(file.parent.name)}\n" for file in files]
+            (folder / name / f"{split}_map.txt").write_text("".join(lines))
+    for name in ("igemm_config.in", "a.in", "b.in"):
+        write_tuned(folder / name, [])
+    calibrated = "out/my_calib.pth"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ours("calibrate my.pth --cfg my.yaml --data-path imagenet --policy ft-mode1 --output out")
+        ours(f"calibrate {NAME}.pth --data-path imagenet --policy ft-mode1 --output out")
+        ours(f"export {calibrated} --for onnx --policy qdq --output out")
+        ours(f"export {calibrated} --for onnx --precision float --output out")
+        ours(f"export {calibrated} --for openvino --policy cpu --output out")
+        shutil.copy(calibrated, "theirs_calib.pth")
+        for name in ("swin_tiny_int8.onnx", "swin_tiny_int8_tensorrt.onnx"):
+            shutil.copy("out/my_int8.onnx", f"out/{name}")
+        shutil.copy("out/my_fp32.onnx", "some_swin_of_timm.onnx")
+        for folder_of_results in ("out/mode1", "out/mode2"):
+            Path(folder_of_results).mkdir()
+            for suffix in (".pth", ".json"):
+                shutil.copy(f"out/{NAME}_calib{suffix}", folder_of_results)
+    return folder
+
+
+def ours(line):
+    assert main(shlex.split(line)) == 0, line
+
+
+BY_DOCUMENT = [path for path in FILES if path.name != "README.md" and any(shell_lines(path))]
+
+
+@pytest.mark.parametrize("path", BY_DOCUMENT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_documents_and_help_show_can_be_done(path, shelf, run, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    folder = tmp_path / "shelf"
+    shutil.copytree(shelf, folder)
+    monkeypatch.chdir(folder)
+    config = folder / "configs" / "swin" / f"{NAME}.yaml"
+    monkeypatch.setattr("swin_quant.config.files.shipped_configs", lambda: {NAME: config})
+    monkeypatch.setattr(candidates, "_shipped", lambda: (candidates._candidate(NAME, config),))
+    for command, words in shell_lines(path):
+        line = f"{command} {shlex.join(words)}"
+        if any(line.startswith(known) for known in NOT_RUN):
+            continue
+        words = [word for part in shlex.split(" ".join(words).split(" > ")[0]) for word in expanded(part)]
+        words += next((more for known, more in QUICK.items() if line.startswith(known)), [])
+        done = run("main.py", *words) if command == FRONT_DOOR else run(*command.split(), *words)
+        assert done.code == 0, (line, done)
+        shutil.rmtree("output", ignore_errors=True)  # two lines are two ways, not one after the other
+
+
+def test_what_is_not_run_is_still_shown():
+    shown = [f"{command} {shlex.join(words)}" for path in BY_DOCUMENT for command, words in shell_lines(path)]
+    assert [known for known in NOT_RUN if not any(line.startswith(known) for line in shown)] == []
 
 
 def commands():

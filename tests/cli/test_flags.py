@@ -3,23 +3,14 @@
 import ast
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from shown import FILES, PARSERS, ROOT, command_and_words, shell_lines, texts
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cli import COMMANDS, GROUPS
-from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of, words_of
+from swin_quant.cli.session import command_of, words_of
 
-ROOT = Path(__file__).parents[2]
-PARSERS = {name: parser_of(name, command_of(name)) for name in (*COMMANDS, FRONT_DOOR)}
 FLAGS = {name: set(parser._option_string_actions) for name, parser in PARSERS.items()}
-SCRIPTS = {
-    "main.py": FRONT_DOOR,
-    "calibrate.py": "calibrate",
-    "qat_finetune.py": "finetune",
-    "export_ft.py": "ft export",
-}
 OURS = {"--version"}.union(*FLAGS.values())
 OTHERS = {
     "torchrun": {"--nproc_per_node", "--master_port"},
@@ -34,36 +25,7 @@ OF_BENCHMARKS = {
     for script in (ROOT / "benchmarks").glob("*.py")
     for flag in re.findall(r'add_argument\(\s*"(--[\w-]+)', script.read_text(encoding="utf-8"))
 }
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
 BY_FILE = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-
-
-def texts(path):
-    """(line, text) of a document, or of the string literals of a module: what an f-string puts in is `{}`."""
-    content = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        yield 1, content
-        return
-    nodes = list(ast.walk(ast.parse(content)))
-    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in nodes:
-        if isinstance(node, ast.JoinedStr):
-            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.lineno, node.value
-
-
-def command_and_words(line):
-    """The command of ours that a line starts, and the words after it; (None, ...) where it starts none."""
-    words = re.split(r"\s{2,}[(#]|\s#\s", line.strip())[0].split()
-    for place, word in enumerate(words):
-        if word in SCRIPTS:
-            return SCRIPTS[word], words[place + 1 :]
-        if word in ("swin-quant", "swin_quant") and words[place + 1 :]:
-            size = 2 if words[place + 1] in GROUPS else 1
-            return " ".join(words[place + 1 : place + 1 + size]), words[place + 1 + size :]
-    return (words[0], words[1:]) if words and words[0] in PARSERS else (None, words)
 
 
 @BY_FILE
@@ -108,17 +70,6 @@ def test_a_quoted_command_has_the_flags_that_are_named_with_it(path):
             command, words = command_and_words(quoted)
             wrong += [(line, command, f) for f in FLAG.findall(" ".join(words)) if f not in FLAGS.get(command, {f})]
     assert wrong == []
-
-
-def shell_lines(path):
-    """The commands of ours in bash blocks and in examples of --help, lines that go on joined."""
-    for _, text in texts(path):
-        blocks = [text] if text.startswith("examples:") else re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-        for block in blocks:
-            for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-                command, words = command_and_words(line)
-                if command and not line.startswith("#"):
-                    yield command, words
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if any(shell_lines(path))], ids=lambda path: path.name)
