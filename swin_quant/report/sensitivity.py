@@ -68,7 +68,7 @@ def table_of(record: SensitivityRecord, kinds: Sequence[str], top: int | None = 
         f"{overall['agreement']:.1f} %, KL {overall['kl']:.1e}",
     ]
     if len(shown) < len(rows):
-        said.append(f"{len(shown)} of {len(rows)} rows: those that cost most; --top and --format csv show more")
+        said.append(f"{len(shown)} of {len(rows)} rows: those that cost most; CSV and JSON have all")
     return ReportTable(COLUMNS, shown, said)
 
 
