@@ -183,11 +183,14 @@ class VerificationRecord(TypedDict):
 
 
 class LossRecord(TypedDict):
-    """Logits beside the float model's: SQNR in dB (None if equal), divergence (KL) in nats, agreement in percent."""
+    """Logits beside the float model's (`quant.distance.Loss`): SQNR in dB (None if equal), divergence (KL) in nats,
+    top-1 agreement in percent, expected drop of top-1 in points.
+    """
 
     sqnr_db: float | None
     kl: float
     agreement: float
+    drop: float
 
 
 class GroupRecord(TypedDict):

@@ -17,6 +17,7 @@ COMMANDS = {
     "convert": "a float checkpoint in another format or type: Microsoft, timm, safetensors -> .pth or .safetensors",
     "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
     "sensitivity": "what each node and group of nodes costs: alone, and left out; in dB, KL and agreement",
+    "search": "the policy that keeps the loss within a budget at the least measured latency, as YAML",
     "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
     "run": "an artifact on pictures -> logits for other programs",
     "predict": "the most probable classes of pictures, from a checkpoint or an artifact",

@@ -5,15 +5,15 @@ Both are needed. Alone, a node shows its own noise; left out, it shows what is w
 before it give what they gave to the float model, or to the quantized one.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.quant.distance import FIGURES, Loss, Totals, decibels, distance, noise
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, State
 from swin_quant.quant.replay import recorded, replayed
@@ -22,17 +22,6 @@ from swin_quant.quant.watch import watching
 NODE, LAYER, BLOCK, STAGE, ROLE = "node", "layer", "block", "stage", "role"
 Group = tuple[str, str, tuple[str, ...]]
 """Kind, name, nodes."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """How far logits are from the float model's: SQNR in dB (infinite if equal), the mean Kullback-Leibler divergence
-    of their softmax in nats, top-1 agreement in percent.
-    """
-
-    sqnr_db: float
-    kl: float
-    agreement: float
 
 
 @dataclass(frozen=True)
@@ -65,20 +54,6 @@ class Sensitivity:
         return sorted((group for group in self.groups if group.kind == kind), key=lambda group: -group.without.sqnr_db)
 
 
-@dataclass
-class _Totals:
-    """Of the pictures so far: logits squared, their noise squared, divergence, how many agree, how many there are."""
-
-    values: list[float] = field(default_factory=lambda: [0.0] * 5)
-
-    def add(self, values: Sequence[float]) -> None:
-        self.values = [old + new for old, new in zip(self.values, values, strict=True)]
-
-    def loss(self) -> Loss:
-        signal, noise, divergence, agreeing, pictures = self.values
-        return Loss(_db(signal, noise), max(0.0, divergence / pictures), 100 * agreeing / pictures)
-
-
 def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
     """Every node; those of a layer, a block, a stage, by their names; those of a role."""
     found: list[Group] = [(NODE, name, (name,)) for name in nodes]
@@ -100,6 +75,7 @@ def sensitivity(
     blocks: Mapping[str, nn.Module],
     stages: Iterable[str] = (),
     tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
+    kinds: Sequence[str] = (NODE, LAYER, BLOCK, STAGE, ROLE),
 ) -> Sensitivity:
     """Of the nodes that the model's policy enables, on (number, images [B, channels, S, S]): this rank's share.
 
@@ -110,7 +86,7 @@ def sensitivity(
     nodes, parts = enabled_nodes(model), list(blocks.values())
     if not nodes:
         raise SwinQuantError("no node is on: choose a ‹policy› that quantizes something")
-    groups = groups_of(nodes, blocks, stages)
+    groups = [group for group in groups_of(nodes, blocks, stages) if group[0] in kinds]
     rows: list[tuple[int, list[list[float]]]] = []
     computed = 0
     training = model.training
@@ -140,7 +116,7 @@ def _result(
     batches = len(rows)
     if not batches:
         raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
-    sums = [_Totals() for _ in range(1 + len(blocks) + 2 * len(groups))]
+    sums = [Totals() for _ in range(1 + len(blocks) + 2 * len(groups))]
     for _, row in rows:
         for one, values in zip(sums, row, strict=True):
             one.add(values)
@@ -148,13 +124,13 @@ def _result(
     losses = [one.loss() for one in pairs]
     units = len(blocks) + 1  # what lies behind the last block counts as one more
     return Sensitivity(
-        int(overall.values[-1]),
+        overall.pictures,
         overall.loss(),
         tuple(
             GroupLoss(kind, name, names, alone, without)
             for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
         ),
-        {block: _db(*one.values[:2]) for block, one in zip(blocks, depth, strict=True)},
+        {block: decibels(*one.values[:2]) for block, one in zip(blocks, depth, strict=True)},
         sum(gather([computed])) / (units * batches),
     )
 
@@ -170,17 +146,17 @@ class _Batch:
         self.begins: dict[str, int] = {}
         dequantize(model)
         with recorded(parts) as self.floats, watching(nodes, self._note):
-            self.expected = self._forward(0).double()
+            self.expected = self._forward(0)
         quantize(model)
         with recorded(parts) as self.quantized:
             self.logits = self._forward(0)
 
     def overall(self) -> list[float]:
-        return _distance(self.logits, self.expected)
+        return distance(self.logits, self.expected)
 
     def profile(self) -> list[list[float]]:
         pairs = zip(self.quantized, self.floats, strict=True)
-        return [[*_noise(one.double(), other.double()), 0.0, 0.0, 0.0] for one, other in pairs]
+        return [[*noise(one.double(), other.double()), *[0.0] * (FIGURES - 2)] for one, other in pairs]
 
     def both(self, names: Sequence[str]) -> list[list[float]]:
         """With only these nodes quantized, and with all but these."""
@@ -193,7 +169,7 @@ class _Batch:
             for name, node in self.nodes.items():
                 node.state = inside if name in names else outside
             with replayed(self.parts, outputs[:begin]):
-                found.append(_distance(self._forward(begin), self.expected))
+                found.append(distance(self._forward(begin), self.expected))
         return found
 
     def _forward(self, begin: int) -> Tensor:
@@ -204,19 +180,3 @@ class _Batch:
     def _note(self, name: str, *_: object) -> None:
         """Of the blocks before a node's first call, all are done."""
         self.begins.setdefault(name, len(self.floats))
-
-
-def _distance(logits: Tensor, expected: Tensor) -> list[float]:
-    logits = logits.double()
-    target, guess = expected.log_softmax(1), logits.log_softmax(1)
-    divergence = (target.exp() * (target - guess)).sum().item()
-    agreeing = (logits.argmax(1) == expected.argmax(1)).sum().item()
-    return [*_noise(logits, expected), divergence, agreeing, len(logits)]
-
-
-def _noise(values: Tensor, expected: Tensor) -> tuple[float, float]:
-    return expected.square().sum().item(), (values - expected).square().sum().item()
-
-
-def _db(signal: float, noise: float) -> float:
-    return 10 * math.log10(signal / noise) if signal and noise else math.inf

@@ -42,9 +42,11 @@ COLUMNS: tuple[Column[CostRow], ...] = (
     figure("gain_db", "off wins\ndB", lambda row: row.gain_db, "{:+.2f}"),
     figure("without_sqnr_db", "all but it\nSQNR dB", _of("without", "sqnr_db"), "{:.1f}"),
     figure("without_agreement", "agree %", _of("without", "agreement"), "{:.1f}"),
+    figure("without_drop", "", _of("without", "drop")),
     figure("without_kl", "", _of("without", "kl")),
     figure("alone_sqnr_db", "only it\nSQNR dB", _of("alone", "sqnr_db"), "{:.1f}"),
     figure("alone_agreement", "agree %", _of("alone", "agreement"), "{:.1f}"),
+    figure("alone_drop", "", _of("alone", "drop")),
     figure("alone_kl", "KL", _of("alone", "kl"), "{:.1e}"),
 )
 
@@ -65,7 +67,7 @@ def table_of(record: SensitivityRecord, kinds: Sequence[str], top: int | None = 
     sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"
     said = [
         f"{record['policy']}, {record['pictures']} pictures, all nodes on: {sqnr}, agreement "
-        f"{overall['agreement']:.1f} %, KL {overall['kl']:.1e}",
+        f"{overall['agreement']:.1f} %, expected drop of top-1 {overall['drop']:.2f} points, KL {overall['kl']:.1e}",
     ]
     if len(shown) < len(rows):
         said.append(f"{len(shown)} of {len(rows)} rows: those that cost most; CSV and JSON have all")

@@ -19,8 +19,9 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
 from swin_quant.models.registry import Architecture, blocks_of, stages_of
+from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.quant.sensitivity import Loss, Sensitivity, sensitivity
+from swin_quant.quant.sensitivity import Sensitivity, sensitivity
 from swin_quant.tasks.evaluate import load_for_scoring
 
 
@@ -137,4 +138,4 @@ def recorded_as(found: Sensitivity, policy: Policy, pictures_sha256: str | None)
 
 
 def _loss(loss: Loss) -> LossRecord:
-    return LossRecord(sqnr_db=loss.sqnr_db, kl=loss.kl, agreement=loss.agreement)
+    return LossRecord(sqnr_db=loss.sqnr_db, kl=loss.kl, agreement=loss.agreement, drop=loss.drop)

@@ -1,0 +1,67 @@
+"""How far the logits of a quantized model are from the float model's, summed over batches."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+FIGURES = 6  # of `distance`
+
+
+@dataclass(frozen=True)
+class Loss:
+    """SQNR of the logits in dB (infinite if equal), the mean Kullback-Leibler divergence of their softmax in nats,
+    top-1 agreement in percent, and the expected drop of top-1 accuracy in points.
+
+    The drop needs no labels: where the two disagree, the float model's own probabilities say how often either class is
+    the right one. It is as good as these probabilities are.
+    """
+
+    sqnr_db: float
+    kl: float
+    agreement: float
+    drop: float
+
+
+@dataclass
+class Totals:
+    """What `distance` gave, summed: any order of batches gives the same if they are added in one."""
+
+    values: list[float] = field(default_factory=lambda: [0.0] * FIGURES)
+
+    def add(self, values: Sequence[float]) -> None:
+        self.values = [old + new for old, new in zip(self.values, values, strict=True)]
+
+    @property
+    def pictures(self) -> int:
+        return int(self.values[-1])
+
+    def loss(self) -> Loss:
+        signal, noise, divergence, agreeing, regret, pictures = self.values
+        return Loss(
+            decibels(signal, noise),
+            max(0.0, divergence / pictures),
+            100 * agreeing / pictures,
+            100 * regret / pictures,
+        )
+
+
+def distance(logits: Tensor, expected: Tensor) -> list[float]:
+    """Of logits [B, classes]: signal, noise, divergence, how many agree, probability that is given up, pictures."""
+    logits, expected = logits.double(), expected.double()
+    target, guess = expected.log_softmax(1), logits.log_softmax(1)
+    chosen, wanted = logits.argmax(1, keepdim=True), expected.argmax(1, keepdim=True)
+    divergence = (target.exp() * (target - guess)).sum().item()
+    regret = (target.exp().gather(1, wanted) - target.exp().gather(1, chosen)).sum().item()
+    return [*noise(logits, expected), divergence, (chosen == wanted).sum().item(), regret, len(logits)]
+
+
+def noise(values: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The sum of squares of what was expected, and of the error."""
+    return expected.square().sum().item(), (values - expected).square().sum().item()
+
+
+def decibels(signal: float, error: float) -> float:
+    """SQNR; infinite where there is no error, or nothing to lose."""
+    return 10 * math.log10(signal / error) if signal and error else math.inf

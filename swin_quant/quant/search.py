@@ -1,0 +1,107 @@
+"""Which layers stay float: the policy that costs the least time within a budget of loss.
+
+Greedy, and measured at every step: layers are left float in the order of how much error they bring for each
+millisecond that their quantization saves. The shortest such list within the budget is found by halving (more float
+layers never lose much), then every layer of it is tried again in int8.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swin_quant.quant.distance import Loss
+
+Within = Callable[[frozenset[str]], bool]
+_LEAST = 1e-6  # of the milliseconds of all: what a layer is taken to save that was measured to save nothing
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Nodes that are switched together, those of a layer.
+
+    `error`: the power of the logits' noise when only they quantize, over that of the logits. `saved_ms`: how much
+    faster the engine is with them on; it was measured, and may be below zero.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    error: float
+    saved_ms: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The loss that may be: expected drop of top-1 in points, agreement in percent, SQNR in dB; None: any."""
+
+    max_drop: float | None = None
+    min_agreement: float | None = None
+    min_sqnr: float | None = None
+
+    def allows(self, loss: Loss) -> bool:
+        return (
+            (self.max_drop is None or loss.drop <= self.max_drop)
+            and (self.min_agreement is None or loss.agreement >= self.min_agreement)
+            and (self.min_sqnr is None or loss.sqnr_db >= self.min_sqnr)
+        )
+
+    def __str__(self) -> str:
+        named = (
+            ("expected drop of top-1 at most {:g} points", self.max_drop),
+            ("agreement at least {:g} %", self.min_agreement),
+            ("SQNR at least {:g} dB", self.min_sqnr),
+        )
+        return ", ".join(text.format(value) for text, value in named if value is not None)
+
+
+def in_order(units: Sequence[Unit]) -> list[Unit]:
+    """Those first that bring most error for the time that they save."""
+    least = _LEAST * max(1e-9, sum(abs(unit.saved_ms) for unit in units))
+    return sorted(units, key=lambda unit: unit.error / max(unit.saved_ms, least), reverse=True)
+
+
+def prefix(units: Sequence[Unit], length: int) -> frozenset[str]:
+    """The names of the first so many in the order of `in_order`."""
+    return frozenset(unit.name for unit in in_order(units)[:length])
+
+
+def cheapest(units: Sequence[Unit], within: Within) -> frozenset[str] | None:
+    """The names of the units to leave float, so that `within` holds and no one of them could be quantized as well.
+
+    None where it does not even hold for all of them. `within` is asked about log2(n) times, and once for each that
+    the first search leaves float.
+    """
+    low, high = 0, len(units)
+    if not within(prefix(units, high)):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if within(prefix(units, middle)):
+            high = middle
+        else:
+            low = middle + 1
+    found = prefix(units, high)
+    for unit in sorted(units, key=lambda unit: unit.saved_ms, reverse=True):
+        if unit.name in found and unit.saved_ms > 0 and within(found - {unit.name}):
+            found -= {unit.name}
+    return found
+
+
+def within_time(units: Sequence[Unit], most_ms: float, milliseconds: Callable[[frozenset[str]], float]) -> int | None:
+    """How many units of the order can be left float before `milliseconds` is above `most_ms`; None if none can."""
+    low, high = -1, len(units)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if milliseconds(prefix(units, middle)) <= most_ms:
+            low = middle
+        else:
+            high = middle - 1
+    return None if low < 0 else low
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points (loss, time) than which none is better in one and as good in the other; by time."""
+    order = sorted(range(len(points)), key=lambda index: (points[index][1], points[index][0]))
+    found: list[int] = []
+    for index in order:
+        if not found or points[index][0] < points[found[-1]][0]:
+            found.append(index)
+    return found

@@ -1,0 +1,32 @@
+"""The table of a search for a policy: what was measured, by time."""
+
+from swin_quant.report.column import Column, ReportTable, field, figure
+from swin_quant.report.records import json_text, records
+from swin_quant.tasks.search import Candidate, SearchResult
+
+COLUMNS: tuple[Column[Candidate], ...] = (
+    Column("policy", "policy", field("policy"), fold=True),
+    figure("nodes", "nodes on", field("nodes")),
+    figure("ms", "ms", field("ms"), "{:.3f}"),
+    figure("sqnr_db", "SQNR dB", lambda row: row.loss.sqnr_db, "{:.1f}"),
+    figure("agreement", "agree %", lambda row: row.loss.agreement, "{:.2f}"),
+    figure("drop", "expected\ndrop", lambda row: row.loss.drop, "{:.3f}"),
+    figure("kl", "KL", lambda row: row.loss.kl, "{:.1e}"),
+    Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
+)
+
+
+def table_of(result: SearchResult, budget: str, what: str) -> ReportTable[Candidate]:
+    """A line for each policy that was measured."""
+    said = [
+        f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none is faster and as near",
+        f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
+    ]
+    style = {True: "bold", False: ""}
+    return ReportTable(COLUMNS, result.candidates, said, style=lambda row: style[row.is_found])
+
+
+def as_json(result: SearchResult) -> str:
+    """JSON: the policy's file, whether the budget was met, and the candidates."""
+    rows = records(COLUMNS, result.candidates)
+    return json_text({"policy": str(result.file), "met": result.met, "pictures": result.pictures, "candidates": rows})

@@ -1,0 +1,280 @@
+"""What policies cost, measured once: losses by fake-quant on pictures, milliseconds on an engine; kept in a journal."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
+from swin_quant.base.journal import Journal
+from swin_quant.base.progress import log, track
+from swin_quant.bench.cpu import features, usable_cores
+from swin_quant.bench.interleave import Timing, interleave
+from swin_quant.bench.runner import Contender
+from swin_quant.cards.versions import versions
+from swin_quant.data.loader import default_workers, load_batches
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import digest, sample
+from swin_quant.data.sources import open_pictures
+from swin_quant.engines.options import EngineOptions
+from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import blocks_of
+from swin_quant.quant.distance import Loss, Totals, distance
+from swin_quant.quant.listing import list_nodes
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.search import Unit
+from swin_quant.quant.sensitivity import LAYER, sensitivity
+from swin_quant.tasks.deployed import on_its_device
+from swin_quant.tasks.evaluate import load_for_scoring
+from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.loaders import artifact_engine
+from swin_quant.tasks.sensitivity import Sampling
+
+_AT_ONCE = 6  # engines in memory while they are timed in turns
+_ALL_ON, _FLOAT = "all", "float"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What is measured and how: the calibrated `checkpoint` under policies that leave layers of `base` float.
+
+    `base` None: the engine's best built-in policy. `sampling` says on which pictures losses are measured: unlabelled
+    ones, and not those that will score the result. Milliseconds are of a `batch`. `folder` gets the journal.
+    """
+
+    cfg: CfgNode
+    checkpoint: str
+    engine: str
+    folder: Path
+    base: Policy | None = None
+    batch: int = 1
+    sampling: Sampling = Sampling(256, seed=1)
+    options: EngineOptions = EngineOptions()
+    rounds: int = 5
+    seconds: float = 0.5
+
+    def __post_init__(self) -> None:
+        fit = [name for name, backend in targets().items() if backend.runs_its_export and not backend.emulates]
+        if self.engine not in fit:
+            raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}")
+        if not self.backend.is_installed:
+            raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
+        if self.batch < 1:
+            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
+
+    @property
+    def backend(self) -> Backend:
+        return targets()[self.engine]
+
+    @property
+    def start(self) -> Policy:
+        """The policy whose layers are switched."""
+        return self.base or load_policy(self.backend.exporting.policies[0])
+
+    @property
+    def name(self) -> str:
+        """Of the files that are written."""
+        return f"{self.cfg.MODEL.NAME}_auto_{self.engine}"
+
+
+class Measured:
+    """What is measured, once: losses by fake-quant, milliseconds on the engine; all of it in the journal."""
+
+    def __init__(self, asked: Measuring) -> None:
+        self.asked = asked
+        subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
+        self.model: Classifier = subject.model.eval()
+        self.batches, names = _load(asked, Preprocess.from_dict(subject.card.preprocess))
+        self.pictures = sum(map(len, self.batches))
+        with torch.inference_mode():
+            self.expected = [self.model(images) for images in self.batches]
+        self.journal = Journal(
+            asked.folder / f"{asked.name}.journal.json",
+            {
+                "checkpoint": sha256_of(asked.checkpoint),
+                "pictures": digest(names),
+                "base": asked.start.sha256,
+                "engine": asked.engine,
+                "batch": asked.batch,
+                "options": asdict(asked.options),
+                "cpu": {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))},
+                "versions": versions(),
+            },
+        )
+        if self.journal.found:
+            log.info("%s: %d results of an earlier search", self.journal.path, self.journal.found)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """The layers of the base policy, with what they cost."""
+        apply_policy(self.model, self.asked.start)
+        if not enabled_nodes(self.model):
+            raise UsageError(f"policy {self.asked.start.name} quantizes nothing: there is nothing to leave float")
+        alone = self.journal.remember("layers alone", self._alone)
+        kinds = self._kinds(alone)
+        saved = self._saved(kinds)
+        counts = {kind: len(layers) for kind, layers in kinds.items()}
+        of = {layer: saved[kind] / counts[kind] for kind, layers in kinds.items() for layer in layers}
+        return [Unit(name, tuple(nodes), error, of[name]) for name, (nodes, error) in alone.items()]
+
+    def policy(self, off: frozenset[str]) -> Policy:
+        """The base with these layers left float."""
+        nodes = [
+            node for name, (nodes, _) in self.journal.entries["layers alone"].items() if name in off for node in nodes
+        ]
+        if not nodes:
+            return self.asked.start
+        mine = f"{self.asked.start.name} less {len(off)} layers"
+        others = replace(self.asked.start.and_then(Rule(disable=tuple(nodes))), name=mine)
+        return replace(others, name=f"{mine} {others.sha256[:6]}")
+
+    def loss(self, policy: Policy) -> Loss:
+        """Of the model in fake-quant under a policy."""
+        found: dict[str, Any] = self.journal.remember(f"loss {policy.sha256}", partial(self._loss, policy))
+        return Loss(**{key: math.inf if value is None else value for key, value in found.items()})
+
+    def nodes_on(self, policy: Policy) -> int:
+        apply_policy(self.model, policy)
+        return len(enabled_nodes(self.model))
+
+    def milliseconds(self, policies: Sequence[Policy]) -> dict[str, float]:
+        """Of a batch on the engine, by the policy's name; timed together, in turns."""
+        missing = [policy for policy in policies if f"ms {policy.sha256}" not in self.journal.entries]
+        missing = [policy for policy in missing if self.nodes_on(policy)]
+        if missing:
+            ratios = self._timed({policy.sha256: policy for policy in missing})
+            for sha256, ratio in ratios.items():
+                self.journal.entries[f"ms {sha256}"] = ratio * self.base_ms
+            self.journal.write()
+        known = {policy.name: self.journal.entries.get(f"ms {policy.sha256}") for policy in policies}
+        return {name: self.float_ms if ms is None else ms for name, ms in known.items()}
+
+    @property
+    def base_ms(self) -> float:
+        return float(self.journal.remember("ms of all", lambda: self._reference()[0]))
+
+    @property
+    def float_ms(self) -> float:
+        return float(self.journal.remember("ms of float", lambda: self.base_ms * self._reference()[1]))
+
+    def _alone(self) -> dict[str, Any]:
+        apply_policy(self.model, self.asked.start)
+        blocks = blocks_of(self.model)
+        some = list(enumerate(self.batches[: max(1, 64 // len(self.batches[0]))]))
+        tell = partial(_bar, "what each layer costs")
+        found = sensitivity(self.model, some, blocks, tell=tell, kinds=(LAYER,))
+        return {group.name: [list(group.nodes), 10 ** (-group.alone.sqnr_db / 10)] for group in found.groups}
+
+    def _loss(self, policy: Policy) -> dict[str, float]:
+        apply_policy(self.model, policy)
+        totals = Totals()
+        if enabled_nodes(self.model):
+            quantize(self.model)
+        with torch.inference_mode():
+            for images, expected in zip(self.batches, self.expected, strict=True):
+                totals.add(distance(self.model(images), expected))
+        dequantize(self.model)
+        return asdict(totals.loss())
+
+    def _kinds(self, layers: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Layers of equal name and equal shapes, which cost the same on any engine."""
+        apply_policy(self.model, self.asked.start)
+        side = self.asked.cfg.DATA.IMG_SIZE
+        shapes = {row.name: row.shape for row in list_nodes(self.model, (1, *self.batches[0].shape[1:2], side, side))}
+        kinds: dict[str, list[str]] = {}
+        for layer, (nodes, _) in layers.items():
+            kind = f"{layer.rpartition('.')[2]} {[shapes[node] for node in nodes]}"
+            kinds.setdefault(kind, []).append(layer)
+        return kinds
+
+    def _saved(self, kinds: Mapping[str, list[str]]) -> dict[str, float]:
+        """Kind -> milliseconds that the engine is faster with all of its layers quantized."""
+        policies = {kind: self.policy(frozenset(layers)) for kind, layers in kinds.items()}
+        left = {kind: policy for kind, policy in policies.items() if f"kind {kind}" not in self.journal.entries}
+        some = {kind: policy for kind, policy in left.items() if self.nodes_on(policy)}
+        for kind, ratio in self._timed(some).items():
+            self.journal.entries[f"kind {kind}"] = (ratio - 1) * self.base_ms
+        for kind in left.keys() - some.keys():  # the only kind there is
+            self.journal.entries[f"kind {kind}"] = self.float_ms - self.base_ms
+        self.journal.write()
+        return {kind: self.journal.entries[f"kind {kind}"] for kind in kinds}
+
+    def _reference(self) -> tuple[float, float]:
+        """Milliseconds with all on, and how many times that float takes."""
+        timings = self._interleaved({_ALL_ON: self.asked.start, _FLOAT: None})
+        base = timings[_ALL_ON]
+        return _ms(base), _ratio(timings[_FLOAT], base)
+
+    def _timed(self, policies: Mapping[str, Policy]) -> dict[str, float]:
+        """How many times the milliseconds of all on each takes: by their best rounds."""
+        found: dict[str, float] = {}
+        names = list(policies)
+        for first in track(range(0, len(names), _AT_ONCE - 1), f"timing on {self.asked.engine}", len(names)):
+            some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
+            timings = self._interleaved({_ALL_ON: self.asked.start, **some})
+            found |= {name: _ratio(timings[name], timings[_ALL_ON]) for name in some}
+        return found
+
+    def _interleaved(self, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
+        asked = self.asked
+        with TemporaryDirectory(prefix="swin-quant-search-") as workspace:
+            contenders = []
+            for number, (name, policy) in enumerate(policies.items()):
+                precision = "int8" if policy else "float"
+                artifact, _ = export_checkpoint(
+                    asked.checkpoint, asked.engine, Path(workspace) / str(number), asked.cfg, policy, precision
+                )
+                load = partial(
+                    artifact_engine, str(artifact.file), asked.backend, on_its_device(asked.engine, asked.options)
+                )
+                contenders.append(Contender(name, load, artifact.file))
+            threads = asked.options.threads or usable_cores()
+            side = asked.cfg.DATA.IMG_SIZE
+            timings = interleave(contenders, [asked.batch], asked.rounds, asked.seconds, side, threads)
+        for timing in timings:
+            if timing.failure:
+                raise SwinQuantError(f"{asked.engine} could not be timed: {timing.failure}")
+        return {timing.contender: timing for timing in timings}
+
+
+def _load(asked: Measuring, preprocess: Preprocess) -> tuple[list[Tensor], list[str]]:
+    """The pictures, in batches, and their names."""
+    cfg, sampling = asked.cfg, asked.sampling
+    opened = open_pictures(cfg.DATA.DATA_PATH, sampling.split, zip_mode=cfg.DATA.ZIP_MODE, cache_mode="no",
+                           num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None)  # fmt: skip
+    indices = sample(len(opened), min(sampling.count, len(opened)), sampling.seed)
+    size = sampling.batch_size
+    chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
+    workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(indices))
+    batches = [batch for batch in load_batches(opened, preprocess, chunks, workers) if len(batch.labels)]
+    if not batches:
+        raise SwinQuantError(f"{cfg.DATA.DATA_PATH}: there is no readable picture to measure with")
+    names = [opened.names[index] for batch in batches for index in batch.indices]
+    return [batch.images for batch in batches], names
+
+
+def _bar(what: str, numbers: Any, total: int) -> Any:
+    return track(numbers, what, total)
+
+
+def _ms(timing: Timing) -> float:
+    """Of the best round: what else the machine does makes calls slower, never faster."""
+    if not timing.rounds:
+        raise SwinQuantError(f"{timing.contender}: was not timed")
+    return min(map(median, timing.rounds))
+
+
+def _ratio(timing: Timing, base: Timing) -> float:
+    return _ms(timing) / _ms(base)

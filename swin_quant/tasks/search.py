@@ -1,0 +1,168 @@
+"""The policy that loses no more than a budget at the least latency, found by measuring: a policy file that says why.
+
+Error comes from `sensitivity`, latency from the engine itself: layers of equal shapes cost the same there, so one of
+each kind of layer is exported with all of its kind left float, and timed beside the whole.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.quant.distance import Loss
+from swin_quant.quant.policies import builtin_policies, load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.quant.search import Budget, Unit, cheapest, front, in_order, prefix, within_time
+from swin_quant.tasks.policy_costs import Measured, Measuring
+
+_STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
+_FLOAT = "float"
+
+
+@dataclass(frozen=True)
+class PolicySearch:
+    """What is asked for: a policy within `budget`, and within `max_ms` of a batch."""
+
+    of: Measuring
+    budget: Budget
+    max_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_ms is None and self.budget == Budget():
+            raise UsageError("no budget: give ‹max_drop›, ‹min_agreement›, ‹min_sqnr› or ‹max_ms›")
+
+    @property
+    def limits(self) -> str:
+        """The budget in words."""
+        said = [str(self.budget)] if str(self.budget) else []
+        return ", ".join([*said, f"at most {self.max_ms:g} ms"] if self.max_ms is not None else said)
+
+    @property
+    def place(self) -> Path:
+        """Of the policy that is found; the journal lies beside it."""
+        return self.of.folder / f"{self.of.name}.yaml"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy that was measured: its loss, and milliseconds of a batch on the engine; `nodes` that are on."""
+
+    policy: str
+    nodes: int
+    loss: Loss
+    ms: float
+    is_found: bool = False
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The policy, its file, all candidates by time, and whether the budget was met."""
+
+    policy: Policy
+    file: Path
+    candidates: tuple[Candidate, ...]
+    pictures: int
+    met: bool
+
+
+def search(asked: PolicySearch) -> SearchResult:
+    """Find the policy and write it, with the reasons, to `place`. Goes on where an earlier search was cut off.
+
+    Where the budget cannot be met, the policy is the best that was found.
+    """
+    ensure_writable_dir(asked.of.folder)
+    bench = Measured(asked.of)
+    units = bench.units
+    off = _choose(asked, bench, units)
+    chosen = bench.policy(off)
+    tried, left_float = {chosen.name: chosen}, {chosen.name: off}
+    for share in _STEPS:
+        some = prefix(units, round(share * len(units)))
+        tried.setdefault(bench.policy(some).name, bench.policy(some))
+        left_float.setdefault(bench.policy(some).name, some)
+    for name in builtin_policies():
+        if name in asked.of.backend.exporting.policies:
+            tried.setdefault(name, load_policy(name))
+    losses = {name: bench.loss(policy) for name, policy in tried.items()}
+    times = bench.milliseconds(list(tried.values()))
+    best = _best(asked, tried, losses, times, chosen.name)
+    losses[_FLOAT], times[_FLOAT] = Loss(math.inf, 0.0, 100.0, 0.0), bench.float_ms
+    names = [name for name in losses if name in times]
+    on_front = {names[index] for index in front([(losses[name].kl, times[name]) for name in names])}
+    counts = {name: bench.nodes_on(policy) for name, policy in tried.items()} | {_FLOAT: 0}
+    candidates = [
+        Candidate(name, counts[name], losses[name], times[name], name == best, name in on_front) for name in names
+    ]
+    met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
+    found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
+    atomic_write_bytes(asked.place, _as_yaml(found, units, left_float.get(best, frozenset())))
+    log.info("policy: %s", asked.place)
+    return SearchResult(found, asked.place, tuple(sorted(candidates, key=lambda one: one.ms)), bench.pictures, met)
+
+
+def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:
+    """The names of the units that stay float."""
+    count = None
+    if asked.max_ms is not None:
+        count = within_time(
+            units, asked.max_ms, lambda off: bench.milliseconds([bench.policy(off)])[bench.policy(off).name]
+        )
+    if asked.budget == Budget():
+        return prefix(units, count or 0)
+    found = cheapest(units, lambda off: asked.budget.allows(bench.loss(bench.policy(off))))
+    if found is None:
+        return prefix(units, len(units))
+    return found if count is None or len(found) <= count else prefix(units, count)
+
+
+def _best(
+    asked: PolicySearch,
+    tried: Mapping[str, Policy],
+    losses: Mapping[str, Loss],
+    times: Mapping[str, float],
+    chosen: str,
+) -> str:
+    """The fastest candidate within the budget; for `max_ms` alone, the nearest to float within that time."""
+    allowed = [name for name in tried if asked.budget.allows(losses[name])]
+    allowed = [name for name in allowed if asked.max_ms is None or times[name] <= asked.max_ms]
+    if not allowed:
+        return chosen
+    if asked.budget == Budget():
+        return min(allowed, key=lambda name: losses[name].kl)
+    return min(allowed, key=times.__getitem__)
+
+
+def _why(asked: PolicySearch, loss: Loss, times: Mapping[str, float], name: str) -> str:
+    of = asked.of
+    return (
+        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. Measured on {of.sampling.count} pictures of "
+        f"{of.sampling.split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
+        f"{loss.drop:.3f} points; {times[name]:.3f} ms."
+    )
+
+
+def _as_yaml(policy: Policy, units: Sequence[Unit], off: frozenset[str]) -> bytes:
+    """The policy file; each layer that stays float with its reason as a comment."""
+    import yaml
+
+    def dumped(content: Any) -> str:
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
+
+    data = policy.to_dict()
+    text = dumped({key: data[key] for key in ("name", "description")}) + "rules:\n"
+    float_units = [unit for unit in in_order(units) if unit.name in off]
+    rules = data["rules"][:-1] if float_units else data["rules"]
+    for rule in rules:
+        text += "".join(f"  {line}\n" for line in dumped([rule]).splitlines())
+    if float_units:
+        text += "  - disable:\n"
+    for unit in float_units:
+        alone = -10 * math.log10(unit.error) if unit.error else math.inf
+        text += f"      # {unit.name}: {alone:.1f} dB alone; int8 saves {unit.saved_ms:.4f} ms there\n"
+        text += "".join(f"      - {node}\n" for node in unit.nodes)
+    return text.encode()
