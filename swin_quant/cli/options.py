@@ -185,6 +185,8 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
     from swin_quant.quant.policies import load_policy
 
     names = list(args.policy or ())
+    if "auto" in names:
+        raise UsageError("--policy auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
     rules = _extra_rules(args)
     policies = [load_policy(name) for name in names]
     if rules and not policies:

@@ -12,13 +12,16 @@ from swin_quant.cli import deployed, options
 from swin_quant.cli.calibrate import plan_of
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, show
+from swin_quant.cli.search import add_budget
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
+AUTO, MAX_DROP = "auto", 0.1
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
 EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
+  swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
   swin-quant quantize my.pth --cfg my.yaml --data-path data --zip --for onnxruntime --pictures 160 --dry-run
 
 It goes on where it was cut off: a step whose result lies in the output folder is not done again."""
@@ -33,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pictures", type=whole, metavar="N", help="how many calibrate (default 80)")
     group.add_argument("--split", dest="calib_split", metavar="SPLIT", help="pictures to sample (default train)")
     options.add_calibrator(parser)
-    parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: the backend's best)")
+    parser.add_argument("--policy", metavar="NAME|FILE",
+                        help="which nodes are int8 (default: the backend's best); auto: found by `search`")  # fmt: skip
+    add_budget(parser)
     parser.add_argument("--saturation-safe", action="store_true",
                         help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
@@ -45,21 +50,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.search import Budget
     from swin_quant.tasks.quantize import Quantization, quantize, steps
 
     deployed.refuse_ranks(world, "quantize")
     if not args.checkpoint:
         raise UsageError("no checkpoint: name a float one")
     cfg = options.config_of(args)
+    budget = Budget(args.max_drop, args.min_agreement, args.min_sqnr)
+    limited = budget != Budget() or args.max_ms is not None
+    if limited and args.policy != AUTO:
+        raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
+    if args.policy == AUTO and not limited:
+        budget = Budget(max_drop=MAX_DROP)
     asked = Quantization(
         args.checkpoint,
         cfg,
         args.backend,
         Path(output_dir(args, cfg)),
-        load_policy(args.policy) if args.policy else None,
+        load_policy(args.policy) if args.policy not in (None, AUTO) else None,
         plan_of(args, cfg.SEED),
         args.saturation_safe,
         deployed.engine_options(args, world),
+        budget,
+        args.max_ms,
+        args.batch or 1,
     )
     if args.dry_run:
         for step in steps(asked):

@@ -88,6 +88,10 @@ class Measuring:
         """Of the files that are written."""
         return f"{self.cfg.MODEL.NAME}_auto_{self.engine}"
 
+    @property
+    def journal(self) -> Path:
+        return self.folder / f"{self.name}.journal.json"
+
 
 class Measured:
     """What is measured, once: losses by fake-quant, milliseconds on the engine; all of it in the journal."""
@@ -101,7 +105,7 @@ class Measured:
         with torch.inference_mode():
             self.expected = [self.model(images) for images in self.batches]
         self.journal = Journal(
-            asked.folder / f"{asked.name}.journal.json",
+            asked.journal,
             {
                 "checkpoint": sha256_of(asked.checkpoint),
                 "pictures": digest(names),

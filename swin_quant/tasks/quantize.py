@@ -25,9 +25,13 @@ from swin_quant.data.sources import has_split, open_pictures
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
+from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
 from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.policy_costs import Measuring
+from swin_quant.tasks.search import PolicySearch, found_before, search
+from swin_quant.tasks.sensitivity import Sampling
 from swin_quant.tasks.verify import Verifying, failures, verify_artifact
 
 TRAIN, VAL = "train", "val"
@@ -45,7 +49,8 @@ class Step(NamedTuple):
 class Quantization:
     """What is asked for: `checkpoint`, a float one, on the pictures of `cfg`, for a backend, in `folder`.
 
-    `policy` None is the best of the backend. `plan` says which pictures calibrate.
+    `policy` None is the best of the backend; with a `budget` or `max_ms`, layers of it stay float, as `search` finds;
+    milliseconds are then of a `batch`. `plan` says which pictures calibrate.
     """
 
     checkpoint: str
@@ -56,10 +61,29 @@ class Quantization:
     plan: CalibrationPlan = field(default_factory=CalibrationPlan)
     saturation_safe: bool = False
     options: EngineOptions = EngineOptions()
+    budget: Budget = Budget()
+    max_ms: float | None = None
+    batch: int = 1
 
     def __post_init__(self) -> None:
         if self.backend not in targets():
             raise UsageError(f"‹backend› {self.backend}: there are {', '.join(targets())}")
+        if self.searching and self.saturation_safe:
+            raise UsageError("‹saturation_safe›: what is searched for is measured as it is: leave it out")
+
+    @property
+    def searching(self) -> PolicySearch | None:
+        """The search for a policy, where a budget is given."""
+        if self.budget == Budget() and self.max_ms is None:
+            return None
+        calibrated, sampling = str(self.calibrated), Sampling(256, self.plan.split, self.plan.seed + 1)
+        of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options)
+        return PolicySearch(of, self.budget, self.max_ms)
+
+    @property
+    def exported(self) -> Policy | None:
+        """The policy of the artifact; None while it is not found yet."""
+        return found_before(self.searching) if self.searching else self.chosen
 
     @property
     def target(self) -> Backend:
@@ -97,6 +121,15 @@ def steps(asked: Quantization) -> list[Step]:
     found = [
         Step(f"swin-quant calibrate {asked.checkpoint} {data} --policy {name} --pictures {count} --no-eval {folder}",
              partial(is_calibrated, asked), partial(_calibrate, asked)),
+    ]  # fmt: skip
+    if searching := asked.searching:
+        budget = " ".join(searching.flags)
+        found.append(
+            Step(f"swin-quant search {asked.calibrated} {data} --engine {asked.backend} {budget} {folder}",
+                 lambda: is_calibrated(asked) and asked.exported is not None, partial(_search, asked))
+        )  # fmt: skip
+        name = str(searching.place)
+    found += [
         Step(f"swin-quant export {asked.calibrated} --for {asked.backend} --policy {name}{safe} {folder}",
              lambda: artifact_of(asked) is not None, partial(_export, asked)),
     ]  # fmt: skip
@@ -132,7 +165,7 @@ def quantize(asked: Quantization) -> Artifact:
         log.warning("neither verified nor scored: %s does not run its file here as it is (%s)", asked.backend, remedies)
         for command in asked.target.exporting.next_step:
             log.info("next: %s", command.format(file="ARTIFACT", checkpoint=asked.calibrated))
-    elif len(todo) < 4:
+    elif not has_split(asked.cfg, VAL):
         log.warning("not scored: %s has no %s split", asked.cfg.DATA.DATA_PATH, VAL)
     made = artifact_of(asked)
     if made is None:
@@ -169,7 +202,11 @@ def artifact_of(asked: Quantization) -> Artifact | None:
                 continue
             made = card.artifact["options"].get("target", card.artifact["backend"])
             safe = (card.policy or {}).get("name", "").endswith("saturation-safe")
-            if made in (asked.backend, _portable(asked)) and safe == asked.saturation_safe:
+            wanted = asked.exported
+            told = wanted is not None and (
+                asked.searching is None or (card.policy or {}).get("rules") == wanted.to_dict()["rules"]
+            )
+            if told and made in (asked.backend, _portable(asked)) and safe == asked.saturation_safe:
                 return open_artifact(file.with_name(card.artifact["file"]))
         except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
             continue
@@ -200,8 +237,16 @@ def _calibrate(asked: Quantization) -> None:
     calibrate_checkpoint(asked.cfg, asked.checkpoint, asked.chosen, asked.plan, asked.folder)
 
 
+def _search(asked: Quantization) -> None:
+    searching = asked.searching
+    if searching and not search(searching).met:
+        raise SwinQuantError(
+            f"the budget cannot be met ({searching.limits}): the best that was found is {searching.place}"
+        )
+
+
 def _export(asked: Quantization) -> None:
-    export_checkpoint(asked.calibrated, asked.backend, asked.folder, policy=asked.chosen,
+    export_checkpoint(asked.calibrated, asked.backend, asked.folder, policy=asked.exported,
                       saturation_safe=asked.saturation_safe)  # fmt: skip
 
 

@@ -6,12 +6,12 @@ each kind of layer is exported with all of its kind left float, and timed beside
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import UsageError
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
@@ -40,6 +40,17 @@ class PolicySearch:
         """The budget in words."""
         said = [str(self.budget)] if str(self.budget) else []
         return ", ".join([*said, f"at most {self.max_ms:g} ms"] if self.max_ms is not None else said)
+
+    @property
+    def flags(self) -> list[str]:
+        """The budget as the command takes it."""
+        given = {**asdict(self.budget), "max_ms": self.max_ms}
+        return [f"--{key.replace('_', '-')} {value:g}" for key, value in given.items() if value is not None]
+
+    @property
+    def found(self) -> str:
+        """What the journal calls the result."""
+        return f"found: {self.limits}"
 
     @property
     def place(self) -> Path:
@@ -101,8 +112,22 @@ def search(asked: PolicySearch) -> SearchResult:
     met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
     found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
     atomic_write_bytes(asked.place, _as_yaml(found, units, left_float.get(best, frozenset())))
+    bench.journal.entries[asked.found] = found.sha256
+    bench.journal.write()
     log.info("policy: %s", asked.place)
     return SearchResult(found, asked.place, tuple(sorted(candidates, key=lambda one: one.ms)), bench.pictures, met)
+
+
+def found_before(asked: PolicySearch) -> Policy | None:
+    """What an earlier search found for the same checkpoint, engine and budget; None where there is nothing."""
+    try:
+        journal = read_json(asked.of.journal, "journal") if asked.of.journal.is_file() else {}
+        policy = load_policy(str(asked.place)) if asked.place.is_file() else None
+    except SwinQuantError:
+        return None
+    subject, entries = journal.get("subject", {}), journal.get("entries", {})
+    same = subject.get("checkpoint") == sha256_of(asked.of.checkpoint) and subject.get("batch") == asked.of.batch
+    return policy if policy and same and entries.get(asked.found) == policy.sha256 else None
 
 
 def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:

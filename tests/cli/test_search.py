@@ -1,0 +1,101 @@
+"""swin-quant search: a policy within the budget, measured, with its reasons; and quantize --policy auto on the way."""
+
+import json
+import math
+
+import pytest
+import yaml
+
+from swin_quant.quant.policies import load_policy
+
+FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
+TWO_KINDS = ["--policy", "qdq", "--off", "*.qkv.*", "*.proj.*", "*.fc1.*"]  # each kind of layer is exported and timed
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, write_config, randomise, pictures):
+    """The folder of a model of one block, calibrated, and the words that search it on ONNX Runtime."""
+    import torch
+
+    from swin_quant.cli import main
+    from swin_quant.config import load_config
+    from swin_quant.models import build_model
+
+    pytest.importorskip("onnxruntime")
+    folder = tmp_path_factory.mktemp("search")
+    config = write_config(folder, "swin", DEPTHS=[1], NUM_HEADS=[2])
+    model = randomise(build_model(load_config(config)))
+    torch.save({"model": model.state_dict()}, folder / "x.pth")
+    words = ["--cfg", config, "--data-path", pictures, "--no-eval", "--device", "cpu", "--output", folder]
+    assert main([str(word) for word in ("calibrate", folder / "x.pth", "--pictures", 8, *words)]) == 0
+    found = ["search", folder / "swin_micro_calib.pth", "--data-path", pictures, "--engine", "onnxruntime", *FAST]
+    return folder, found
+
+
+@pytest.fixture
+def search(small, run):
+    """search(flags ...) -> how it ended, its JSON, and the text of the policy; one journal for all of these tests."""
+
+    def go(*flags):
+        out = small[0] / "found"
+        out.mkdir(exist_ok=True)
+        done = run(*small[1], *TWO_KINDS, *flags, "--output", out, "--json", out / "x.json")
+        place = out / "swin_micro_auto_onnxruntime.yaml"
+        return done, *(
+            (json.loads((out / "x.json").read_text()), place.read_text()) if place.exists() else (None, None)
+        )
+
+    return go
+
+
+@pytest.mark.slow
+def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(search, small):
+    done, result, text = search("--min-sqnr", 0)
+    assert done.code == 0, done
+    whole = next(row for row in result["candidates"] if row["policy"].startswith("qdq -"))
+    limit = whole["sqnr_db"] + 1.0
+    done, result, text = search("--min-sqnr", limit)
+    assert done.code == 0 and result["met"], done
+    found = next(row for row in result["candidates"] if row["front"] == "found")
+    assert (found["sqnr_db"] or math.inf) >= limit and found["nodes"] < whole["nodes"]
+    fit = [row for row in result["candidates"] if (row["sqnr_db"] or math.inf) >= limit and row["policy"] != "float"]
+    assert found["ms"] == min(row["ms"] for row in fit)
+    policy = load_policy(str(small[0] / "found" / "swin_micro_auto_onnxruntime.yaml"))
+    disabled = yaml.safe_load(text)["rules"][-1]["disable"]
+    assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
+    assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
+    again = search("--min-sqnr", limit)  # all of it is in the journal
+    assert again[1:] == (result, text) and "results of an earlier search" in again[0].err
+
+
+@pytest.mark.slow
+def test_a_budget_that_cannot_be_met_still_gives_the_best(search):
+    done, result, text = search("--max-ms", 1e-6)
+    assert "cannot be met (at most 1e-06 ms)" in done.err and done.code == 1
+    assert not result["met"] and "enable" in text
+
+
+def test_wrong_input_is_one_line(small, run):
+    assert "no budget" in run(*small[1]).error(2)
+    words = [word for word in small[1] if word != "onnxruntime"]
+    words.insert(words.index("--engine") + 1, "fastertransformer")
+    assert "latency is measured on" in run(*words, "--max-drop", 1).error(2)
+    assert "float" in run(*small[1], "--max-drop", 1, "--policy", "float").error(2)
+    assert "`quantize` has it" in run("nodes", small[0] / "swin_micro_calib.pth", "--policy", "auto").error(2)
+
+
+def test_quantize_searches_on_the_way(small, run, pictures, tmp_path):
+    words = [
+        "quantize",
+        small[0] / "x.pth",
+        "--cfg",
+        small[0] / "swin.yaml",
+        "--data-path",
+        pictures,
+        "--output",
+        tmp_path,
+    ]
+    words += ["--for", "onnxruntime", "--pictures", 8, "--device", "cpu"]
+    assert "--max-drop 0.1" in run(*words, "--policy", "auto", "--dry-run").out
+    assert "a budget is for --policy auto" in run(*words, "--max-drop", 1).error(2)
+    assert "leave it out" in run(*words, "--policy", "auto", "--saturation-safe").error(2)
