@@ -15,6 +15,7 @@ from shown import FILES, ROOT, shell_lines
 
 from swin_quant.backends.fastertransformer.tuner import write_tuned
 from swin_quant.base.files import sha256_of
+from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.checkpoint import candidates
@@ -40,6 +41,8 @@ QUICK = {
 NOT_RUN = {
     "build-engine": "needs TensorRT; test_build_engine has a stand-in",
     "demo": "trains for a minute; test_demo cuts it short",
+    "search": "an export and a process for each kind of layer; test_search runs it",
+    "quantize my.pth --data-path imagenet --for openvino --policy auto": "searches; test_search",
     "bench out/my_": "a process an engine, a file a baseline; test_bench runs both",
     "finetune ... --continue": "a line of any of the others",
     "verify out/.../my_int8_sm80.safetensors": "a line that leaves out a folder; verify's own examples are run",
@@ -117,6 +120,7 @@ def shelf(reader, tmp_path_factory, write_config, randomise):
         for name in ("swin_tiny_int8.onnx", "swin_tiny_int8_tensorrt.onnx"):
             shutil.copy("out/my_int8.onnx", f"out/{name}")
         shutil.copy("out/my_fp32.onnx", "some_swin_of_timm.onnx")
+        shutil.copy(configs_dir() / "policies" / "cpu.yaml", "out/my_auto_openvino.yaml")  # as `search` writes one
         for folder_of_results in ("out/mode1", "out/mode2"):
             Path(folder_of_results).mkdir()
             for suffix in (".pth", ".json"):

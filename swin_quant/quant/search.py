@@ -7,8 +7,10 @@ layers never lose much), then every layer of it is tried again in int8.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from swin_quant.quant.distance import Loss
+from swin_quant.quant.policy import Policy
 
 Within = Callable[[frozenset[str]], bool]
 _LEAST = 1e-6  # of the milliseconds of all: what a layer is taken to save that was measured to save nothing
@@ -50,6 +52,29 @@ class Budget:
             ("SQNR at least {:g} dB", self.min_sqnr),
         )
         return ", ".join(text.format(value) for text, value in named if value is not None)
+
+
+@dataclass(frozen=True)
+class TriedPolicy:
+    """A policy that was measured: its loss, and milliseconds of a batch on the engine; `nodes` that are on."""
+
+    policy: str
+    nodes: int
+    loss: Loss
+    ms: float
+    is_found: bool = False
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The policy, its file, all candidates by time, and whether the budget was met."""
+
+    policy: Policy
+    file: Path
+    candidates: tuple[TriedPolicy, ...]
+    pictures: int
+    met: bool
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:

@@ -1,10 +1,10 @@
 """The table of a search for a policy: what was measured, by time."""
 
+from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.column import Column, ReportTable, field, figure
 from swin_quant.report.records import json_text, records
-from swin_quant.tasks.search import Candidate, SearchResult
 
-COLUMNS: tuple[Column[Candidate], ...] = (
+COLUMNS: tuple[Column[TriedPolicy], ...] = (
     Column("policy", "policy", field("policy"), fold=True),
     figure("nodes", "nodes on", field("nodes")),
     figure("ms", "ms", field("ms"), "{:.3f}"),
@@ -16,7 +16,7 @@ COLUMNS: tuple[Column[Candidate], ...] = (
 )
 
 
-def table_of(result: SearchResult, budget: str, what: str) -> ReportTable[Candidate]:
+def table_of(result: SearchResult, budget: str, what: str) -> ReportTable[TriedPolicy]:
     """A line for each policy that was measured."""
     said = [
         f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none is faster and as near",

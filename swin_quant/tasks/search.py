@@ -16,7 +16,17 @@ from swin_quant.base.progress import log
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy
-from swin_quant.quant.search import Budget, Unit, cheapest, front, in_order, prefix, within_time
+from swin_quant.quant.search import (
+    Budget,
+    SearchResult,
+    TriedPolicy,
+    Unit,
+    cheapest,
+    front,
+    in_order,
+    prefix,
+    within_time,
+)
 from swin_quant.tasks.policy_costs import Measured, Measuring
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
@@ -58,29 +68,6 @@ class PolicySearch:
         return self.of.folder / f"{self.of.name}.yaml"
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A policy that was measured: its loss, and milliseconds of a batch on the engine; `nodes` that are on."""
-
-    policy: str
-    nodes: int
-    loss: Loss
-    ms: float
-    is_found: bool = False
-    on_front: bool = False
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The policy, its file, all candidates by time, and whether the budget was met."""
-
-    policy: Policy
-    file: Path
-    candidates: tuple[Candidate, ...]
-    pictures: int
-    met: bool
-
-
 def search(asked: PolicySearch) -> SearchResult:
     """Find the policy and write it, with the reasons, to `place`. Goes on where an earlier search was cut off.
 
@@ -107,7 +94,7 @@ def search(asked: PolicySearch) -> SearchResult:
     on_front = {names[index] for index in front([(losses[name].kl, times[name]) for name in names])}
     counts = {name: bench.nodes_on(policy) for name, policy in tried.items()} | {_FLOAT: 0}
     candidates = [
-        Candidate(name, counts[name], losses[name], times[name], name == best, name in on_front) for name in names
+        TriedPolicy(name, counts[name], losses[name], times[name], name == best, name in on_front) for name in names
     ]
     met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
     found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
