@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from swin_quant.face.model import Model as Model
     from swin_quant.face.model import load as load
     from swin_quant.face.pictures import pictures as pictures
+    from swin_quant.face.policy import policy as policy
     from swin_quant.face.sensitivity import sensitivity as sensitivity
-    from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Policy as Policy
-
-    policy = load_policy
 
 __version__ = "0.1.0"
 
@@ -41,7 +39,7 @@ _FACE = {
     "load": ("swin_quant.face.model", "load"),
     "Model": ("swin_quant.face.model", "Model"),
     "pictures": ("swin_quant.face.pictures", "pictures"),
-    "policy": ("swin_quant.quant.policies", "load_policy"),
+    "policy": ("swin_quant.face.policy", "policy"),
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "calibrate": ("swin_quant.face.calibration", "calibrate"),

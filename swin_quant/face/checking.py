@@ -12,6 +12,7 @@ from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet
+from swin_quant.report.html import html_table
 from swin_quant.report.terminal import terminal
 from swin_quant.report.verification import table_of
 from swin_quant.tasks.predict import Guess, answering_artifact, answering_model
@@ -37,6 +38,9 @@ class Verification:
 
     def __str__(self) -> str:
         return terminal(table_of(self.records), _WIDTH)
+
+    def _repr_html_(self) -> str:
+        return html_table(table_of(self.records))
 
 
 def verify(exported: Exported, pictures: PictureSet, engine: str | None = None) -> Verification:

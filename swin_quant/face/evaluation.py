@@ -1,6 +1,5 @@
 """`evaluate`: the float model first, half precision, and what is quantized, on the same pictures."""
 
-import html
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
-from swin_quant.report.accuracy.render import render
+from swin_quant.report.accuracy.render import as_html, render
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Evaluation:
         return render([self.card])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return as_html([self.card])
 
     @property
     def float32(self) -> Result | None:

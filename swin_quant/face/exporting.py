@@ -13,6 +13,8 @@ from swin_quant.engines.options import EngineOptions
 from swin_quant.face.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
+from swin_quant.report.column import Value
+from swin_quant.report.html import html_facts
 from swin_quant.tasks.deployed import load_engines, names_of_engines
 from swin_quant.tasks.export import export_checkpoint
 
@@ -46,6 +48,19 @@ class Exported:
         record = self.artifact.record
         policy = f", policy {self.card.policy['name']}" if self.card.policy else ""
         return f"{self.file}: {record['backend']}, {record['precision']}{policy}"
+
+    def _repr_html_(self) -> str:
+        record, policy, checkpoint = self.artifact.record, self.card.policy, self.card.checkpoint
+        facts: dict[str, Value] = {
+            "file": str(self.file),
+            "for": record["backend"],
+            "precision": record["precision"],
+            "policy": policy["name"] if policy else None,
+            "size": f"{self.file.stat().st_size / 2**20:.1f} MB",
+            "made from": checkpoint["file"] if checkpoint else None,
+            **{name: str(value) for name, value in record["options"].items() if value not in (None, False, [])},
+        }
+        return html_facts(self.card.name, facts)
 
 
 def export(

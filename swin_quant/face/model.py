@@ -20,13 +20,16 @@ from swin_quant.config import from_dict, load_config
 from swin_quant.config.files import find_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
+from swin_quant.face.policy import policy as named_policy
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.listing import NodeRow, list_nodes
-from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.report.html import html_facts
 from swin_quant.tasks.calibrate import finish, save_with_card
 from swin_quant.tasks.evaluate import load_for_scoring
+
+_SAID = ("calibrated", "policy")  # by repr, after network and size
 
 
 class Model:
@@ -119,15 +122,26 @@ class Model:
         return path
 
     def __repr__(self) -> str:
+        facts = {key: text for key, text in self._facts().items() if text}
+        said = [facts["network"], facts["size"], *(f"{key} {facts[key]}" for key in _SAID if key in facts)]
+        return f"{self.name}: {', '.join(said)}" + (f" ({self.file})" if self.file else "")
+
+    def _repr_html_(self) -> str:
+        return html_facts(self.name, self._facts())
+
+    def _facts(self) -> dict[str, str | None]:
+        """What there is to say of it, in words."""
         count = sum(parameter.numel() for parameter in self.module.parameters())
-        parts = [f"{self.name}: {type(self.module).__name__}, {count / 1e6:.1f} M parameters"]
-        if record := self.card.calibration:
-            parts.append(f"calibrated by {record['method']} on {record['pictures']} pictures")
-        elif self.is_calibrated:
-            parts.append("calibrated")
-        if self.policy:
-            parts.append(f"policy {self.policy.name}")
-        return ", ".join(parts) + (f" ({self.file})" if self.file else "")
+        record, given = self.card.calibration, self.card.preprocess
+        found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"
+        return {
+            "network": type(self.module).__name__,
+            "size": f"{count / 1e6:.1f} M parameters",
+            "calibrated": found if record or self.is_calibrated else None,
+            "policy": self.policy.name if self.policy else None,
+            "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,
+            "file": str(self.file) if self.file else None,
+        }
 
 
 def load(
@@ -151,7 +165,7 @@ def load(
         cfg = config_for(checkpoint)
     else:
         cfg = config if isinstance(config, CfgNode) else load_config(find_config(config))
-    chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
+    chosen = [named_policy(policy) if isinstance(policy, str) else policy] if policy else []
     world = World(device=torch.device(device))
     subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)
     return Model(subject.model, card=subject.card, file=Path(checkpoint))

@@ -13,6 +13,7 @@ from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
+from swin_quant.report.html import html_table
 from swin_quant.report.sensitivity import KINDS, CostRow, rows_of, table_of
 from swin_quant.report.terminal import terminal
 from swin_quant.tasks.sensitivity import Sampling, measure, measure_batches, recorded_as
@@ -32,6 +33,9 @@ class Costs:
 
     def __str__(self) -> str:
         return terminal(table_of(self.record, KINDS, _TOP), _WIDTH)
+
+    def _repr_html_(self) -> str:
+        return html_table(table_of(self.record, KINDS, _TOP))
 
 
 def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy | None = None) -> Costs:

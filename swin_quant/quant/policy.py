@@ -7,10 +7,10 @@ ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quan
 off (docs/reference, section 1.5).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 from torch import nn
 
@@ -76,6 +76,14 @@ class Policy:
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
+    html: ClassVar[Callable[["Policy"], str] | None] = None  # how a notebook shows one: the Python face says it
+
+    def __repr__(self) -> str:
+        count = len(self.rules)
+        return f"policy {self.name}, {count} rule{'s' * (count != 1)}"
+
+    def _repr_html_(self) -> str | None:
+        return self.html() if self.html else None
 
     @property
     def sha256(self) -> str:

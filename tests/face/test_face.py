@@ -106,7 +106,7 @@ def test_figures_are_those_of_the_command(model, train, val, pictures, tmp_path,
         for field in ("precision", "policy", "pictures", "acc1", "acc5", "loss", "agreement", "sqnr_db", "delta_acc1"):
             assert getattr(ours, field) == getattr(theirs, field), field
     assert found.float32.delta_acc1 is None and found.quantized.policy == "qdq"
-    assert "Δ acc@1" in str(found) and "<pre>" in found._repr_html_()
+    assert "Δ acc@1" in str(found)
 
 
 def model_config(model, folder):
@@ -225,3 +225,30 @@ def test_what_is_wrong_is_one_sentence(model, train, val, pictures):
         sq.evaluate(model, sq.pictures(pictures / "val"))
     with pytest.raises(sq.UsageError, match="at least 1"):
         sq.pictures(pictures, "val", 0)
+
+
+@pytest.fixture
+def shown(model, train, val, tmp_path):
+    """Everything that a notebook may be left with."""
+    pytest.importorskip("onnxruntime")
+    policy = sq.policy("qdq").off("layers.1.*").bits("*.fc2._weight_quantizer", 4)
+    sq.calibrate(model, train, policy).save(tmp_path / "a&<b>.pth")
+    exported = sq.export(model, "onnxruntime", tmp_path)
+    costs = sq.sensitivity(model, sq.pictures(val.path, "val", 2))
+    return {
+        "policy": (policy, "layers.1.*"),
+        "model": (model, "a&amp;&lt;b&gt;.pth"),
+        "evaluation": (sq.evaluate(model, val, half="none"), "SQNR"),
+        "artifact": (exported, "onnxruntime"),
+        "verification": (sq.verify(exported, sq.pictures(val.path, "val", 3)), "verdict"),
+        "costs": (costs, "alone"),
+    }
+
+
+def test_in_a_notebook_everything_is_a_table_and_in_a_shell_a_line_or_a_table(shown):
+    for what, (thing, word) in shown.items():
+        page = thing._repr_html_()
+        assert "<table>" in page and page.count("<tr>") > 1 and "<pre>" not in page, what
+        assert word in page or what == "costs", (what, page)
+        assert len(repr(thing)) < 2000 or what in ("evaluation", "verification", "costs")
+    assert repr(shown["policy"][0]) == "policy qdq -layers.1.* *.fc2._weight_quantizer=4, 4 rules"

@@ -11,6 +11,7 @@ from swin_quant.report.accuracy.footnotes import Footnote, attributed, footnotes
 from swin_quant.report.accuracy.rows import AccuracyRow, rows_of
 from swin_quant.report.accuracy.terminal import terminal
 from swin_quant.report.column import Column, ReportTable
+from swin_quant.report.html import html_table
 from swin_quant.report.records import comma_separated, json_text, records
 
 SCHEMA = "swin-quant/accuracy-table/1"
@@ -50,7 +51,17 @@ def print_terminal(cards: Sequence[RunCard]) -> None:
 
 def markdown(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:
     """A pipe table of GitHub's Markdown, and a list of footnotes."""
-    return md.markdown(ReportTable(COLUMNS, rows, [*legend(rows), *attributed(notes, rows)]))
+    return md.markdown(_table(rows, notes))
+
+
+def as_html(cards: Sequence[RunCard]) -> str:
+    """The table of `cards` as HTML, for notebooks."""
+    table = AccuracyTable.of(cards)
+    return html_table(_table(table.rows, table.notes))
+
+
+def _table(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> ReportTable[AccuracyRow]:
+    return ReportTable(COLUMNS, rows, [*legend(rows), *attributed(notes, rows)])
 
 
 def as_csv(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:

@@ -1,0 +1,30 @@
+"""`policy`, and how a notebook shows one."""
+
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy, Rule
+from swin_quant.report.column import Column, ReportTable, field
+from swin_quant.report.html import html_table
+
+_COLUMNS: tuple[Column[Rule], ...] = (
+    Column("enable", "enable", lambda rule: ", ".join(rule.enable) or None, may_lack=True),
+    Column("disable", "disable", lambda rule: ", ".join(rule.disable) or None, may_lack=True),
+    Column("nodes", "nodes", lambda rule: ", ".join(rule.nodes) or None, may_lack=True),
+    Column("bits", "bits", field("bits"), right=True, may_lack=True),
+    Column("granularity", "granularity", field("granularity"), may_lack=True),
+    Column("narrow_range", "narrow range", field("narrow_range"), may_lack=True),
+)
+
+
+def policy(name_or_path: str) -> Policy:
+    """A built-in policy by name, or one from a YAML file; UsageError names the file and what is wrong in it."""
+    return load_policy(name_or_path)
+
+
+def _html(policy: Policy) -> str:
+    remarks = [policy.description] if policy.description else []
+    return html_table(
+        ReportTable(_COLUMNS, policy.rules, [*remarks, "Later rules override earlier ones."]), policy.name
+    )
+
+
+Policy.html = _html
