@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from swin_quant.cli import COMMANDS
+
 PACKAGE = Path(__file__).resolve().parents[1] / "swin_quant"
 FLOORS = [
     ["base"],
@@ -68,3 +70,16 @@ def test_only_what_is_for_swin_knows_swin():
     for_swin = {"models", "backends/fastertransformer", "backends/onnx/swin", "cli/ft/gemms.py"}
     know = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if parts.search(path.read_text())}
     assert [path for path in sorted(know) if not any(path.startswith(place) for place in for_swin)] == []
+
+
+# These ask the library for one thing and print it: a task would only hand it on.
+ONE_CALL = {"policies", "inspect", "completion", "ft gemms"}
+
+
+@pytest.mark.parametrize(
+    "command", sorted(COMMANDS.keys() - {"ft export"})
+)  # which is `export` with its backend chosen
+def test_a_command_has_a_task_of_the_same_name_which_it_calls(command):
+    *group, verb = command.replace("-", "_").split()
+    calls = f"from swin_quant.tasks.{verb} import" in PACKAGE.joinpath("cli", *group, f"{verb}.py").read_text()
+    assert calls == (PACKAGE / "tasks" / f"{verb}.py").is_file() == (command not in ONE_CALL)

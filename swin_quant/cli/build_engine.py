@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import listed
-from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli.numbers import whole
 
 if TYPE_CHECKING:
@@ -32,28 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.backends.artifact import open_artifact
-    from swin_quant.backends.tensorrt import host
-    from swin_quant.backends.tensorrt.build import build
-    from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
+    from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.base.progress import log
     from swin_quant.report.layers import table_of
     from swin_quant.report.screen import print_table
+    from swin_quant.tasks.build_engine import build_engine
 
     if not world.is_main:
         return
     cache = Path(args.timing_cache) if args.timing_cache else None
     batches = (args.min_batch, args.opt_batch, args.max_batch)
-    options = BuildOptions(*batches, args.workspace, cache, args.allow_float32)
-    plan = make_plan(open_artifact(args.model), options)
-    model = Path(args.model)
-    place = Path(args.output) / model.name if args.output else model
-    log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
-    host.tensorrt()
-    if args.output:
-        ensure_writable_dir(args.output)
-    output = default_output(place, host.find_gpu())
-    artifact, layers = build(plan, output)
+    artifact, layers = build_engine(
+        args.model, BuildOptions(*batches, args.workspace, cache, args.allow_float32), args.output
+    )
     print_table(table_of(layers))
     if layers.lost:
         log.warning("int8 in the graph, not in the engine: %s", listed(row.name for row in layers.lost))

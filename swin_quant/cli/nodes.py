@@ -29,31 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    import torch
-
-    from swin_quant.cards.lineage import card_of
-    from swin_quant.checkpoint import load_calibrated
-    from swin_quant.config import architecture
-    from swin_quant.models import build_model
-    from swin_quant.quant.listing import list_nodes
-    from swin_quant.quant.policy import apply_policy, policy_from_dict
     from swin_quant.report import nodes
     from swin_quant.report.screen import print_table, print_text
+    from swin_quant.tasks.nodes import nodes_of
 
     cfg = options.config_of(args)
     policies = options.policies_of(args)
     if len(policies) > 1:
         raise UsageError("--policy: nodes are listed under one policy at a time")
-    with torch.device("cpu" if args.checkpoint else "meta"):  # shapes and names need no weights
-        model = build_model(cfg)
-    card = card_of(args.checkpoint) if args.checkpoint else None
-    if card and card.policy and not policies:
-        policies = [policy_from_dict(card.policy, card.name)]
-    for policy in policies:
-        apply_policy(model, policy)
-    if args.checkpoint:
-        load_calibrated(model, args.checkpoint)
-    rows = list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    rows = nodes_of(cfg, args.checkpoint, policies[0] if policies else None)
     if not world.is_main:
         return
     if args.json:

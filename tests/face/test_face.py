@@ -241,7 +241,7 @@ def shown(model, train, val, tmp_path):
         "evaluation": (sq.evaluate(model, val, half="none"), "SQNR"),
         "artifact": (exported, "onnxruntime"),
         "verification": (sq.verify(exported, sq.pictures(val.path, "val", 3)), "verdict"),
-        "costs": (costs, "alone"),
+        "costs": (costs, "only it<br>SQNR dB"),
     }
 
 
@@ -249,6 +249,5 @@ def test_in_a_notebook_everything_is_a_table_and_in_a_shell_a_line_or_a_table(sh
     for what, (thing, word) in shown.items():
         page = thing._repr_html_()
         assert "<table>" in page and page.count("<tr>") > 1 and "<pre>" not in page, what
-        assert word in page or what == "costs", (what, page)
-        assert len(repr(thing)) < 2000 or what in ("evaluation", "verification", "costs")
+        assert word in page, (what, page)
     assert repr(shown["policy"][0]) == "policy qdq -layers.1.* *.fc2._weight_quantizer=4, 4 rules"

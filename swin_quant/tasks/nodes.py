@@ -1,0 +1,25 @@
+"""The nodes of a model under a policy, with the ranges of a checkpoint if there is one."""
+
+import torch
+from yacs.config import CfgNode
+
+from swin_quant.cards.lineage import card_of
+from swin_quant.checkpoint import load_calibrated
+from swin_quant.config import architecture
+from swin_quant.models import build_model
+from swin_quant.quant.listing import NodeRow, list_nodes
+from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
+
+
+def nodes_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None = None) -> list[NodeRow]:
+    """Every node of the model that `cfg` describes; `policy` None: that of the checkpoint's run card."""
+    with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
+        model = build_model(cfg)
+    card = card_of(checkpoint) if checkpoint else None
+    if card and card.policy and policy is None:
+        policy = policy_from_dict(card.policy, card.name)
+    if policy is not None:
+        apply_policy(model, policy)
+    if checkpoint:
+        load_calibrated(model, checkpoint)
+    return list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
