@@ -26,11 +26,12 @@ def simplify(model: "ir.Model") -> None:
     """
     import onnx_ir.passes.common as common
     from onnxscript import optimizer, rewriter
+    from onnxscript.rewriter.rules.common import materialize_reshape_shape_rule
 
     common.InlinePass()(model)
     for _ in range(2):
         optimizer.fold_constants_ir(model, should_fold=_small_enough)
-        rewriter.rewrite(model)
+        rewriter.rewrite(model, [materialize_reshape_shape_rule])  # of its fifty the one that any graph of ours needs
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir gives it no types
     common.RemoveUnusedOpsetsPass()(model)
