@@ -82,6 +82,12 @@ class RunCard:
         return training is not None and (quantized or "ranges" in training)
 
     @property
+    def has_own_weights(self) -> bool:
+        """Whether the weights, in float, compute another thing than the source: QAT, or passes that correct them."""
+        passes = self.calibration.get("passes", []) if self.calibration else []
+        return self.is_qat or any(one["kept"] and not one["keeps_function"] for one in passes)
+
+    @property
     def original_sha256(self) -> str | None:
         """Which float model deltas are to: the source, or the checkpoint itself where that was trained in float."""
         record = self.checkpoint if self.training and not self.is_qat else self.source

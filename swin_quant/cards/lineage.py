@@ -1,7 +1,7 @@
 """Where a model came from: files that its run card names, found again, and accepted by their SHA-256 alone.
 
-Quantized figures are compared with the float checkpoint that the user had. PTQ leaves its weights as they are, QAT does
-not: then the original is looked for, or another file that is known to hold its weights.
+Quantized figures are compared with the float checkpoint that the user had. Calibration leaves its weights as they are,
+QAT and some passes do not: then the original is looked for, or another file that is known to hold its weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ def _holds_original(start: Start, card: RunCard) -> bool:
     """Whether a start's weights are those of the card's original: it is that file, or was calibrated only."""
     if start.card is None:
         return sha256_of(start.file) == _source(card)
-    return not start.card.is_qat and _source(start.card) == _source(card)
+    return not start.card.has_own_weights and _source(start.card) == _source(card)
 
 
 def _source(card: RunCard) -> str | None:

@@ -23,7 +23,9 @@ Moment = Annotated[str, Must(_is_date, "an ISO date and time")]
 ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # whose weights a result is of
 
 
-UNQUANTIZED = "QAT weights, unquantized"  # what those are called with the nodes off, since they are no baseline
+# What weights are called with the nodes off where they are no baseline.
+UNQUANTIZED = {QAT: "QAT weights, unquantized", PTQ: "corrected weights, unquantized"}
+CORRECTED = "corrected"  # what weights are called that a pass changed behind the calibration
 
 
 class _Located(TypedDict, total=False):
@@ -68,12 +70,28 @@ class _SearchRecord(TypedDict):
     dead_nodes: list[str]
 
 
+class PassRecord(TypedDict):
+    """A pass behind the calibration: what it did to the logits' SQNR in dB and top-1 agreement in percent with float,
+    [before, after]. `kept`: it was not taken back; `keeps_function`: the float network computes what it did before it.
+    """
+
+    name: str
+    options: dict[str, Any]
+    note: str
+    seconds: float
+    kept: bool
+    keeps_function: bool
+    sqnr_db: list[float | None]
+    agreement: list[float]
+
+
 class BitsRecord(TypedDict, total=False):
-    """For how many bits ranges of activations were searched, and how."""
+    """For how many bits ranges of activations were searched, how, and the passes behind it."""
 
     bits: int
     other_bits: dict[str, int]
     methods: dict[str, str]
+    passes: list[PassRecord]
 
 
 class SearchRecord(_SearchRecord, BitsRecord):
@@ -100,6 +118,7 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
+    `passes` came after it, in this order.
     """
 
     check: CheckRecord | None

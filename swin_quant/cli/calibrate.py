@@ -22,7 +22,8 @@ EXAMPLES = """examples:
   torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
                                                          (in what an earlier one counted: no pictures are read)"""
-_OF_PICTURES = ("pictures", "calib_split", "calib_augment", "exact_histogram", "replace_head", "random_weights")
+_OF_PICTURES = ("pictures", "calib_split", "calib_augment", "exact_histogram", "passes", "no_equalize", "replace_head",
+                "random_weights")  # fmt: skip
 _PICTURES, _BATCH = 80, 8
 
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", dest="calib_split", metavar="SPLIT", help="pictures to sample (default train)")
     group.add_argument("--augment", dest="calib_augment", action="store_true", help="augmented training crops")
     options.add_calibrator(parser)
+    options.add_passes(parser)
     options.add_policy(parser)
     options.add_run(parser)
     options.add_output(parser)
@@ -57,7 +59,8 @@ def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
         size = next(size for size in range(max(most, 1), 0, -1) if count % size == 0)
         batches = count // size
     split, method = args.calib_split or "train", options.method_of(args)
-    return CalibrationPlan(batches, size, split, seed, args.calib_augment, method, args.max_unreadable)
+    passes = options.passes_of(args)
+    return CalibrationPlan(batches, size, split, seed, args.calib_augment, method, args.max_unreadable, passes)
 
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:

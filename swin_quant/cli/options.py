@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
+    from swin_quant.tasks.passes import PassPlan
 
 HUBS = ("timm:", "hf:")
 # Options that only set a key of the config. An option that was not given leaves the key alone.
@@ -116,6 +117,34 @@ def add_calibrator(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--percentile", type=float, metavar="P",
                        help=f"means the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
     group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")
+
+
+def add_passes(parser: argparse.ArgumentParser, automatic: bool = True) -> None:
+    """`automatic`: where none is asked for, channels that stand out are evened out."""
+    group = parser.add_argument_group("passes: what wins accuracy back, behind the calibration")
+    group.add_argument("--passes", metavar="NAME|FILE", help=f"{', '.join(_recipes_of_passes())}, or a YAML file")
+    if automatic:
+        group.add_argument("--no-equalize", action="store_true",
+                           help="leave channels that stand out as they are (without --passes)")  # fmt: skip
+
+
+def _recipes_of_passes() -> list[str]:
+    from swin_quant.base.shipped import shipped_files
+
+    return [path.stem for path in shipped_files("passes")]
+
+
+def passes_of(args: argparse.Namespace) -> PassPlan:
+    """The passes that the options describe; main.py has no --no-equalize, and does nothing unasked."""
+    from swin_quant.quant.passes.recipe import load_passes
+    from swin_quant.tasks.passes import PassPlan
+
+    if args.passes and getattr(args, "no_equalize", False):
+        raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
+    if args.passes:
+        return PassPlan(load_passes(args.passes), words=f" --passes {args.passes}")
+    unasked = not getattr(args, "no_equalize", True)
+    return PassPlan(automatic=unasked, words="" if unasked else " --no-equalize")
 
 
 def add_policy(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pictures", type=whole, metavar="N", help="how many calibrate (default 80)")
     group.add_argument("--split", dest="calib_split", metavar="SPLIT", help="pictures to sample (default train)")
     options.add_calibrator(parser)
+    options.add_passes(parser)
     parser.add_argument("--policy", metavar="NAME|FILE",
                         help="which nodes are int8 (default: the backend's best); auto: found by `search`")  # fmt: skip
     add_budget(parser)

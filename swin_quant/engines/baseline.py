@@ -1,8 +1,8 @@
 """What the figures of a checkpoint are compared with, as loaded models and as engines.
 
-A checkpoint that was only calibrated is its own baseline, its nodes off. One that was trained with nodes on (QAT) is
-compared with the float model that it came from; the calibrated model (PTQ) and its own weights unquantized are scored
-beside it, and are never the baseline.
+A checkpoint that was only calibrated is its own baseline, its nodes off. One that was trained with nodes on (QAT), or
+whose weights a pass corrected, is compared with the float model that it came from. Its own weights
+unquantized and, beside QAT, the calibrated model (PTQ) are scored as well, and are never the baseline.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,22 @@ from swin_quant.quant.policy import Policy, apply_policy
 
 @dataclass(frozen=True)
 class Baseline:
-    """Of a QAT checkpoint: its original float model and the calibrated one that it started from, where found."""
+    """Of a checkpoint with weights of its own: its original float model and, of QAT, the calibrated one that it started
+    from, where found. `whose`: what its weights are called, qat or ptq."""
 
     original: Classifier | None = None
     ptq: Classifier | None = None
+    whose: str = QAT
+
+
+def unnamed_baseline(card: RunCard) -> Baseline | None:
+    """Where only the model itself is wanted, not called the original if it is none."""
+    return Baseline(whose=whose_weights(card) or QAT) if card.has_own_weights else None
+
+
+def whose_weights(card: RunCard) -> str | None:
+    """What the weights of a card's model are called in results; None: they are the original's."""
+    return QAT if card.is_qat else PTQ if card.has_own_weights else None
 
 
 def find_baseline(
@@ -44,18 +56,19 @@ def find_baseline(
     world: World = World(),  # noqa: B008
     given: str | None = None,
 ) -> Baseline | None:
-    """What the checkpoint of `card` is compared with; None if that is itself, since it was not trained with nodes on.
+    """What the checkpoint of `card` is compared with; None if that is itself, since its weights are the original's.
 
     `given` names the original, else it is looked for in `folders` and where the card says; a warning says if it is not
     found. SwinQuantError if `given` is another file than the card's, or of another architecture.
     """
-    file = original_of(card, folders, given) if given or card.is_qat else None
-    if not card.is_qat:
+    file = original_of(card, folders, given) if given or card.has_own_weights else None
+    whose = whose_weights(card)
+    if whose is None:
         return None
     if file is None:
         log.warning("%s", missing(card))
-        return Baseline(None, _load_ptq(card, folders, cfg, policies, world))
-    return Baseline(load_original(cfg, file, world)[0], _load_ptq(card, folders, cfg, policies, world))
+    original = load_original(cfg, file, world)[0] if file else None
+    return Baseline(original, _load_ptq(card, folders, cfg, policies, world) if card.is_qat else None, whose)
 
 
 def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Classifier, Source]:
@@ -67,10 +80,11 @@ def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Classif
 
 def missing(card: RunCard) -> str:
     """Why there is no delta, and what to do about it."""
+    kind = "QAT" if card.is_qat else "calibration with passes"
     if card.source is None:
-        return "no delta: the run card names no float checkpoint that this QAT began with"
+        return f"no delta: the run card names no float checkpoint that this {kind} began with"
     return (
-        f"no delta: the original float model of this QAT is not found: give {card.source['file']} (SHA-256 "
+        f"no delta: the original float model of this {kind} is not found: give {card.source['file']} (SHA-256 "
         f"{card.source['sha256'][:12]}...) as ‹float› FILE"
     )
 
@@ -118,8 +132,8 @@ def engines_beside(
         ptq = torch_engines(baseline.ptq, device, None, policies).items()
         engines |= {f"PTQ {key}": replace(engine, weights=PTQ) for key, engine in ptq if engine.policy}
     (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
-    found = [*quantized, (UNQUANTIZED, unquantized)]
-    return engines | {key: replace(engine, weights=QAT) for key, engine in found}
+    found = [*quantized, (UNQUANTIZED[baseline.whose], unquantized)]
+    return engines | {key: replace(engine, weights=baseline.whose) for key, engine in found}
 
 
 def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:

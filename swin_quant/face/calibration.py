@@ -1,7 +1,7 @@
 """`calibrate` in memory."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import World
 from swin_quant.base.progress import track
-from swin_quant.cards.records import CalibrationRecord
+from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import DEFAULT_PERCENTILE
+from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.tasks.calibrate import (
@@ -25,6 +26,7 @@ from swin_quant.tasks.calibrate import (
     calibrated_again,
     found_by,
 )
+from swin_quant.tasks.passes import PassPlan
 
 BATCHES, BATCH_SIZE = 10, 8  # those of the command
 
@@ -37,25 +39,31 @@ def calibrate(
     method: str | None = None,
     percentile: float = DEFAULT_PERCENTILE,
     exact: bool = False,
+    passes: str | Sequence[Any] | None = None,
 ) -> Model:
     """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
 
     The ranges are those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None
     is the one that suits a node's bits. A warning says where the ranges lose the signal, and which method does better.
-    SwinQuantError for NaN or infinity in weights or activations, naming the module.
+    `passes` come behind it: a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None
+    evens out channels that stand out, where there are any; [] does nothing. SwinQuantError for NaN or infinity in
+    weights or activations, naming the module.
     """
     model = model if isinstance(model, Model) else Model(model)
     policy = load_policy(policy) if isinstance(policy, str) else policy
     apply_policy(model.module, policy)
+    steps = load_passes(passes) if isinstance(passes, str) else steps_of([] if passes is None else passes)
     how, world = Method(method, percentile, exact), World(device=model.device)
     if isinstance(pictures, PictureSet):
         found = _on_pictures(model, pictures, how, world)
     else:
         found = _on_batches(model, pictures, how)
+    before = model.card if model.card.has_own_weights else None
+    found = found.improved(model.module, PassPlan(steps, automatic=passes is None), world, before)
     record = found.checked(model.module, policy, world)
-    before = model.card if model.card.is_qat else None
     model.card = replace(
         model.card,
+        source=_source(model),
         policy=policy.to_dict(),
         calibration=record,
         training=calibrated_again(before),
@@ -66,6 +74,15 @@ def calibrate(
     )
     model.calibration, model.file = found.calibration, None
     return model
+
+
+def _source(model: Model) -> SourceRecord | None:
+    """The float file that the model was loaded from, if its weights are that file's own; else what its card says."""
+    card, file = model.card, model.file
+    if file is None or card.checkpoint is None or card.calibration or card.is_qat:
+        return card.source
+    kind, place = card.source["format"] if card.source else "swin-quant", str(file.resolve())
+    return SourceRecord(file=card.checkpoint["file"], sha256=card.checkpoint["sha256"], format=kind, path=place)
 
 
 def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: World) -> Found:
@@ -86,7 +103,7 @@ def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
             sizes.append(len(batch.images))
             yield number, batch.images.to(model.device)
 
-    calibration, some = calibrate_numbered(model.module, numbered(), method, BATCH_SIZE)
+    calibration, some, kept = calibrate_numbered(model.module, numbered(), method, BATCH_SIZE)
     record = CalibrationRecord(
         exact=method.exact,
         batches=len(sizes),
@@ -103,4 +120,4 @@ def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
         statistics=None,
         **found_by(method, model.module, calibration),
     )
-    return Found(calibration, record, method, some)
+    return Found(calibration, record, method, some, kept)

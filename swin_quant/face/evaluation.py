@@ -77,7 +77,7 @@ def evaluate(
 
 
 def _baseline(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
-    if not model.card.is_qat and original is None:
+    if not model.card.has_own_weights and original is None:
         return None
     folders = [model.file.resolve().parent] if model.file else []
     return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)

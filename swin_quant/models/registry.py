@@ -5,8 +5,7 @@ blocks of every stage of Swin.
 """
 
 import importlib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,9 +13,11 @@ from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.patterns import filled, matched
 from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, Family, register_family
 from swin_quant.models.classifier import Classifier
+from swin_quant.quant.passes.places import Exchange, Part, found, of_norm
 
 BUILT_IN = ("swin", "swin_v2")
 _registered: dict[str, "Architecture"] = {}
@@ -39,6 +40,9 @@ class Architecture:
     blocks: str | None = None
     stages: str | None = None
     pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    units: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     no_decay: tuple[str, ...] = ()
     rewrites: str | None = None
 
@@ -82,30 +86,41 @@ def stages_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Name of a norm -> names of the linears that read it."""
-    found: dict[str, tuple[str, ...]] = {}
+    readers: dict[str, tuple[str, ...]] = {}
     for norm, linears in architecture_of(model).pairs:
         for name, _ in model.named_modules():
-            if match := _compiled(norm).fullmatch(name):
-                found[name] = tuple(_filled(linear, match.groups()) for linear in linears)
-    return found
+            words = matched(norm, name)
+            if words is not None:
+                readers[name] = tuple(filled(linear, words) for linear in linears)
+    return readers
+
+
+def exchanges_of(model: nn.Module) -> list[Exchange]:
+    """Where factors and offsets can move in a model: its pairs, and what else its architecture names."""
+    architecture = architecture_of(model)
+    pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
+    return list(found(pairs + architecture.exchanges, model))
+
+
+def units_of(model: nn.Module) -> dict[str, nn.Module]:
+    """What the forward pass runs one after the other, by name, in order."""
+    patterns = architecture_of(model).units
+    return {
+        name: module for name, module in model.named_modules() if any(matched(p, name) is not None for p in patterns)
+    }
+
+
+def outputs_of(model: nn.Module) -> list[Part]:
+    """The parameters that are added, as they are, to what a unit gives."""
+    patterns = architecture_of(model).outputs
+    return [Part(name) for name, _ in model.named_parameters() if any(matched(p, name) is not None for p in patterns)]
 
 
 def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:
     """Modules by name whose name a pattern matches, in the model's order; none for no pattern."""
     if pattern is None:
         return {}
-    return {name: module for name, module in model.named_modules() if _compiled(pattern).fullmatch(name)}
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", r"([^.]+)"))
-
-
-def _filled(pattern: str, words: Sequence[str]) -> str:
-    """`pattern` with the words in place of its stars."""
-    left = iter(words)
-    return re.sub(r"\*", lambda star: next(left), pattern)
+    return {name: module for name, module in model.named_modules() if matched(pattern, name) is not None}
 
 
 @cache

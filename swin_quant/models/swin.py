@@ -4,6 +4,8 @@ Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Win
 docs/reference, sections 1.3 and 1.4.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -14,6 +16,7 @@ from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.registry import Architecture
 from swin_quant.models.windows import relative_position_index
 from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 
 
@@ -93,6 +96,14 @@ def _build(cfg: CfgNode) -> Swin:
     return swin(geometry_of(cfg)).apply(initialise)
 
 
+_ATTN = "layers.*.blocks.*.attn"
+_Q, _K, _V = (Part(f"{_ATTN}.qkv", index=index, of=3) for index in range(3))
+
+
+def _parameters(part: Part) -> tuple[Part, ...]:
+    return tuple(replace(part, name=f"{part.name}.{kind}") for kind in ("weight", "bias"))
+
+
 ARCHITECTURE = Architecture(
     SWIN,
     _build,
@@ -103,6 +114,20 @@ ARCHITECTURE = Architecture(
         ("layers.*.blocks.*.norm2", ("layers.*.blocks.*.mlp.fc1",)),
         ("layers.*.downsample.norm", ("layers.*.downsample.reduction",)),
     ),
+    exchanges=(
+        # Attention weighs tokens and sums to one a channel of v: what v loses, proj gives back.
+        Exchange(
+            shown=_V,
+            before=_parameters(_V),
+            after=(Part(f"{_ATTN}.proj.weight", dim=1),),
+            offset=_parameters(_V)[1],
+            into=(f"{_ATTN}.proj",),
+        ),
+        Exchange(shown=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query: softmax takes it off
+        Exchange(shown=_Q, before=_parameters(_Q), after=_parameters(_K), answered=_K),
+    ),
+    units=("layers.*.blocks.*", "layers.*.downsample"),
+    outputs=("layers.*.blocks.*.mlp.fc2.bias",),
     no_decay=("absolute_pos_embed", "relative_position_bias_table"),
     rewrites="swin",
 )

@@ -17,6 +17,7 @@ from swin_quant.models.registry import Architecture
 from swin_quant.models.swin import add_bias_and_mask
 from swin_quant.models.windows import relative_coords_table, relative_position_index
 from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 
 LARGEST_LOGIT_SCALE = math.log(100.0)
@@ -134,12 +135,30 @@ def _build(cfg: CfgNode) -> Swin:
     return model
 
 
+_ATTN = "layers.*.blocks.*.attn"
+_Q, _K, _V = (Part(f"{_ATTN}.qkv", index=index, of=3) for index in range(3))
+_WQ, _WK, _WV = (Part(f"{_ATTN}.qkv.weight", index=index, of=3) for index in range(3))
+
 # No pairs: what a norm gives is added to the residual stream, which no factor can leave.
 ARCHITECTURE = Architecture(
     SWINV2,
     _build,
     blocks="layers.*.blocks.*",
     stages="layers.*",
+    exchanges=(
+        Exchange(
+            shown=_V,
+            before=(_WV, Part(f"{_ATTN}.v_bias")),
+            after=(Part(f"{_ATTN}.proj.weight", dim=1),),
+            offset=Part(f"{_ATTN}.v_bias"),
+            into=(f"{_ATTN}.proj",),
+        ),
+        # Cosine attention takes the length of each head's q and k off.
+        Exchange(shown=_Q, before=(_WQ, Part(f"{_ATTN}.q_bias")), answered=_V, heads=_ATTN),
+        Exchange(shown=_K, before=(_WK,), answered=_V, heads=_ATTN),
+    ),
+    units=("layers.*.blocks.*", "layers.*.downsample"),
+    outputs=("layers.*.blocks.*.norm2.bias", "layers.*.downsample.norm.bias"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",
 )

@@ -70,7 +70,7 @@ def check_ranges(
     if not enabled_nodes(model) or not len(expected):
         return None
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
-    agreement, sqnr = _distance(_quantized(model, batches), expected)
+    agreement, sqnr = distance(_quantized(model, batches), expected)
     check = Check(len(expected), agreement, sqnr)
     if sqnr >= LOSS_DB or not nodes:
         return check
@@ -82,12 +82,12 @@ def check_ranges(
         if any(method.for_bits(node.bits) != name for node in nodes.values()):
             ranges[name] = search_ranges(model, calibration, replace(method, name=name), nodes)
             with _having(nodes, ranges[name]):
-                others[name] = _distance(_quantized(model, batches), expected)[1]
+                others[name] = distance(_quantized(model, batches), expected)[1]
     check = replace(check, others=others)
     if check.better:
         suspects = _suspects(nodes, calibration, ranges[check.better])
         with _having(nodes, {name: ranges[check.better][name] for name in suspects}):
-            mended = _distance(_quantized(model, batches), expected)[1] if suspects else sqnr
+            mended = distance(_quantized(model, batches), expected)[1] if suspects else sqnr
         if mended - sqnr >= (others[check.better] - sqnr) / 2:
             check = replace(check, at_fault=suspects)
     return check
@@ -134,7 +134,7 @@ def _joined(mine: Sequence[tuple[int, Tensor]]) -> Tensor:
     return torch.tensor([row for _, rows in sorted(gather(rows_of), key=lambda pair: pair[0]) for row in rows])
 
 
-def _distance(logits: Tensor, expected: Tensor) -> tuple[float, float]:
+def distance(logits: Tensor, expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent, and SQNR in dB."""
     logits, expected = logits.double(), expected.double()
     signal, noise = expected.square().sum().item(), (logits - expected).square().sum().item()

@@ -1,6 +1,7 @@
-"""What users call calibrators and modes, apart from the code behind them: a parser is built without torch."""
+"""What users call calibrators, passes and modes, apart from the code behind them: a parser is built without torch."""
 
 CALIBRATORS = ("max", "percentile", "mse", "entropy")  # a file each in `range_methods`
+PASSES = ("equalize", "bias_correction")  # a file each in `passes`
 DEFAULT_PERCENTILE = 99.99
 # The calibrator where none is asked for: that of the largest number of bits which a node reaches. Chosen on training
 # pictures (docs/results/calibrators.md): at 8 bits all but entropy are alike, and below them the coarse steps of a grid

@@ -40,6 +40,7 @@ from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
+from swin_quant.tasks.passes import PassPlan, improve
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class CalibrationPlan:
     augment: bool = False
     method: Method = Method()
     max_unreadable: float = 0.01
+    passes: PassPlan = PassPlan()
 
     def __post_init__(self) -> None:
         for field, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
@@ -104,6 +106,7 @@ def calibrate_checkpoint(
     preprocess = Preprocess.from_config(cfg)
     pictures, transform = _open(cfg, plan), _transform(cfg, preprocess, plan)
     found = calibrate_pictures(model, pictures, transform, plan, world, _workers(cfg, plan, world))
+    found = found.improved(model, plan.passes, world, before)
     record = found.checked(model, policy, world)
     card = RunCard(
         name=cfg.MODEL.NAME,
@@ -134,7 +137,7 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
 
 
 def trained_before(checkpoint: str | None, source: Source | None) -> RunCard | None:
-    """The card of a checkpoint that QAT trained: whatever is made from it came from the same original."""
+    """The card of a checkpoint with weights of its own: whatever is made from it came from the same original."""
     if checkpoint is None or source is None:
         return None
     try:
@@ -143,7 +146,7 @@ def trained_before(checkpoint: str | None, source: Source | None) -> RunCard | N
         if source.calibrated:  # it may be QAT's
             raise
         return None  # some other JSON beside a float checkpoint
-    return card if card and card.is_qat else None
+    return card if card and card.has_own_weights else None
 
 
 def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
@@ -168,12 +171,25 @@ def save_with_card(
 
 @dataclass(frozen=True)
 class Found:
-    """What a calibration found, how it is recorded, and this rank's part of the first pictures, for the check."""
+    """What a calibration found, how it is recorded, this rank's numbered batches, and its part of the first pictures,
+    for the check."""
 
     calibration: Calibration
     record: CalibrationRecord
     method: Method
     some: Sequence[CheckBatch]
+    images: Sequence[tuple[int, Tensor]] = ()
+
+    def improved(self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None) -> "Found":
+        """What is found behind the passes of `plan`, and recorded with those that the weights have seen `before`."""
+        recorded = before.calibration.get("passes", []) if before and before.calibration else []
+        earlier = [one for one in recorded if one["kept"]]
+        calibration, done = improve(model, self.calibration, self.images, self.method, plan, world)
+        record = self.record
+        if earlier or done:
+            again = found_by(self.method, model, calibration)
+            record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": [*earlier, *done]}
+        return replace(self, calibration=calibration, record=record)
 
     def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
         """The record, with what the ranges cost under `policy`, which is applied; what is wrong is said on rank 0."""
@@ -215,7 +231,7 @@ def calibrate_pictures(
             used.append((number, [pictures.names[index] for index in batch.indices]))
             yield number, batch.images.to(world.device)
 
-    calibration, some = calibrate_numbered(model, images(), plan.method, plan.batch_size)
+    calibration, some, kept = calibrate_numbered(model, images(), plan.method, plan.batch_size)
     limit.count(gather(limit.names))
     limit.check()
     names = [name for _, batch in sorted(gather(used)) for name in batch]
@@ -235,27 +251,27 @@ def calibrate_pictures(
         statistics=None,
         **found_by(plan.method, model, calibration),
     )
-    return Found(calibration, record, plan.method, some)
+    return Found(calibration, record, plan.method, some, kept)
 
 
 def calibrate_numbered(
     model: nn.Module, batches: Iterable[tuple[int, Tensor]], method: Method, batch_size: int
-) -> tuple[Calibration, list[CheckBatch]]:
-    """Calibrate on (number, images [B, 3, H, W]); also the first pictures of all ranks with their float logits."""
+) -> tuple[Calibration, list[CheckBatch], list[tuple[int, Tensor]]]:
+    """Calibrate on (number, images [B, 3, H, W]); also the first pictures with their float logits, and all batches."""
     shown: list[tuple[int, Tensor]] = []
     some: list[CheckBatch] = []
 
     def images() -> Iterator[Tensor]:
         for numbered in batches:
-            shown[:] = [numbered]
+            shown.append(numbered)
             yield numbered[1]
 
     def keep(logits: Tensor) -> None:
-        ((number, batch),) = shown
+        number, batch = shown[-1]
         if (wanted := PICTURES - number * batch_size) > 0:
             some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
 
-    return calibrate(model, images(), method, keep), some
+    return calibrate(model, images(), method, keep), some, shown
 
 
 def _open(cfg: CfgNode, plan: CalibrationPlan) -> Pictures:

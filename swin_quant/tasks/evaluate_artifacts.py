@@ -13,7 +13,6 @@ from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import QAT
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.baseline import (
     Baseline,
@@ -21,6 +20,7 @@ from swin_quant.engines.baseline import (
     engines_of_original,
     find_baseline,
     load_original,
+    whose_weights,
 )
 from swin_quant.engines.engine import Engine, half_type
 from swin_quant.engines.options import EngineOptions
@@ -121,7 +121,7 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
         card, file = prepared.artifact.card, prepared.artifact.file
         for key in baseline:
             card = card.with_result(results[key])
-        weights = QAT if card.is_qat else None
+        weights = whose_weights(card)
         for name, key in zip(names[file], deployed[file], strict=True):
             device = on_its_device(name, scoring.options).device
             card = card.with_result(replace(results[key], device=device, weights=weights))

@@ -6,7 +6,7 @@ from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.bench.measure import noise
-from swin_quant.engines.baseline import Baseline, engines_beside
+from swin_quant.engines.baseline import engines_beside, unnamed_baseline
 from swin_quant.engines.difference import difference
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models.classifier import Classifier
@@ -25,8 +25,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     name = names_of_engines(artifact, None)[0]
     record, policy = artifact.record, artifact.card.policy
     policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
-    trained = Baseline() if artifact.card.is_qat else None
-    engines = engines_beside(model, torch.device("cpu"), None, policies, trained)
+    engines = engines_beside(model, torch.device("cpu"), None, policies, unnamed_baseline(artifact.card))
     label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
     count = record["options"].get("batch") or PICTURES
     images = noise(count, model.in_chans, model.image_size).images

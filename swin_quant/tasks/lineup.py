@@ -15,7 +15,9 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import PTQ, QAT
 from swin_quant.config import from_dict
+from swin_quant.engines.baseline import whose_weights
 from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.engines.options import EngineOptions
 from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, on_its_device
@@ -24,7 +26,7 @@ from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the contender whose logits the others are compared with
-_OF_QAT = ", QAT weights"  # behind the name of a float contender whose weights are no longer the original's
+_OF_OTHERS = {QAT: ", QAT weights", PTQ: ", corrected weights"}  # behind the names of float contenders
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
@@ -79,7 +81,7 @@ def line_up(
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
-    whose = _OF_QAT if card.is_qat else ""
+    whose = _OF_OTHERS.get(whose_weights(card) or "", "")
     contenders = [
         Contender(f"{EAGER} {half or FLOAT32}{whose}", partial(torch_engine, str(origin), card.config, device, half),
                   origin, REFERENCE + whose if half else None)

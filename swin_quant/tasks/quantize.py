@@ -117,9 +117,10 @@ def steps(asked: Quantization) -> list[Step]:
     data = f"--data-path {asked.cfg.DATA.DATA_PATH}" + (" --zip" if asked.cfg.DATA.ZIP_MODE else "")
     name, safe = asked.chosen.name, " --saturation-safe" if asked.saturation_safe else ""
     folder = f"--output {asked.folder}"
-    count = asked.plan.batches * asked.plan.batch_size
+    count, passes = asked.plan.batches * asked.plan.batch_size, asked.plan.passes.words
     found = [
-        Step(f"swin-quant calibrate {asked.checkpoint} {data} --policy {name} --pictures {count} --no-eval {folder}",
+        Step(f"swin-quant calibrate {asked.checkpoint} {data} --policy {name} --pictures {count}{passes} "
+             f"--no-eval {folder}",
              partial(is_calibrated, asked), partial(_calibrate, asked)),
     ]  # fmt: skip
     if searching := asked.searching:
@@ -187,6 +188,7 @@ def is_calibrated(asked: Quantization) -> bool:
         and record["pictures"] == plan.batches * plan.batch_size
         and (record["split"], record["seed"], record["augment"]) == (plan.split, plan.seed, plan.augment)
         and (record["exact"], record.get("methods")) == (plan.method.exact, methods)
+        and plan.passes.made(record.get("passes", []))
     )
 
 

@@ -11,7 +11,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
-from swin_quant.engines.baseline import Baseline, engines_beside
+from swin_quant.engines.baseline import engines_beside, unnamed_baseline
 from swin_quant.engines.difference import difference
 from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 from swin_quant.engines.infer import Inferred, infer
@@ -61,8 +61,7 @@ def verify_artifact(
     shown = pictures()
     origin = load_origin(artifact, cfg, checkpoint, world)
     policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
-    trained = Baseline() if artifact.card.is_qat else None  # whose float model is not the original, and not called so
-    references = engines_beside(origin.model, world.device, None, policies, trained)
+    references = engines_beside(origin.model, world.device, None, policies, unnamed_baseline(artifact.card))
     engines = load_engines(artifact, names, how.options)
     inferred = infer(
         references | engines,

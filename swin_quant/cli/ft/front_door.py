@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--calib-split", metavar="SPLIT", help="pictures to sample (default train)")
     group.add_argument("--calib-augment", action="store_true", help="FasterTransformer's augmented training crops")
     options.add_calibrator(parser)
+    options.add_passes(parser, automatic=False)
     group = options.add_policy(parser)
     group.add_argument("--int8-mode", type=whole, choices=tuple(INT8_MODES), help="FasterTransformer's modes")
     group.add_argument("--quant-disable", action="store_true", help="quantize nothing (the policy `float`)")

@@ -15,7 +15,8 @@ LEGEND = (
     "not distinguishable from no change"
 )
 WEIGHTS_LEGEND = (
-    "float32 and (H): of the float checkpoint that the run began with; PTQ: calibrated only, which QAT started from"
+    "float32 and (H): of the float checkpoint that the run began with; PTQ: calibrated only, which QAT started from; "
+    "corrected: by passes behind the calibration"
 )
 OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
+from swin_quant.cards.records import CORRECTED, ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
 from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.quant.policies import told_apart
 
@@ -43,9 +43,9 @@ class AccuracyRow:
     def weights(self) -> str | None:
         """Whose weights the quantized result is of, in words; None where all are the original's."""
         kind = self.quantized.weights if self.quantized else None
-        if kind == QAT and self.quantized and is_float(self.quantized):
-            return UNQUANTIZED
-        return {PTQ: "PTQ", QAT: "QAT"}.get(kind or "")
+        if kind in UNQUANTIZED and self.quantized and is_float(self.quantized):
+            return UNQUANTIZED[kind]
+        return {PTQ: "PTQ" if self.card.is_qat else CORRECTED, QAT: "QAT"}.get(kind or "")
 
     @property
     def calibrator(self) -> str | None:

@@ -1,0 +1,219 @@
+"""Equalization: channels of one size, by factors and offsets that a network's function does not feel.
+
+A range per tensor is as wide as the widest channel, and all others have what it leaves of the grid. Where a factor per
+channel can move from one side of a place to the other (`places.Exchange`), it is SmoothQuant's, for several strengths:
+max|x_c| ** a / max|w_c| ** (1 - a). (Xiao et al., "SmoothQuant", 2023; Nagel et al., "Data-Free Quantization Through
+Weight Equalization and Bias Correction", 2019.) Where an offset can, channels are put around zero (Li et al.,
+"RepQ-ViT", 2023, moves both into the norm). Unit by unit, each is kept only where it was measured to make what the
+quantized unit gives better than without.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.schema import check_fields, within
+from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
+from swin_quant.quant.passes.trial import Trial, copied, restore
+from swin_quant.quant.passes.units import UnitRun, through, walk
+from swin_quant.quant.watch import watching
+
+OUTLIER = 5.0  # times the median channel: see docs/results/passes.md
+_BETTER = 0.97  # of the error before: less may be chance
+_LARGEST = 2.0**12  # factor
+_SMALLEST = 2.0**-12  # of the largest channel: smaller ones count as that
+
+
+@dataclass(frozen=True)
+class EqualizeOptions:
+    """`alpha`: the strengths that are tried; `pictures` that measure. `only_outliers`: leave alone what has none."""
+
+    alpha: tuple[Annotated[float, within(least=0, most=1)], ...] = (0.5, 0.7)
+    pictures: Annotated[int, within(least=1)] = 32
+    only_outliers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The smallest and the largest value of each channel, [channels], where an exchange is seen and answered."""
+
+    low: Tensor
+    high: Tensor
+    answer: Tensor | None
+
+    @property
+    def middle(self) -> Tensor:
+        return (self.low + self.high) / 2
+
+    def size(self, centred: bool) -> Tensor:
+        """The largest magnitude of each channel."""
+        return (self.high - self.low) / 2 if centred else torch.maximum(-self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of an exchange."""
+
+    centred: bool = False
+    alpha: float | None = None
+
+
+def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = True) -> Tensor:
+    """SmoothQuant's factor of each channel [channels], float64: size ** alpha / other ** (1 - alpha).
+
+    With no other side: what makes channels equal, to the power of alpha. `relative`: to the median channel. Kept to
+    eight bits, so that last bits of a measurement do not matter. A channel of zeros keeps its size.
+    """
+    size = size.double()
+    alive = size > 0
+    size = size.clamp_min(size.max().item() * _SMALLEST)
+    found = size**alpha
+    if other is not None:
+        other = other.double()
+        alive &= other > 0
+        found = found / other.clamp_min(other.max().item() * _SMALLEST) ** (1 - alpha)
+    if not alive.any():
+        return torch.ones_like(size)
+    if relative:
+        found = found / found[alive].median()
+    mantissa, exponent = torch.frexp(torch.where(alive, found, 1.0).clamp(1 / _LARGEST, _LARGEST))
+    return torch.ldexp((mantissa * 256).round() / 256, exponent)
+
+
+def run(piece: Workpiece, options: EqualizeOptions) -> str:
+    """Equalize `piece.model`, unit after unit, in float's own activations, which stay what they are."""
+    gains: list[float] = []
+    for step in walk(piece.model, piece.units, piece.first(options.pictures)):
+        places = [exchange for exchange in piece.exchanges if exchange.shown.name.startswith(f"{step.name}.")]
+        spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
+        if places and (not options.only_outliers or max(map(outlier, places, spreads)) > OUTLIER):
+            gains.append(_equalize(piece, step, places, spreads, options))
+    if not any(gains):
+        return "no unit gains"
+    return f"{sum(gain > 0 for gain in gains)} of {len(piece.units)} units gain, {max(gains):.1f} dB at most"
+
+
+def outlier(place: Exchange, spread: Spread) -> float:
+    """How far the largest channel stands out: times the median one, or the other side's where that has its size."""
+    size, answer = spread.size(False), spread.answer
+    like = answer if place.heads and answer is not None else size
+    median = like[like > 0].median().item() if (like > 0).any() else 0.0
+    return size.max().item() / median if median else 1.0
+
+
+def outliers(piece: Workpiece, pictures: int = 32) -> dict[str, float]:
+    """Where an exchange could cure channels that stand out: name of the module that shows them -> how far."""
+    places = piece.exchanges
+    spreads = _spreads(piece.model, piece.model, places, piece.first(pictures)) if places else []
+    named = zip(places, spreads, strict=True)
+    found: dict[str, float] = {}
+    for exchange, spread in named:
+        name = exchange.shown.name
+        found[name] = max(outlier(exchange, spread), found.get(name, 0.0))
+    return {name: each for name, each in found.items() if each > OUTLIER}
+
+
+def _equalize(
+    piece: Workpiece, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
+) -> float:
+    """Choose for each place of a unit; the gain at its output in dB."""
+    trial, unit = Trial(step, piece.method.name), step.unit
+    if not trial.nodes:
+        return 0.0
+    original = copied(unit)
+    plain = [Choice()] * len(places)
+
+    def error(choices: Sequence[Choice]) -> float:
+        _apply(piece.model, unit, original, places, spreads, choices)
+        return trial.error()
+
+    found = {tuple(plain): error(plain)}
+    for alpha in options.alpha:  # all at once: one place may hide behind another
+        for centred in (False, True):
+            together = tuple(Choice(centred and place.offset is not None, alpha) for place in places)
+            found.setdefault(together, error(together))
+    best = min(found, key=found.__getitem__)
+    for index, place in enumerate(places):
+        for choice in _choices(place, options.alpha):
+            other = (*best[:index], choice, *best[index + 1 :])
+            if other not in found:
+                found[other] = error(other)
+            if found[other] < found[best] * _BETTER:
+                best = other
+    before, after = found[tuple(plain)], found[best]
+    if not after < before * _BETTER:
+        best, after = tuple(plain), before
+    _apply(piece.model, unit, original, places, spreads, best)
+    return 10 * math.log10(before / after) if after else 0.0
+
+
+def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:
+    yield Choice()
+    if place.before:
+        yield from (Choice(alpha=alpha) for alpha in (alphas[:1] if place.answered else alphas))  # one that balances
+    if place.offset:
+        yield Choice(centred=True)
+
+
+@torch.no_grad()
+def _apply(
+    model: nn.Module, unit: nn.Module, original: Mapping[str, Tensor], places: Sequence[Exchange],
+    spreads: Sequence[Spread], choices: Sequence[Choice],
+) -> None:  # fmt: skip
+    """The unit's parameters, changed as chosen."""
+    restore(unit, original)
+    for exchange, spread, choice in zip(places, spreads, choices, strict=True):
+        if choice.centred:
+            recentre(model, exchange, spread.middle)
+        if choice.alpha is not None:
+            rescale(model, exchange, _factors(model, exchange, spread, choice))
+
+
+def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choice) -> Tensor:
+    size, alpha = spread.size(choice.centred), choice.alpha or 0.0
+    if exchange.heads and spread.answer is not None:
+        heads = int(model.get_submodule(exchange.heads).heads)  # type: ignore[arg-type]
+        each = size.view(heads, -1).median(1).values / spread.answer.median().clamp_min(TINY_AMAX)
+        return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // heads)
+    if exchange.answered:  # sizes of one kind on both sides: what is in the middle has no favourite
+        return factors(size, spread.answer, 0.5, relative=False)
+    columns = [part.cut(model.get_parameter(part.name)).transpose(0, part.dim).flatten(1) for part in exchange.after]
+    other = torch.stack([column.abs().amax(1) for column in columns]).amax(0) if columns else None
+    return factors(size, other, alpha)
+
+
+def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inputs: Sequence[Tensor]) -> list[Spread]:
+    parts = [part for place in places for part in (place.shown, place.answered) if part]
+    modules = {part.name: model.get_submodule(part.name) for part in parts}
+    low: dict[str, Tensor] = {}
+    high: dict[str, Tensor] = {}
+
+    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+        small, large = torch.aminmax(y.detach().flatten(0, -2).float(), dim=0)
+        low[name] = torch.minimum(low[name], small) if name in low else small
+        high[name] = torch.maximum(high[name], large) if name in high else large
+
+    with watching(modules, look):
+        through(unit, inputs)
+
+    def cut(part: Part, of: Mapping[str, Tensor]) -> Tensor:
+        return part.cut(of[part.name], 0)
+
+    found = []
+    for place in places:
+        other = place.answered
+        answer = torch.maximum(-cut(other, low), cut(other, high)) if other else None
+        found.append(Spread(cut(place.shown, low), cut(place.shown, high), answer))
+    return found
+
+
+PASS = Pass(run, EqualizeOptions, keeps_function=True)

@@ -1,0 +1,79 @@
+"""Recipes of passes: which, in what order and with which options; the shipped ones under configs/passes/, or a file.
+
+name: mine
+passes:
+  - equalize
+  - {name: bias_correction, pictures: 128}
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import checked, plain
+from swin_quant.base.shipped import shipped_files
+from swin_quant.base.yaml_file import read_yaml, shipped_or_file
+from swin_quant.quant.passes import passes
+from swin_quant.quant.passes.kind import Pass
+
+_KEYS = ("name", "description", "passes")
+
+
+@dataclass(frozen=True)
+class PassStep:
+    """One pass of a recipe, with its options."""
+
+    name: str
+    options: Any
+
+    @property
+    def kind(self) -> Pass:
+        return passes()[self.name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as in a recipe; options by name."""
+        return {"name": self.name, **plain(asdict(self.options))}
+
+
+def builtin_passes() -> list[str]:
+    """Names of the recipes of passes that come with the package."""
+    return [path.stem for path in shipped_files("passes")]
+
+
+def load_passes(name_or_path: str) -> tuple[PassStep, ...]:
+    """A shipped recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
+    path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
+    data = read_yaml(path, "recipe of passes")
+    if not isinstance(data, dict) or "passes" not in data:
+        raise UsageError(f"{path}: must be a mapping with the key passes, a list")
+    if unknown := sorted(data.keys() - set(_KEYS)):
+        raise UsageError(f"{path}: unknown key {unknown[0]!r:.60}; known are {', '.join(_KEYS)}")
+    return steps_of(data["passes"], str(path))
+
+
+def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:
+    """Steps from names, mappings with a `name` and options, or steps. UsageError names `source` and what is wrong."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UsageError(f"{source}: `passes` must be a list of passes")
+    steps = tuple(_step(one, f"{source}: pass {number}") for number, one in enumerate(given, 1))
+    chosen: str | None = None
+    for step in steps:
+        if step.kind.keeps_function and chosen:
+            raise UsageError(f"{source}: {step.name} after {chosen}: ranges are found again behind it: put it before")
+        chosen = step.name if step.kind.of_ranges else chosen
+    return steps
+
+
+def _step(given: Any, where: str) -> PassStep:
+    if isinstance(given, PassStep):
+        return given
+    data = {"name": given} if isinstance(given, str) else given
+    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+        raise UsageError(f"{where}: must be the name of a pass, or a mapping with `name` and its options")
+    found = passes().get(data["name"])
+    if found is None:
+        raise UsageError(f"{where}: there is no pass {data['name']!r:.60}, only {', '.join(passes())}")
+    options = {key: value for key, value in data.items() if key != "name"}
+    where = f"{where} ({data['name']})"
+    return PassStep(data["name"], checked(found.options, options, where, text=True, error=UsageError))

@@ -1,0 +1,126 @@
+"""Passes one after the other, each measured: what the network's logits were worth before and after it.
+
+A pass that does harm there is taken back, whatever it measured itself.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.distributed import from_main
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
+from swin_quant.quant.calibration import check_weights
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.recipe import PassStep
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import named_nodes
+
+PICTURES = 64  # that measure
+_HARM_DB = 0.5  # less may be chance
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a pass did: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after it.
+
+    `kept`: it was not taken back.
+    """
+
+    step: PassStep
+    note: str
+    seconds: float
+    sqnr_db: tuple[float, float]
+    agreement: tuple[float, float]
+    kept: bool
+
+
+def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
+    """Change `piece.model`, which is calibrated under its policy; `observe_again` finds its ranges anew.
+
+    UsageError where there is nothing to work on. Of several ranks, all are given what rank 0 found.
+    """
+    _check(piece, steps)
+    shown = piece.first(PICTURES)
+    expected = _logits(piece.model, shown)
+    before, gains = _measured(piece.model, shown, expected), []
+    for step in steps:
+        kept, start = _state(piece.model), time.perf_counter()
+        note = step.kind.run(piece, step.options)
+        _agree(piece.model)
+        if step.kind.keeps_function and not _same(_state(piece.model), kept):
+            observe_again()
+        after = _measured(piece.model, shown, expected)
+        harmless = after[1] >= before[1] - _HARM_DB
+        if not harmless:
+            _restore(piece.model, kept)
+        seconds = time.perf_counter() - start
+        gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless))
+        _say(gains[-1])
+        before = after if harmless else before
+    return gains
+
+
+def _check(piece: Workpiece, steps: Sequence[PassStep]) -> None:
+    names = ", ".join(dict.fromkeys(step.name for step in steps))
+    if not enabled_nodes(piece.model):
+        raise UsageError(f"{names}: the policy quantizes nothing: there is nothing to make better")
+    if not piece.units:
+        raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
+    if not len(piece.images) or not len(piece.images[0]):
+        raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
+    check_weights(piece.model)
+
+
+def _say(gain: Gain) -> None:
+    (agreed, agrees), (was, now) = gain.agreement, gain.sqnr_db
+    log.info(
+        "%s: SQNR of the logits %.1f -> %.1f dB, agreement %.1f -> %.1f %%, %.0f s (%s)%s",
+        gain.step.name, was, now, agreed, agrees, gain.seconds, gain.note, "" if gain.kept else ": taken back",
+    )  # fmt: skip
+
+
+def _logits(model: nn.Module, images: Sequence[Tensor]) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([model(batch) for batch in images]).float()
+
+
+def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
+    """Agreement in percent and SQNR in dB of the quantized model; not a number counts as lost."""
+    quantize(model)
+    try:
+        agreement, sqnr = distance(_logits(model, images), expected)
+    finally:
+        dequantize(model)
+    return agreement, sqnr if sqnr == sqnr else float("-inf")
+
+
+_Values = dict[str, Tensor]
+
+
+def _state(model: nn.Module) -> _Values:
+    """Weights and ranges, copied."""
+    ranges = {f"{name}._amax": node.known_amax for name, node in named_nodes(model).items()}
+    values = {**dict(model.named_parameters()), **ranges}
+    return {name: value.detach().clone() for name, value in values.items()}
+
+
+def _same(one: _Values, other: _Values) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, state: _Values) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(state[name])
+    for name, node in named_nodes(model).items():
+        node.amax = state[f"{name}._amax"]
+
+
+def _agree(model: nn.Module) -> None:
+    device = next(model.parameters()).device
+    _restore(model, {name: value.to(device) for name, value in from_main(_state(model)).items()})

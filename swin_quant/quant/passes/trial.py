@@ -1,0 +1,125 @@
+"""What quantizing one unit costs at its output, for given weights: ranges are found anew for each question.
+
+The ranges are near those that a calibration will find: of least squared error on some of the values, or the largest.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, grid, quantize_dequantize
+from swin_quant.quant.passes.units import UnitRun, through
+from swin_quant.quant.quantizer import Quantizer, Role, State
+
+_VALUES = 1024  # of a batch and node
+_CANDIDATES = 2.0 ** (torch.arange(-36, 1) / 4)  # shares of the largest magnitude: nine octaves of outliers
+
+
+class Trial:
+    """A unit with what it is given and what it gives in float. `method`: as of a calibration; max takes the largest."""
+
+    def __init__(self, step: UnitRun, method: str | None) -> None:
+        self.unit, self.inputs, self.targets, self.method = step.unit, step.inputs, step.outputs, method
+        self.nodes = enabled_in(step.unit)
+
+    def error(self) -> float:
+        """Sum of squared errors of what the unit gives, quantized as its nodes are set; infinite if not finite."""
+        with keeping(self.nodes):
+            for node in self.nodes:
+                if node.role is not Role.GEMM_WEIGHT:
+                    node.state, node.observer = State.CALIBRATE, _Sample()
+            through(self.unit, self.inputs)
+            self._set_ranges()
+            for node in self.nodes:
+                node.state, node.observer = State.QUANTIZE, None
+            return squared_error(through(self.unit, self.inputs), self.targets)
+
+    def _set_ranges(self) -> None:
+        for layer in self.unit.modules():
+            node = getattr(layer, "_weight_quantizer", None)
+            if isinstance(node, Quantizer) and node.enabled:
+                node.amax = _alive(layer.weight.detach().abs().max())  # type: ignore[operator]
+        for node in self.nodes:
+            if isinstance(node.observer, _Sample):
+                node.amax = _alive(node.observer.range_for(node, self.method))
+
+
+class _Sample:
+    """An observer that keeps some values, and the largest magnitude."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        self.largest = torch.zeros(())
+
+    def __call__(self, x: Tensor) -> None:
+        flat = x.detach().reshape(-1).float()
+        spacing = max(1, flat.numel() // _VALUES) | 1  # odd: shapes are full of powers of two
+        self.values.append(flat[::spacing])
+        self.largest = torch.maximum(self.largest, torch.stack(torch.aminmax(flat)).abs().max())
+
+    def range_for(self, node: Quantizer, method: str | None) -> Tensor:
+        if method == "max" or not self.values or self.largest <= TINY_AMAX:
+            return self.largest
+        values, candidates = torch.cat(self.values), self.largest * _CANDIDATES.to(self.largest.device)
+        rows = values.expand(len(candidates), -1)
+        rounded = quantize_dequantize(rows, candidates[:, None], *grid(node.bits, node.narrow_range))
+        return candidates[int((rounded - rows).square().sum(1).argmin())]
+
+
+def _alive(amax: Tensor) -> Tensor:
+    return amax if amax > TINY_AMAX else torch.tensor(UNUSED_AMAX)
+
+
+def enabled_in(unit: nn.Module) -> list[Quantizer]:
+    """The nodes of a unit that its policy switches on; their names stay those that they have in the network."""
+    return [module for module in unit.modules() if isinstance(module, Quantizer) and module.enabled]
+
+
+@contextmanager
+def quantizing(unit: nn.Module) -> Iterator[None]:
+    """Inside, the unit is quantized."""
+    nodes = enabled_in(unit)
+    try:
+        for node in nodes:
+            node.state = State.QUANTIZE
+        yield
+    finally:
+        for node in nodes:
+            node.state = State.OFF
+
+
+def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What the quantized unit gives for each batch."""
+    with quantizing(unit):
+        return through(unit, inputs)
+
+
+@torch.no_grad()
+def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Give the unit's parameters the values that they had."""
+    for name, parameter in unit.named_parameters():
+        parameter.copy_(parameters[name])
+
+
+def copied(unit: nn.Module) -> dict[str, Tensor]:
+    """The values of a unit's parameters, less ranges that are learned."""
+    return {name: parameter.detach().clone() for name, parameter in unit.named_parameters()}
+
+
+@contextmanager
+def keeping(nodes: Sequence[Quantizer]) -> Iterator[None]:
+    """Inside, nodes may be set at will; afterwards ranges are as before, and all nodes are off."""
+    before = [node.amax for node in nodes]
+    try:
+        yield
+    finally:
+        for node, amax in zip(nodes, before, strict=True):
+            node.state, node.observer, node.amax = State.OFF, None, amax
+
+
+def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
+    """Sum over all values, in float64; infinite where one is not finite."""
+    total = sum((y.double() - t.double()).square().sum().item() for y, t in zip(outputs, targets, strict=True))
+    return total if total < float("inf") else float("inf")

@@ -1,0 +1,64 @@
+"""A network run unit by unit over many pictures: what is kept is the activations at one boundary between units."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.progress import track
+
+
+class _Reached(Exception):
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
+    """What `unit`, the first of a network, is given for each batch of images [B, 3, H, W]."""
+
+    def stop(module: nn.Module, inputs: tuple[Any, ...]) -> NoReturn:
+        raise _Reached(inputs[0])
+
+    hook = unit.register_forward_pre_hook(stop)
+    try:
+        return [_reached(model, batch) for batch in images]
+    finally:
+        hook.remove()
+
+
+def _reached(model: nn.Module, batch: Tensor) -> Tensor:
+    try:
+        model(batch)
+    except _Reached as reached:
+        return reached.x
+    raise ValueError("the unit is no part of the forward pass")
+
+
+@dataclass(frozen=True)
+class UnitRun:
+    """A unit, what it is given for each batch of pictures, and what it gives: in float, and before it is changed."""
+
+    name: str
+    unit: nn.Module
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def walk(model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor]) -> Iterator[UnitRun]:
+    """Each unit in order; it may be changed before the next is asked for, which is given what it gave unchanged."""
+    inputs: list[Tensor] = []
+    for name, unit in track(list(units.items()), "units", len(units)):
+        if not inputs:
+            with torch.inference_mode():
+                inputs = entering(model, unit, images)
+        outputs = through(unit, inputs)
+        yield UnitRun(name, unit, inputs, outputs)
+        inputs = outputs
+
+
+@torch.inference_mode()
+def through(unit: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What a unit gives for each batch."""
+    return [unit(x) for x in inputs]

@@ -1,0 +1,111 @@
+"""Passes behind a calibration: on its own pictures, and recorded in its card."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.distributed import World, all_sum, gather
+from swin_quant.base.errors import listed
+from swin_quant.base.files import finite
+from swin_quant.base.progress import log
+from swin_quant.cards.records import PassRecord
+from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import architecture_of, exchanges_of, outputs_of, units_of
+from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.passes.equalize import outliers
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.recipe import PassStep, steps_of
+from swin_quant.quant.passes.run import Gain, run_passes
+from swin_quant.quant.policy import enabled_nodes
+
+AUTOMATIC = steps_of([{"name": "equalize", "only_outliers": True}])
+CHUNK = 8  # pictures at a time, whatever the batches were: the same on any number of ranks
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """Which passes run behind a calibration; `automatic`: where none is asked for, channels that stand out are evened
+    out. `words`: how a command asks for this."""
+
+    steps: tuple[PassStep, ...] = ()
+    automatic: bool = False
+    words: str = field(default="", compare=False)
+
+    def made(self, records: Sequence[PassRecord]) -> bool:
+        """Whether a calibration with these passes behind it was asked for as here."""
+        done = [{"name": one["name"], **one["options"]} for one in records]
+        asked = [step.to_dict() for step in self.steps]
+        return done == asked or (self.automatic and not asked and done == [step.to_dict() for step in AUTOMATIC])
+
+
+def improve(
+    model: nn.Module,
+    calibration: Calibration,
+    images: Sequence[tuple[int, Tensor]],
+    method: Method,
+    plan: PassPlan,
+    world: World = World(),  # noqa: B008
+) -> tuple[Calibration, list[PassRecord]]:
+    """Run the passes of `plan` on a calibrated model under its policy; what it saw last, and what each pass did.
+
+    `images`: the numbered batches of this rank that calibrated it.
+    """
+    steps = plan.steps
+    known = isinstance(model, Classifier) and model.architecture is not None
+    if not steps and not (plan.automatic and known and enabled_nodes(model)):
+        return calibration, []
+    architecture_of(model)
+    everyone = gathered(images, world)
+    piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model))
+    if not steps:
+        if not piece.units or not (found := outliers(piece)):
+            return calibration, []
+        worst = max(found, key=found.__getitem__)
+        log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
+                 len(found), worst, found[worst])  # fmt: skip
+        steps = AUTOMATIC
+    seen: list[Calibration] = []
+
+    def observe_again() -> None:
+        seen.append(calibrate(model, [batch for _, batch in images], method))
+
+    gains = run_passes(piece, steps, observe_again)
+    if lost := [gain.step.name for gain in gains if not gain.kept]:
+        log.warning("taken back, since the logits lost by it: %s", listed(lost))
+    kept = seen if all(gain.kept for gain in gains if gain.step.kind.keeps_function) else []
+    return (kept[-1] if kept else calibration), [_record(gain) for gain in gains]
+
+
+def _record(gain: Gain) -> PassRecord:
+    kind = gain.step.kind
+    options = {key: value for key, value in gain.step.to_dict().items() if key != "name"}
+    return finite(
+        PassRecord(
+            name=gain.step.name,
+            options=options,
+            note=gain.note,
+            seconds=round(gain.seconds, 1),
+            kept=gain.kept,
+            keeps_function=kind.keeps_function or kind.of_ranges,
+            sqnr_db=list(gain.sqnr_db),
+            agreement=list(gain.agreement),
+        )
+    )
+
+
+def gathered(mine: Sequence[tuple[int, Tensor]], world: World) -> list[Tensor]:
+    """The pictures of all ranks in the order of their batches' numbers, in batches of CHUNK; on this rank's device."""
+    if world.size == 1:
+        batches = [batch for _, batch in sorted(mine, key=lambda pair: pair[0]) if len(batch)]
+        return list(torch.cat(batches).split(CHUNK)) if batches else []
+    every = sorted(gather([[number, *batch.shape] for number, batch in mine]))
+    total = sum(each[1] for each in every)
+    if not total:
+        return []
+    pictures = torch.zeros(total, *every[0][2:])
+    start = {number: sum(each[1] for each in every if each[0] < number) for number, *_ in every}
+    for number, batch in mine:
+        pictures[start[number] : start[number] + len(batch)] = batch.cpu()
+    return list(all_sum(pictures, torch.device("cpu")).to(world.device).split(CHUNK))

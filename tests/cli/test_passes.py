@@ -1,0 +1,97 @@
+"""Passes as a user asks for them: recipes, what is said and recorded, on any number of ranks."""
+
+import pytest
+import torch
+
+from swin_quant.checkpoint import load_float
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+from tests.outliers import plant
+
+
+@pytest.fixture
+def planted(micro, tmp_path):
+    """The micro V1 with channels that stand out: the same function."""
+    model = build_model(load_config(micro / "swin.yaml"))
+    load_float(model, micro / "swin.pth")
+    plant(model, "norms", 100)
+    state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
+    path = tmp_path / "planted.pth"
+    torch.save({"model": state}, path)
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("passes:\n  - {name: equalize, pictures: 8}\n  - bias_correction\n")
+    return path
+
+
+def weights_of(path):
+    return {key: value for key, value in torch.load(path, weights_only=True).items() if not key.endswith("_amax")}
+
+
+def without_seconds(card):
+    return [{**one, "seconds": 0} for one in card["calibration"]["passes"]]
+
+
+def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flags, planted, card_of, tmp_path):
+    flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1", "--output"]
+    done = run("calibrate", *flags, tmp_path / "on")
+    assert done.code == 0 and "channels stand out" in done.err and "--no-equalize" in done.err, done
+    (one,) = card_of(tmp_path / "on" / "swin_micro_calib.pth")["calibration"]["passes"]
+    assert one["name"] == "equalize" and one["kept"] and one["sqnr_db"][1] > one["sqnr_db"][0] + 5
+    off = run("calibrate", *flags, tmp_path / "off", "--no-equalize")
+    assert off.code == 0 and "passes" not in card_of(tmp_path / "off" / "swin_micro_calib.pth")["calibration"]
+    before = torch.load(planted, weights_only=True)["model"]
+    kept = weights_of(tmp_path / "off" / "swin_micro_calib.pth")
+    assert all(torch.equal(kept[key], before[key]) for key in kept if key in before)
+
+
+def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
+    run, micro, planted, pictures, tmp_path, card_of
+):
+    flags = ["--cfg", micro / "swin.yaml", "--resume", planted, "--data-path", pictures, "--calib", "--no-eval",
+             "--num-calib-batch", 1, "--calib-batchsz", 8, "--int8-mode", 1, "--device", "cpu",
+             "--calib-output-path"]  # fmt: skip
+    assert run("main.py", *flags, tmp_path / "plain").code == 0
+    assert "passes" not in card_of(tmp_path / "plain" / "swin_micro_calib.pth")["calibration"]
+    assert run("main.py", *flags, tmp_path / "asked", "--passes", "fast").code == 0
+    assert len(card_of(tmp_path / "asked" / "swin_micro_calib.pth")["calibration"]["passes"]) > 1
+
+
+def test_two_ranks_find_what_one_finds(run, forked, float_flags, recipe, card_of, tmp_path):
+    flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode1", "--no-eval", "--passes", recipe]
+    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
+    ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two")
+    assert [done.code for done in ends] == [0, 0], ends
+    one, two = (tmp_path / folder / "swin_micro_calib.pth" for folder in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    assert without_seconds(card_of(one)) == without_seconds(card_of(two))
+
+
+def test_figures_compare_with_the_float_file_that_the_user_had(run, float_flags, recipe, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "qdq", "--wprec", 4, "--aprec", 4]
+    assert run("calibrate", *flags, "--output", tmp_path / "plain").code == 0
+    done = run("calibrate", *flags, "--passes", recipe, "--output", tmp_path / "mine")
+    assert done.code == 0, done
+    plain, mine = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("plain", "mine"))
+    original = [result for result in mine["results"] if result["weights"] == "original"]
+    assert original[0]["loss"] == plain["results"][0]["loss"] and original[0]["precision"] == "float32"
+    quantized = next(result for result in mine["results"] if result["policy"])
+    assert quantized["weights"] == "ptq" and quantized["agreement"] is not None
+    assert "corrected" in done.out
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--passes", "slow"], "fast"),
+        (["--passes", "fast", "--no-equalize"], "leave one of them out"),
+        (["--passes", "fast", "--policy", "float"], "quantizes nothing"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
+    done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags)
+    assert message in done.error(2)

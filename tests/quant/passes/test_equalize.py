@@ -1,0 +1,120 @@
+"""Equalization: factors by closed form, the function of the float network, planted outliers."""
+
+import copy
+
+import pytest
+import torch
+
+from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.policy import dequantize, quantize
+from tests.outliers import plant
+
+PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads")]
+
+
+@pytest.fixture
+def images():
+    return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture
+def pieced():
+    def make(model, images):
+        return Workpiece(model, images.split(8), units=units_of(model), exchanges=exchanges_of(model),
+                         outputs=outputs_of(model))  # fmt: skip
+
+    return make
+
+
+def logits(model, images):
+    with torch.inference_mode():
+        return model(images)
+
+
+def worth(model, images, expected):
+    calibrate(model, images.split(8))
+    quantize(model)
+    found = logits(model, images)
+    dequantize(model)
+    return distance(found, expected)[1]
+
+
+def test_factors_balance_both_sides_at_half_strength():
+    size, other = torch.tensor([8.0, 2.0, 0.5]), torch.tensor([0.5, 2.0, 8.0])
+    found = factors(size, other, 0.5, relative=False)
+    assert torch.allclose(size / found, other * found, rtol=1e-2)
+
+
+def test_factors_at_full_strength_make_channels_equal():
+    size = torch.tensor([100.0, 1.0, 0.1, 1.0])
+    assert torch.allclose(size / factors(size, None, 1.0), torch.ones(4, dtype=torch.float64), rtol=1e-2)
+
+
+def test_a_channel_of_zeros_keeps_its_size():
+    assert factors(torch.tensor([0.0, 4.0, 4.0]), None, 1.0)[0] == 1
+    assert factors(torch.zeros(3), torch.ones(3), 0.5).tolist() == [1, 1, 1]
+
+
+def test_last_bits_of_a_measurement_do_not_matter():
+    size = torch.rand(64) + 0.1
+    assert torch.equal(factors(size, None, 0.7), factors(size * (1 + 2**-22), None, 0.7))
+
+
+@pytest.mark.parametrize("kind, where", PLACES)
+def test_planted_outliers_keep_the_function_and_are_found(kind, where, tiny_model, images, pieced, use_policy):
+    model = tiny_model(kind)
+    clean = outliers(pieced(model, images))
+    before = logits(model, images)
+    plant(model, where, 100)
+    assert torch.allclose(logits(model, images), before, atol=1e-3)
+    found = outliers(pieced(model, images))
+    assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
+
+
+@pytest.mark.parametrize("kind, where", PLACES)
+def test_planted_outliers_are_cured_in_the_same_function(kind, where, tiny_model, images, pieced, use_policy):
+    model = use_policy(tiny_model(kind), "ft-mode1")
+    expected = logits(model, images)
+    unplanted = worth(model, images, expected)
+    plant(model, where, 100)
+    planted = worth(model, images, expected)
+    run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    assert torch.allclose(logits(model, images), expected, atol=1e-3)
+    cured = worth(model, images, expected)
+    assert planted < unplanted - 5 and cured > unplanted - 1.5
+
+
+def test_no_unit_is_worse(tiny_model, images, pieced, use_policy):
+    model = use_policy(tiny_model("swin"), "qdq")
+    expected = logits(model, images)
+    before = worth(model, images, expected)
+    run(pieced(model, images), EqualizeOptions())
+    assert worth(model, images, expected) > before - 0.5
+
+
+def test_where_nothing_stands_out_nothing_is_changed(tiny_model, images, pieced, use_policy):
+    model = use_policy(tiny_model("swinv2"), "ft-mode1")
+    calibrate(model, images.split(8))
+    before = copy.deepcopy(model.state_dict())
+    assert run(pieced(model, images), EqualizeOptions(only_outliers=True)) == "no unit gains"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("pictures", [torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)])
+def test_constant_pictures_and_one_picture_do_no_harm(pictures, tiny_model, pieced, use_policy):
+    model = use_policy(tiny_model("swin"), "ft-mode1")
+    expected = logits(model, pictures)
+    calibrate(model, [pictures])
+    run(pieced(model, pictures), EqualizeOptions())
+    assert torch.allclose(logits(model, pictures), expected, atol=1e-3)
+
+
+def test_a_layer_without_a_bias_takes_no_offset(tiny_model):
+    model = tiny_model("swin", QKV_BIAS=False)
+    for exchange in exchanges_of(model):
+        assert not (exchange.offset and exchange.into and "norm1" in exchange.shown.name)
+        assert exchange.before, "an exchange with nothing to change is left out"

@@ -1,0 +1,63 @@
+"""Recipes of passes: what is read, and what is refused in one line."""
+
+import pytest
+
+from swin_quant.base.errors import UsageError
+from swin_quant.quant.names import PASSES
+from swin_quant.quant.passes import passes
+from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
+
+
+def test_every_shipped_recipe_is_read_and_survives_being_written():
+    for name in builtin_passes():
+        steps = load_passes(name)
+        assert steps and steps_of([step.to_dict() for step in steps]) == steps
+
+
+def test_every_pass_has_options_with_defaults():
+    assert tuple(passes()) == PASSES
+    assert [step.name for step in steps_of(list(PASSES))] == list(PASSES)
+
+
+def test_options_are_as_they_are_told():
+    assert steps_of([{"name": "equalize", "alpha": [0.6, 1]}])[0].options.alpha == (0.6, 1.0)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("equalize", "must be a list"),
+        ([{"alpha": 0.5}], "pass 1: must be the name of a pass"),
+        (["equalise"], "there is no pass 'equalise', only equalize"),
+        ([{"name": "equalize", "strength": 1}], "unknown key 'strength'"),
+        ([{"name": "equalize", "alpha": "much"}], "alpha"),
+        ([{"name": "equalize", "alpha": [2.0]}], "at most 1"),
+        ([{"name": "bias_correction", "pictures": 0}], "at least 1"),
+        ([{"name": "bias_correction", "sequential": "maybe"}], "sequential"),
+        ([7], "pass 1: must be the name of a pass"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(given, message):
+    with pytest.raises(UsageError) as caught:
+        steps_of(given, "mine.yaml")
+    assert message in str(caught.value) and str(caught.value).startswith("mine.yaml") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("- equalize", "mapping with the key passes"),
+        ("passes: [equalize]\nnaem: x", "unknown key 'naem'"),
+        ("", "passes"),
+    ],
+)
+def test_a_file_is_checked(text, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        load_passes(str(file))
+
+
+def test_a_name_that_is_no_recipe_is_refused():
+    with pytest.raises(UsageError, match="fast"):
+        load_passes("fsat")
