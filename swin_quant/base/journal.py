@@ -2,13 +2,23 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import finite, read_json, write_json
 from swin_quant.base.progress import log
+from swin_quant.base.schema import checked
+
+
+@dataclass(frozen=True)
+class JournalFile:
+    """What is in the file."""
+
+    subject: dict[str, Any]
+    entries: dict[str, Any]
 
 
 class Journal:
@@ -22,24 +32,41 @@ class Journal:
         self.entries: dict[str, Any] = self._earlier()
         self.found = len(self.entries)
 
-    def remember(self, name: str, measure: Callable[[], Any]) -> Any:
-        """What `measure()` gave, now or in an earlier run: plain data."""
-        if name not in self.entries:
-            self.entries[name] = json.loads(json.dumps(finite(measure())))
-            self.write()
-        return self.entries[name]
+    def remember(self, name: str, kind: Any, measure: Callable[[], Any]) -> Any:
+        """What `measure()` gave, now or in an earlier run: plain data of a `kind` (`schema.checked`)."""
+        known = self.known(name, kind)
+        return self.keep({name: measure()}, kind)[name] if known is None else known
 
-    def write(self) -> None:
+    def known(self, name: str, kind: Any) -> Any:
+        """What was kept, None if nothing was, or nothing of that kind."""
+        try:
+            return checked(kind, self.entries[name], str(self.path), name) if name in self.entries else None
+        except SwinQuantError as error:
+            log.warning("%s; measured anew", error)
+            return None
+
+    def keep(self, results: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+        """Write results down; they come back as plain data."""
+        plain = {name: json.loads(json.dumps(finite(value))) for name, value in results.items()}
+        self.entries |= plain
         write_json(self.path, {"subject": self.subject, "entries": self.entries})
+        return {name: checked(kind, value, str(self.path), name) for name, value in plain.items()}
 
     def _earlier(self) -> dict[str, Any]:
         if not self.path.exists():
             return {}
         try:
-            content = read_json(self.path, "journal")
-            if content["subject"] == self.subject and isinstance(content["entries"], dict):
-                return dict(content["entries"])
-            log.warning("%s: is of another run: begun anew", self.path)
-        except (SwinQuantError, TypeError, KeyError) as error:
-            log.warning("%s: begun anew: %s", self.path, error)
-        return {}
+            content = read_journal(self.path)
+        except SwinQuantError as error:
+            log.warning("%s; begun anew", error)
+            return {}
+        if content.subject != self.subject:
+            log.warning("%s: is of another run; begun anew", self.path)
+            return {}
+        return content.entries
+
+
+def read_journal(path: str | os.PathLike[str]) -> JournalFile:
+    """A journal's file. SwinQuantError where it is none."""
+    found: JournalFile = checked(JournalFile, read_json(path, "journal"), str(path))
+    return found

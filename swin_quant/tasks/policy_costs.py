@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from swin_quant.base.progress import log, track
 from swin_quant.bench.cpu import features, usable_cores
 from swin_quant.bench.interleave import Timing, interleave
 from swin_quant.bench.runner import Contender
+from swin_quant.cards.records import LossRecord
 from swin_quant.cards.versions import versions
 from swin_quant.data.loader import default_workers, load_batches
 from swin_quant.data.preprocess import Preprocess
@@ -93,6 +94,13 @@ class Measuring:
         return self.folder / f"{self.name}.journal.json"
 
 
+class LayerNoise(TypedDict):
+    """The nodes of a layer, and the power of the noise that they bring alone, over that of the logits."""
+
+    nodes: list[str]
+    error: float
+
+
 class Measured:
     """What is measured, once: losses by fake-quant, milliseconds on the engine; all of it in the journal."""
 
@@ -126,18 +134,20 @@ class Measured:
         apply_policy(self.model, self.asked.start)
         if not enabled_nodes(self.model):
             raise UsageError(f"policy {self.asked.start.name} quantizes nothing: there is nothing to leave float")
-        alone = self.journal.remember("layers alone", self._alone)
-        kinds = self._kinds(alone)
+        kinds = self._kinds()
         saved = self._saved(kinds)
-        counts = {kind: len(layers) for kind, layers in kinds.items()}
-        of = {layer: saved[kind] / counts[kind] for kind, layers in kinds.items() for layer in layers}
-        return [Unit(name, tuple(nodes), error, of[name]) for name, (nodes, error) in alone.items()]
+        of = {layer: saved[kind] / len(layers) for kind, layers in kinds.items() for layer in layers}
+        return [Unit(name, tuple(layer["nodes"]), layer["error"], of[name]) for name, layer in self.layers.items()]
+
+    @cached_property
+    def layers(self) -> dict[str, LayerNoise]:
+        """The layers of the base policy by name."""
+        found: dict[str, LayerNoise] = self.journal.remember("layers alone", dict[str, LayerNoise], self._alone)
+        return found
 
     def policy(self, off: frozenset[str]) -> Policy:
         """The base with these layers left float."""
-        nodes = [
-            node for name, (nodes, _) in self.journal.entries["layers alone"].items() if name in off for node in nodes
-        ]
+        nodes = [node for name, layer in self.layers.items() if name in off for node in layer["nodes"]]
         if not nodes:
             return self.asked.start
         mine = f"{self.asked.start.name} less {len(off)} layers"
@@ -146,8 +156,9 @@ class Measured:
 
     def loss(self, policy: Policy) -> Loss:
         """Of the model in fake-quant under a policy."""
-        found: dict[str, Any] = self.journal.remember(f"loss {policy.sha256}", partial(self._loss, policy))
-        return Loss(**{key: math.inf if value is None else value for key, value in found.items()})
+        found: LossRecord = self.journal.remember(f"loss {policy.sha256}", LossRecord, partial(self._loss, policy))
+        sqnr = math.inf if found["sqnr_db"] is None else found["sqnr_db"]
+        return Loss(sqnr, found["kl"], found["agreement"], found["drop"])
 
     def nodes_on(self, policy: Policy) -> int:
         apply_policy(self.model, policy)
@@ -155,31 +166,40 @@ class Measured:
 
     def milliseconds(self, policies: Sequence[Policy]) -> dict[str, float]:
         """Of a batch on the engine, by the policy's name; timed together, in turns."""
-        missing = [policy for policy in policies if f"ms {policy.sha256}" not in self.journal.entries]
-        missing = [policy for policy in missing if self.nodes_on(policy)]
-        if missing:
-            ratios = self._timed({policy.sha256: policy for policy in missing})
-            for sha256, ratio in ratios.items():
-                self.journal.entries[f"ms {sha256}"] = ratio * self.base_ms
-            self.journal.write()
-        known = {policy.name: self.journal.entries.get(f"ms {policy.sha256}") for policy in policies}
-        return {name: self.float_ms if ms is None else ms for name, ms in known.items()}
+        some = {policy.sha256: policy for policy in policies if self.nodes_on(policy)}
+        missing = {sha256: policy for sha256, policy in some.items() if self._known_ms(sha256) is None}
+        ratios = self._timed(missing)
+        self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, float)
+        return {p.name: self._known_ms(p.sha256) or 0.0 if p.sha256 in some else self.float_ms for p in policies}
 
     @property
     def base_ms(self) -> float:
-        return float(self.journal.remember("ms of all", lambda: self._reference()[0]))
+        return self._reference[0]
 
     @property
     def float_ms(self) -> float:
-        return float(self.journal.remember("ms of float", lambda: self.base_ms * self._reference()[1]))
+        return self._reference[1]
 
-    def _alone(self) -> dict[str, Any]:
+    @cached_property
+    def _reference(self) -> tuple[float, float]:
+        """Milliseconds with all on, and with all float."""
+        found: tuple[float, float] = self.journal.remember("ms of all and none", tuple[float, float], self._extremes)
+        return found
+
+    def _known_ms(self, sha256: str) -> float | None:
+        known: float | None = self.journal.known(f"ms {sha256}", float)
+        return known
+
+    def _alone(self) -> dict[str, LayerNoise]:
         apply_policy(self.model, self.asked.start)
         blocks = blocks_of(self.model)
         some = list(enumerate(self.batches[: max(1, 64 // len(self.batches[0]))]))
         tell = partial(_bar, "what each layer costs")
         found = sensitivity(self.model, some, blocks, tell=tell, kinds=(LAYER,))
-        return {group.name: [list(group.nodes), 10 ** (-group.alone.sqnr_db / 10)] for group in found.groups}
+        return {
+            group.name: LayerNoise(nodes=list(group.nodes), error=10 ** (-group.alone.sqnr_db / 10))
+            for group in found.groups
+        }
 
     def _loss(self, policy: Policy) -> dict[str, float]:
         apply_policy(self.model, policy)
@@ -192,34 +212,30 @@ class Measured:
         dequantize(self.model)
         return asdict(totals.loss())
 
-    def _kinds(self, layers: Mapping[str, Any]) -> dict[str, list[str]]:
+    def _kinds(self) -> dict[str, list[str]]:
         """Layers of equal name and equal shapes, which cost the same on any engine."""
         apply_policy(self.model, self.asked.start)
         side = self.asked.cfg.DATA.IMG_SIZE
-        shapes = {row.name: row.shape for row in list_nodes(self.model, (1, *self.batches[0].shape[1:2], side, side))}
+        shapes = {row.name: row.shape for row in list_nodes(self.model, (1, self.batches[0].shape[1], side, side))}
         kinds: dict[str, list[str]] = {}
-        for layer, (nodes, _) in layers.items():
-            kind = f"{layer.rpartition('.')[2]} {[shapes[node] for node in nodes]}"
+        for layer, noise in self.layers.items():
+            kind = f"{layer.rpartition('.')[2]} {[shapes[node] for node in noise['nodes']]}"
             kinds.setdefault(kind, []).append(layer)
         return kinds
 
     def _saved(self, kinds: Mapping[str, list[str]]) -> dict[str, float]:
         """Kind -> milliseconds that the engine is faster with all of its layers quantized."""
-        policies = {kind: self.policy(frozenset(layers)) for kind, layers in kinds.items()}
-        left = {kind: policy for kind, policy in policies.items() if f"kind {kind}" not in self.journal.entries}
+        known = {kind: self.journal.known(f"kind {kind}", float) for kind in kinds}
+        left = {kind: self.policy(frozenset(kinds[kind])) for kind, ms in known.items() if ms is None}
         some = {kind: policy for kind, policy in left.items() if self.nodes_on(policy)}
-        for kind, ratio in self._timed(some).items():
-            self.journal.entries[f"kind {kind}"] = (ratio - 1) * self.base_ms
-        for kind in left.keys() - some.keys():  # the only kind there is
-            self.journal.entries[f"kind {kind}"] = self.float_ms - self.base_ms
-        self.journal.write()
-        return {kind: self.journal.entries[f"kind {kind}"] for kind in kinds}
+        found = {kind: (ratio - 1) * self.base_ms for kind, ratio in self._timed(some).items()}
+        found |= {kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()}  # the only kind there is
+        self.journal.keep({f"kind {kind}": ms for kind, ms in found.items()}, float)
+        return {kind: ms for kind, ms in known.items() if ms is not None} | found
 
-    def _reference(self) -> tuple[float, float]:
-        """Milliseconds with all on, and how many times that float takes."""
+    def _extremes(self) -> tuple[float, float]:
         timings = self._interleaved({_ALL_ON: self.asked.start, _FLOAT: None})
-        base = timings[_ALL_ON]
-        return _ms(base), _ratio(timings[_FLOAT], base)
+        return _ms(timings[_ALL_ON]), _ms(timings[_FLOAT])
 
     def _timed(self, policies: Mapping[str, Policy]) -> dict[str, float]:
         """How many times the milliseconds of all on each takes: by their best rounds."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json, sha256_of
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of
+from swin_quant.base.journal import read_journal
 from swin_quant.base.progress import log
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
@@ -99,8 +100,7 @@ def search(asked: PolicySearch) -> SearchResult:
     met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
     found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
     atomic_write_bytes(asked.place, _as_yaml(found, units, left_float.get(best, frozenset())))
-    bench.journal.entries[asked.found] = found.sha256
-    bench.journal.write()
+    bench.journal.keep({asked.found: found.sha256}, str)
     log.info("policy: %s", asked.place)
     return SearchResult(found, asked.place, tuple(sorted(candidates, key=lambda one: one.ms)), bench.pictures, met)
 
@@ -108,13 +108,12 @@ def search(asked: PolicySearch) -> SearchResult:
 def found_before(asked: PolicySearch) -> Policy | None:
     """What an earlier search found for the same checkpoint, engine and budget; None where there is nothing."""
     try:
-        journal = read_json(asked.of.journal, "journal") if asked.of.journal.is_file() else {}
-        policy = load_policy(str(asked.place)) if asked.place.is_file() else None
+        journal, policy = read_journal(asked.of.journal), load_policy(str(asked.place))
     except SwinQuantError:
         return None
-    subject, entries = journal.get("subject", {}), journal.get("entries", {})
+    subject = journal.subject
     same = subject.get("checkpoint") == sha256_of(asked.of.checkpoint) and subject.get("batch") == asked.of.batch
-    return policy if policy and same and entries.get(asked.found) == policy.sha256 else None
+    return policy if same and journal.entries.get(asked.found) == policy.sha256 else None
 
 
 def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:

@@ -11,16 +11,16 @@ def test_a_result_is_kept_for_the_next_run(tmp_path):
     calls = []
     for _ in range(2):
         journal = Journal(tmp_path / "x.json", {"checkpoint": "abc", "sizes": (1, 2)})
-        assert journal.remember("a", lambda: calls.append(1) or {"ms": 1.5, "none": float("nan")}) == {
-            "ms": 1.5, "none": None}  # fmt: skip
+        measured = lambda: calls.append(1) or {"ms": 1.5, "none": float("nan")}  # noqa: E731
+        assert journal.remember("a", dict[str, float | None], measured) == {"ms": 1.5, "none": None}
     assert calls == [1] and journal.found == 1
 
 
 def test_what_raises_leaves_what_was_there(tmp_path):
     journal = Journal(tmp_path / "x.json", {})
-    journal.remember("a", lambda: 1)
+    journal.remember("a", int, lambda: 1)
     with pytest.raises(KeyboardInterrupt):
-        journal.remember("b", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        journal.remember("b", int, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert Journal(tmp_path / "x.json", {}).entries == {"a": 1}
 
 
@@ -31,4 +31,11 @@ def test_another_run_s_or_a_damaged_file_is_begun_anew(tmp_path, caplog, content
     (tmp_path / "x.json").write_text(content)
     journal = Journal(tmp_path / "x.json", {})
     assert journal.entries == {} and "begun anew" in caplog.text
-    assert journal.remember("a", lambda: 1) == 1
+    assert journal.remember("a", int, lambda: 1) == 1
+
+
+def test_what_is_of_another_kind_is_measured_anew(tmp_path, caplog):
+    Journal(tmp_path / "x.json", {}).keep({"a": "fast"}, str)
+    journal = Journal(tmp_path / "x.json", {})
+    assert journal.remember("a", float, lambda: 1.5) == 1.5 and "a must be a number, not 'fast'" in caplog.text
+    assert Journal(tmp_path / "x.json", {}).known("a", float) == 1.5
