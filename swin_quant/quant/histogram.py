@@ -50,6 +50,19 @@ class Histogram:
         self.counts, self.exponent = counts, exponent
 
 
+def add_sides(below: Histogram, above: Histogram, values: Tensor, low: float, high: float) -> None:
+    """Count finite `values` (any shape) from `low` to `high`: the magnitudes of those below zero, and all others."""
+    below.widen(exponent_above(max(-low, 0.0)))
+    above.widen(exponent_above(max(high, 0.0)))
+    values = values.flatten().float()
+    negative = values < 0
+    scale = torch.where(negative, -BINS / 2.0**below.exponent, BINS / 2.0**above.exponent)
+    bins = values.mul(scale).to(torch.int64).add_(negative, alpha=BINS)  # one pass: to split the values costs more
+    counts = torch.bincount(bins, minlength=2 * BINS)
+    above.counts += counts[:BINS]
+    below.counts += counts[BINS:]
+
+
 def exponent_above(value: float) -> int:
     """The smallest exponent e, within bounds, with value < 2**e."""
     return max(math.frexp(value)[1], _SMALLEST_EXPONENT) if value else _SMALLEST_EXPONENT

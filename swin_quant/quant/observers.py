@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.histogram import Histogram
+from swin_quant.quant.histogram import Histogram, add_sides
 from swin_quant.quant.statistics import Statistics, of_sides
 
 
@@ -39,10 +39,7 @@ class ActivationObserver:
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
         if self.below is not None and self.above is not None:
-            values = _subset(by_picture, self.values_per_picture)
-            negative = values < 0
-            self.below.add(values[negative].neg(), max(-low, 0.0))
-            self.above.add(values[~negative], max(high, 0.0))
+            add_sides(self.below, self.above, _subset(by_picture, self.values_per_picture), low, high)
 
     @property
     def largest(self) -> float:
