@@ -33,12 +33,17 @@ def grid_between(low: float, high: float, levels: int) -> tuple[int, int]:
     return -zero_point, levels - zero_point
 
 
+def is_symmetric(qmin: int, qmax: int) -> bool:
+    """Whether a grid is as long below zero as above, or a level longer."""
+    return -qmin - qmax in (0, 1)
+
+
 def lowest_inside(amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """The lower end of what is not clipped, where `amax` is the upper one.
 
     pytorch-quantization's -amax on a signed grid, whatever the level below it; else that of the grid.
     """
-    return -amax if -qmin - qmax in (0, 1) else amax * (qmin / qmax)
+    return -amax if is_symmetric(qmin, qmax) else amax * (qmin / qmax)
 
 
 @torch.library.custom_op("swin_quant::fake_quant", mutates_args=())

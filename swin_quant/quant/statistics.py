@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swin_quant.quant.fake_quant import is_symmetric
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -55,7 +57,7 @@ def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
     """
     step = amax / qmax
     sides = [(statistics, amax)]
-    if -qmin - qmax not in (0, 1):
+    if not is_symmetric(qmin, qmax):
         sides = list(zip(statistics.both_sides(), (-qmin * step, amax), strict=True))
     signal = noise = 0.0
     for side, end in sides:

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor
 from swin_quant.quant.fake_quant import (
     TINY_AMAX,
     fake_quant,
+    is_symmetric,
     lowest_inside,
     lsq_scale,
     quantize_dequantize,
@@ -65,7 +66,7 @@ class _Eager(torch.autograd.Function):
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if learned else None
         scale = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         factor = torch.where(amax > TINY_AMAX, scale, 0.0)
-        low = lowest_inside(amax, qmin, qmax)
+        low = None if is_symmetric(qmin, qmax) else lowest_inside(amax, qmin, qmax)
         blocks, saturated = _blocks(x, amax.dim()), []
         buffers = [torch.empty(x[blocks[0]].shape, dtype=torch.float32, device=x.device) for _ in range(2)]
         for block in blocks:
@@ -73,7 +74,7 @@ class _Eager(torch.autograd.Function):
             levels, other = buffers if block == () else (buffer[: len(part)] for buffer in buffers)
             values = part if part.dtype == torch.float32 else other.copy_(part)
             torch.div(values, scale, out=levels)
-            saturated.append(outside := _outside(values, low, amax))
+            saturated.append(outside := _outside(values, low, amax, other))
             if learned:
                 unrounded = _zero(other.copy_(levels), outside)
             levels.round_().clamp_(qmin, qmax)
@@ -122,12 +123,19 @@ def _is_real(x: Tensor) -> bool:
     return x.device.type == "cpu" and not isinstance(x, FakeTensor)
 
 
-def _outside(values: Tensor, low: Tensor, amax: Tensor) -> Tensor:
-    """Values < low or > amax: flat positions int64 [few] on a CPU; a mask elsewhere: a GPU would be waited for."""
+def _outside(values: Tensor, low: Tensor | None, amax: Tensor, room: Tensor) -> Tensor:
+    """Values < low (None: -amax) or > amax: flat positions int64 [few] on a CPU; elsewhere a mask, which needs no wait.
+
+    `room` is a tensor like `values` to work in: a storage that numpy has seen cannot be freed, as a sharded weight's
+    must be.
+    """
+    seen = torch.abs(values, out=room) if low is None else room.copy_(values)
     if not _is_real(values):
-        return (values > amax) | (values < low)
-    seen = values.numpy()  # torch's own takes five times as long
-    return torch.from_numpy(np.flatnonzero((seen > amax.numpy()) | (seen < low.numpy())))
+        return seen > amax if low is None else (seen > amax) | (seen < low)
+    beyond = seen.numpy() > amax.numpy()
+    if low is not None:
+        beyond |= seen.numpy() < low.numpy()
+    return torch.from_numpy(np.flatnonzero(beyond))  # torch's own takes five times as long
 
 
 def _zero(values: Tensor, outside: Tensor) -> Tensor:

@@ -128,3 +128,11 @@ def test_inside_a_graph_it_is_one_node():
 
     program = torch.export.export(Node(), (torch.randn(3),))
     assert sum("fake_quant" in str(node.target) for node in program.graph.nodes) == 1
+
+
+@pytest.mark.parametrize("grid", [(-128, 127), (-14, 241)])
+def test_a_storage_can_be_freed_afterwards_as_a_sharded_weight_s_is(grid):
+    x = torch.randn(1000).requires_grad_()
+    simulate(x, torch.tensor(1.0), *grid)
+    x.untyped_storage().resize_(0)
+    assert x.untyped_storage().size() == 0
