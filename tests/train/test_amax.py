@@ -75,6 +75,53 @@ def test_learned_ranges_are_parameters_of_the_chosen_nodes_only(made, which, rol
     assert keeper.after_epoch(1)["amax_drift"] > 0.1
 
 
+def with_zero_points(model):
+    for name, node in enabled_nodes(model).items():
+        node.symmetric = not name.endswith("mlp.fc2._input_quantizer")
+    return {name: node for name, node in enabled_nodes(model).items() if not node.symmetric}
+
+
+def test_learned_ranges_with_a_zero_point_are_both_ends_of_it(made):
+    model, _ = made()
+    nodes = with_zero_points(model)
+    grids, amax = {name: node.grid for name, node in nodes.items()}, ranges(model)
+    keeper = RangeKeeper(model, Ranges(mode="learned", weights=False), 4, lambda: IMAGES)
+    learned = {name for name, parameter in model.named_parameters() if name.endswith(("_amax", "_bounds"))}
+    assert learned >= {f"{name}._bounds" for name in nodes} and not learned & {f"{name}._amax" for name in nodes}
+    model.train()(IMAGES[0]).square().sum().backward()
+    optimizer = torch.optim.Adam([node.bounds for node in nodes.values()], 0.05)
+    optimizer.step()
+    keeper.after_step()
+    assert {name: node.grid for name, node in nodes.items()} == grids, "zero points stay"
+    row = keeper.after_epoch(1)
+    assert row["amax_drift"] > 0 and 0 < row["clipped_share"] < 0.1
+    with torch.no_grad():
+        before = model.eval()(IMAGES[0])
+        keeper.settle(model)
+        assert torch.equal(model(IMAGES[0]), before)
+    assert all(torch.equal(node.amax, amax[name]) for name, node in nodes.items()), "what was calibrated stays"
+    assert {name: node.grid for name, node in nodes.items()} == grids
+
+
+def test_reestimated_ranges_with_a_zero_point_follow_the_weights(made):
+    model, _ = made()
+    nodes = with_zero_points(model)
+    keeper = RangeKeeper(model, Ranges(mode="reestimated", every_epochs=1, until=1.0), 4, lambda: IMAGES)
+    before = {name: node.bounds.clone() for name, node in nodes.items()}
+    move_weights(model)
+    keeper.after_epoch(1)
+    assert all(not torch.equal(node.bounds, before[name]) for name, node in nodes.items())
+
+
+def test_clipped_shares_count_both_ends(made):
+    model, _ = made()
+    nodes = with_zero_points(model)
+    for node in nodes.values():
+        node.bounds = (-0.05, 1e3)
+    shares = clipped_shares(model, IMAGES)
+    assert all(0.1 < shares[name] < 0.9 for name in nodes), "GELU's values below -0.05"
+
+
 def test_reestimated_ranges_follow_on_schedule(made):
     model, keeper = made(mode="reestimated", every_epochs=2, until=0.5, activations=False)
     before = ranges(model)

@@ -13,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import quantize
+from swin_quant.quant.policy import enabled_nodes, quantize
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.job import Job
@@ -315,10 +315,13 @@ def test_without_validation_the_last_weights_are_the_result(job):
 
 
 def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_policy=None, **keys):
+    mode, _, zero_points = mode.partition(" with ")
     recipe = replace(recipe, amax=Ranges(mode=mode, batches=2, **keys))
     made = job(recipe, kind, folder, snapshot=snapshot)
     calibrate(made.model, [batch for batch in made.batches.sample(2)], Method("max"))
     use_policy(made.model, "ft-mode1")
+    for name, node in enabled_nodes(made.model).items():
+        node.symmetric = not (zero_points and name.endswith("mlp.fc2._input_quantizer"))
     quantize(made.model)
     keeper = RangeKeeper(made.model, recipe.amax, recipe.epochs, lambda: made.batches.sample(2))
     made.after_step, made.after_epoch = keeper.after_step, keeper.after_epoch
@@ -326,7 +329,7 @@ def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_p
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize("mode", ["frozen", "learned", "reestimated"])
+@pytest.mark.parametrize("mode", ["frozen", "learned", "learned with zero points", "reestimated"])
 def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy, mode, kind):
     recipe = replace(RECIPE, ema=0.9, save_minutes=1e-9)
     whole, keeper = qat(job, mode, recipe, "whole", kind, use_policy=use_policy)

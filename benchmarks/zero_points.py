@@ -1,0 +1,263 @@
+"""What zero points gain, and cost: writes docs/results/zero_points.md.
+
+    python benchmarks/zero_points.py choose --data-path DIR            (training pictures: behind policy `cpu`)
+    python benchmarks/zero_points.py accuracy --data-path DIR          (the 5,000 of `val`, on both engines)
+    python benchmarks/zero_points.py saturation --data-path DIR        (OpenVINO held to AVX2, 1,000 of `val`)
+    python benchmarks/zero_points.py latency --data-path DIR           (on a machine that does nothing else)
+
+DIR is CIFAR-10 as zip files and maps. Each keeps what it measured in `--work`; the page is made of all that is there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results" / "zero_points.md"
+MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
+FC2, SOFTMAX = "*.mlp.fc2._input_quantizer", "*.attn.matmul_a_input_quantizer"
+ALL = ("role:gemm_input",)
+# Title -> policy that it builds on (without zero points), and what gets one.
+VARIANTS = {
+    "linears": ("symmetric", ()),
+    "linears, fc2": ("symmetric", (FC2,)),
+    "linears, all inputs": ("symmetric", ALL),
+    "qdq": ("qdq", ()),
+    "qdq, fc2": ("qdq", (FC2,)),
+    "qdq, fc2 and softmax": ("qdq", (FC2, SOFTMAX)),
+    "qdq, all inputs": ("qdq", (*ALL, "role:matmul_input")),
+}
+METHODS = ("percentile", "mse", "max")
+ENGINES = ("openvino", "onnxruntime")
+WAYS = {"symmetric": [], "zero point in front of fc2": [FC2], "at every linear": list(ALL)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("choose", "accuracy", "saturation", "latency"))
+    parser.add_argument("--data-path", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("out/zero_points"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # of a process: model, engine, pictures
+    args = parser.parse_args()
+    if args.one:
+        name, engine, pictures = args.one
+        print(json.dumps(measured(args, name, engine, int(pictures), batch=100, rounds=1)))
+        return
+    args.work.mkdir(parents=True, exist_ok=True)
+    rows = {"choose": choose, "accuracy": accuracy, "saturation": saturation, "latency": latency}[args.what](args)
+    (args.work / f"{args.what}.json").write_text(json.dumps(rows))
+    write_page(args.work)
+
+
+def symmetric():
+    """Linears alone, one range a row for weights, no zero point: policy `cpu` of before."""
+    from swin_quant.quant.policy import policy_from_dict
+
+    rules = [{"enable": "role:gemm_input"}, {"enable": "role:gemm_weight", "granularity": "per-channel"}]
+    return policy_from_dict({"name": "symmetric", "rules": rules}, "benchmark")
+
+
+def chosen(base: str, selectors):
+    from swin_quant.quant.policies import load_policy
+
+    policy = symmetric() if base == "symmetric" else load_policy(base)
+    return policy.asymmetric(*selectors) if selectors else policy
+
+
+def choose(args: argparse.Namespace) -> list[list[str]]:
+    """80 training pictures calibrate, 1,024 others are scored by fake-quant."""
+    import torch
+
+    from swin_quant.checkpoint import load_float
+    from swin_quant.config import load_config
+    from swin_quant.data.loader import load_batches
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.data.sampling import chunks, sample
+    from swin_quant.data.sources import open_pictures
+    from swin_quant.engines.difference import difference
+    from swin_quant.models import build_model
+    from swin_quant.quant.calibration import Method, observe, set_ranges
+    from swin_quant.quant.policy import apply_policy, dequantize, quantize
+
+    rows = []
+    for name in MODELS:
+        cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
+        model = build_model(cfg)
+        load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
+        pictures = open_pictures(str(args.data_path), "train", zip_mode=True, cache_mode="no", num_classes=10)
+        picked = sample(len(pictures), 2048, 0)
+        seen, others = (
+            list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, size)))
+            for indices, size in ((picked[:80], 8), (picked[1024:], 64))
+        )
+
+        def logits(model=model, others=others):
+            with torch.inference_mode():
+                return torch.cat([model(batch.images) for batch in others])
+
+        expected, calibration = logits(), observe(model, [batch.images for batch in seen])
+        for title, (base, selectors) in VARIANTS.items():
+            found = []
+            for method in METHODS:
+                apply_policy(model, chosen(base, selectors))
+                set_ranges(model, calibration, Method(method))
+                quantize(model)
+                near = difference(logits(), expected)
+                dequantize(model)
+                found += [f"{near['sqnr_db']:.1f}", f"{near['agreement']:.1f}"]
+            rows.append([name, title, *found])
+            print(*rows[-1], sep=" | ", flush=True)
+    return rows
+
+
+def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]:
+    """Way -> the exported file; each is made once, as is the calibrated checkpoint."""
+    source, data = ROOT / "examples" / "checkpoints" / name, ["--data-path", args.data_path, "--zip"]
+    calibrated = args.work / f"{name}_calib.pth"
+    if not calibrated.with_suffix(".json").exists():
+        told = ["--policy", "qdq", "--no-eval", "--output", args.work]
+        swin_quant("calibrate", "--cfg", f"{source}.yaml", "--checkpoint", f"{source}.safetensors", *data, *told)
+    made = {}
+    for way, selectors in WAYS.items():
+        for suffix, more in (("", []), (", safe", ["--saturation-safe"])):
+            folder = args.work / engine / f"{way}{suffix}".replace(" ", "_")
+            made[way + suffix] = folder / f"{name}_int8_{engine}.onnx"
+            if not made[way + suffix].exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "policy.yaml").write_text(
+                    json.dumps(chosen("symmetric", selectors).to_dict())
+                )  # JSON is YAML
+                told = ["--for", engine, "--policy", folder / "policy.yaml", "--output", folder, *more]
+                swin_quant("export", "--checkpoint", calibrated, *told)
+    return made
+
+
+def measured(
+    args: argparse.Namespace, name: str, engine: str, pictures: int, batch: int, rounds: int
+) -> dict[str, Any]:
+    """Way -> its row beside the float model."""
+    from swin_quant.backends.registry import engine_named
+    from swin_quant.bench import pictures as shown
+    from swin_quant.bench.measure import BenchPlan, measure
+    from swin_quant.bench.runner import Contender
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.paths import card_path
+    from swin_quant.engines.options import EngineOptions
+    from swin_quant.report.bench import as_json
+    from swin_quant.tasks.lineup import REFERENCE
+    from swin_quant.tasks.loaders import artifact_engine, torch_engine
+
+    files, checkpoint = prepare(args, name, engine), args.work / f"{name}_calib.pth"
+    config = RunCard.read(card_path(checkpoint)).config
+    contenders = [Contender(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
+    for way, file in files.items():
+        load = partial(artifact_engine, str(file), engine_named(engine), EngineOptions(args.threads))
+        contenders.append(Contender(way, load, None, None if way == "symmetric" else "symmetric"))
+    scored = shown.load(str(checkpoint), str(args.data_path), "val", True, pictures)
+    plan = BenchPlan((batch,), rounds, 1.0 if rounds > 1 else 0.001, args.threads)
+    rows = json.loads(as_json(measure(name, contenders, plan, config["DATA"]["IMG_SIZE"], scored)))["rows"]
+    return {row["contender"]: row for row in rows if row["contender"] in files}
+
+
+def accuracy(args: argparse.Namespace) -> list[list[str]]:
+    return scores(args, 5000, {"this one": {}})
+
+
+def saturation(args: argparse.Namespace) -> list[list[str]]:
+    return scores(args, 1000, {"AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}, ("openvino",))
+
+
+def scores(
+    args: argparse.Namespace, pictures: int, cpus: dict[str, dict[str, str]], engines=ENGINES
+) -> list[list[str]]:
+    """dB, agreement and top-1 of each way; oneDNN reads its variable once, so each CPU is a process."""
+    rows = []
+    for name in MODELS:
+        for engine in engines:
+            prepare(args, name, engine)
+            for cpu, environment in cpus.items():
+                one = [
+                    sys.executable,
+                    __file__,
+                    args.what,
+                    "--data-path",
+                    str(args.data_path),
+                    "--work",
+                    str(args.work),
+                ]
+                told = [*one, "--threads", str(args.threads), "--one", name, engine, str(pictures)]
+                done = subprocess.run(told, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
+                for way, row in json.loads(done.stdout).items():
+                    figures = [f"{row['sqnr_db']:.1f}", f"{row['agreement']:.2f}", f"{row['acc1']:.2f}"]
+                    rows.append([name, engine, cpu, way, *figures])
+                    print(*rows[-1], sep=" | ", flush=True)
+    return rows
+
+
+def latency(args: argparse.Namespace) -> list[list[str]]:
+    rows = []
+    for name in MODELS:
+        for engine in ENGINES:
+            for batch in (1, 8):
+                for way, row in measured(args, name, engine, 64, batch, rounds=20).items():
+                    if "safe" not in way:
+                        speedup = f"{row['speedup']:.3f}" if row["speedup"] else ""
+                        rows.append([name, engine, str(batch), way, f"{row['p50_ms']:.2f}", speedup])
+                        print(*rows[-1], sep=" | ", flush=True)
+    return rows
+
+
+SECTIONS = {
+    "choose": (
+        "On training pictures, by fake-quant",
+        "80 training pictures calibrate, 1,024 others are scored. *linears*: weights and inputs of linears, one range "
+        "a row for weights. *fc2*: a zero point behind GELU.",
+        ["model", "policy", *(f"{method}: {figure}" for method in METHODS for figure in ("dB", "agree %"))],
+    ),
+    "accuracy": (
+        "On the 5,000 pictures of `val`, on the engines",
+        "80 training pictures calibrate, by percentile; dB (SQNR of the logits) and agreement are with the float "
+        "model. *safe*: `--saturation-safe`.",
+        ["model", "engine", "CPU", "linears", "dB", "agree %", "acc@1"],
+    ),
+    "saturation": (
+        "On a CPU without VNNI",
+        "1,000 pictures of `val`, OpenVINO held to AVX2 by ONEDNN_MAX_CPU_ISA, where products saturate.",
+        ["model", "engine", "CPU", "linears", "dB", "agree %", "acc@1"],
+    ),
+    "latency": (
+        "Latency",
+        "Milliseconds of a batch (median), and how many times as fast as without zero points.",
+        ["model", "engine", "batch", "linears", "ms", "speedup"],
+    ),
+}
+
+
+def write_page(work: Path) -> None:
+    """All sections that were measured."""
+    lines = [
+        "# Zero points",
+        "",
+        "Micro Swins of examples/checkpoints. Written by `python benchmarks/zero_points.py`.",
+        "",
+    ]
+    for what, (title, words, columns) in SECTIONS.items():
+        kept = work / f"{what}.json"
+        if kept.exists():
+            lines += [f"## {title}", "", words, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+            lines += [f"| {' | '.join(row)} |" for row in json.loads(kept.read_text())] + [""]
+    PAGE.write_text("\n".join(lines))
+
+
+def swin_quant(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"], check=True)
+
+
+if __name__ == "__main__":
+    main()
