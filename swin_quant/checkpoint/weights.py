@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.ranges import SUFFIX
+from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.sources import local_file
 
@@ -24,6 +24,11 @@ class Weights:
 def is_calibrated(state: Mapping[str, Tensor]) -> bool:
     """Whether a state_dict carries any calibrated range."""
     return any(key.endswith(SUFFIX) for key in state)
+
+
+def knows_ends(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether a calibrated checkpoint has both ends of its ranges, which zero points need."""
+    return any(key.endswith(BOUNDS) for key in read_weights(checkpoint).state)
 
 
 Checkpoint = str | os.PathLike[str] | Weights

@@ -49,6 +49,7 @@ class Mlp(nn.Module):
         self.fc1 = QuantLinear(dim, hidden)
         self.act = nn.GELU()
         self.fc2 = QuantLinear(hidden, dim)
+        self.fc2._input_quantizer.role = Role.ONE_SIDED_INPUT
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ _SETTING = ("bits", "granularity", "narrow_range", "symmetric")
 _LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
+ROLES["gemm_input"] |= {Role.ONE_SIDED_INPUT}
 Selector = Annotated[
     str,
     Must(
@@ -90,6 +91,11 @@ class Policy:
         """Of the rules, in hexadecimal."""
         return sha256_of_data(self.to_dict()["rules"])
 
+    @property
+    def has_zero_points(self) -> bool:
+        """Whether a rule gives activations one."""
+        return any(rule.symmetric is False for rule in self.rules)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a policy file; `policy_from_dict` reads it back."""
         given = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
@@ -151,7 +157,8 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
     settings = {name: Setting() for name in roles}
     for i, rule in enumerate(policy.rules, 1):
         where = f"policy {policy.name}: rule {i}"
-        on, off, named = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable, rule.nodes))
+        on, off = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable))
+        named = _matches(rule.nodes, roles, where, may_lack=True)
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
         told = {key: getattr(rule, key) for key in _SETTING}
@@ -168,11 +175,13 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
     return settings
 
 
-def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) -> dict[str, None]:
+def _matches(
+    selectors: Sequence[str], roles: Mapping[str, Role], where: str, may_lack: bool = False
+) -> dict[str, None]:
     """Names that any selector matches, in model order.
 
     A model may have no node of a role, as one without attention has no matmul inputs: that is an error only if the
-    other selectors name nothing either.
+    other selectors name nothing either, unless the model `may_lack` them all.
     """
     found: set[str] = set()
     absent = ""
@@ -185,7 +194,7 @@ def _matches(selectors: Sequence[str], roles: Mapping[str, Role], where: str) ->
         if not names and not selector.startswith("role:"):
             break
         found |= names
-    if absent and (not found or not absent.startswith("role:")):
+    if absent and not (absent.startswith("role:") and (found or may_lack)):
         raise UsageError(f"{where}: selector {absent!r} names no node of this model; see `swin-quant nodes`")
     return {name: None for name in roles if name in found}
 

@@ -34,6 +34,7 @@ class Role(str, Enum):
     """Where in a network a node sits; policies select by it, architectures declare it."""
 
     GEMM_INPUT = "gemm_input"
+    ONE_SIDED_INPUT = "one_sided_input"  # of a GEMM, too: behind GELU or ReLU, where half of a symmetric grid is idle
     GEMM_WEIGHT = "gemm_weight"
     GEMM_OUTPUT = "gemm_output"
     MATMUL_INPUT = "matmul_input"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.distance import FIGURES, Loss, Totals, decibels, distance, noise
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
-from swin_quant.quant.quantizer import Quantizer, State
+from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.replay import recorded, replayed
 from swin_quant.quant.watch import watching
 
@@ -58,15 +58,14 @@ def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages
     """Every node; those of a layer, a block, a stage, by their names; those of a role."""
     found: list[Group] = [(NODE, name, (name,)) for name in nodes]
     layers: dict[str, list[str]] = {}
-    roles: dict[str, list[str]] = {}
-    for name, node in nodes.items():
+    for name in nodes:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
-        roles.setdefault(f"role:{node.role.value}", []).append(name)
     found += [(LAYER, layer, tuple(names)) for layer, names in layers.items()]
     for kind, places in ((BLOCK, blocks), (STAGE, stages)):
         inside = {place: tuple(name for name in nodes if name.startswith(f"{place}.")) for place in places}
         found += [(kind, place, names) for place, names in inside.items() if names]
-    return found + [(ROLE, role, tuple(names)) for role, names in roles.items()]
+    roles = {role: tuple(name for name, node in nodes.items() if node.role in ROLES[role.value]) for role in Role}
+    return found + [(ROLE, f"role:{role.value}", names) for role, names in roles.items() if names]
 
 
 def sensitivity(

@@ -1,6 +1,6 @@
 """From a calibrated checkpoint to an artifact: the model of its run card, the policy of the target, the exporter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
+from swin_quant.checkpoint.weights import knows_ends
 from swin_quant.config import from_dict
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
@@ -51,7 +52,7 @@ def export_checkpoint(
         raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
     told = exporter_options(backend, precision, options or {})
     card = card_of(str(checkpoint))
-    chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card)
+    chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card, checkpoint)
     used = without_saturation(chosen) if saturation_safe else chosen
     model, card = model_and_card(checkpoint, card, cfg, used)
     if saturation_safe and not set(at_risk(backend)) & set(safe_on(model)):
@@ -63,11 +64,12 @@ def export_checkpoint(
     return function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told), model
 
 
-def policy_for(target: str, card: RunCard | None) -> Policy:
+def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:
     """The policy of a target where the user names none.
 
     One that the checkpoint was trained under stays, and one of the user's own, whatever it is called. FasterTransformer
-    takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes.
+    takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes. One of
+    before zero points did not find both ends of them: for such a `checkpoint` it is the best without.
     """
     exports = targets()[target].exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
@@ -79,7 +81,7 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
             raise UsageError(f"‹backend› {target} needs the policy {' or '.join(fitting)}, {has}: give ‹policy›")
         return own
     if own is None or (is_ours and not (card and card.training)):
-        return load_policy(fitting[0])
+        return _best([load_policy(name) for name in fitting], target, checkpoint)
     if is_ours and own.name not in fitting:
         log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
                     own.name, target, fitting[0])  # fmt: skip
@@ -87,6 +89,16 @@ def policy_for(target: str, card: RunCard | None) -> Policy:
         log.warning("policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
                     described(own), own.name, own.name)  # fmt: skip
     return own
+
+
+def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:
+    best, *others = fitting
+    if checkpoint is None or not best.has_zero_points or knows_ends(checkpoint):
+        return best
+    usable = next((policy for policy in others if not policy.has_zero_points), best)
+    log.warning("policy %s: ranges of before zero points lack an end; calibrate again for %s, which %s runs best",
+                usable.name, best.name, target)  # fmt: skip
+    return usable
 
 
 def model_and_card(

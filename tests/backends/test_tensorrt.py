@@ -187,6 +187,15 @@ def test_artifacts_of_other_backends_are_refused(trt10, exported):
         load(artifact, ON_GPU)
 
 
+def test_a_graph_with_zero_points_is_refused_by_name(trt10, exported):
+    model = graph()
+    for tensor in model.graph.initializer:
+        if tensor.name == "layers.0.blocks.0.mlp.fc2.zero":
+            tensor.CopyFrom(numpy_helper.from_array(np.array(14, np.uint8), tensor.name))
+    with pytest.raises(UsageError, match=r"no zero points.*blocks.0.mlp.fc2._input_quantizer.*export --for tensorrt"):
+        make_plan(exported(model), BuildOptions())
+
+
 def test_an_int8_graph_in_a_float32_body_is_refused_unless_asked_for(trt10, exported, caplog):
     artifact = exported(graph(body=np.float32))
     with pytest.raises(UsageError, match="float32.*slower than a float16 model: `export --for tensorrt`"):

@@ -13,6 +13,7 @@ from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.backends.registry import targets
+from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.deployed import labels_in
@@ -169,6 +170,20 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target):
     built_in = policy_for(target, RunCard("x", {}, {}, policy=load_policy("ft-mode1").to_dict()))
     assert built_in.name in targets()[target].exports.policies
     assert policy_for(target, None) == built_in
+
+
+def test_ranges_of_before_zero_points_get_the_best_policy_without(run, own, tmp_path):
+    state = torch.load(own, weights_only=True)
+    torch.save({key: value for key, value in state.items() if not key.endswith("_bounds")}, own)
+    card = json.loads(own.with_suffix(".json").read_text())
+    card["checkpoint"]["sha256"] = sha256_of(own)
+    own.with_suffix(".json").write_text(json.dumps(card))
+    words = ("export", "--checkpoint", own, "--for", "openvino", "--output", tmp_path / "new")
+    done = run(*words)
+    assert "policy qdq: ranges of before zero points lack an end; calibrate again for cpu" in done.err
+    assert exported(done).card.policy["rules"] == load_policy("qdq").to_dict()["rules"]
+    error = run(*words, "--policy", "cpu").error(1)
+    assert "without the lower end" in error and "mlp.fc2._input_quantizer" in error and "calibrate" in error
 
 
 MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._weight_*"]}]}

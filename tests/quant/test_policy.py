@@ -71,6 +71,22 @@ def test_zero_points_are_for_activations(tiny_model):
         policy_from_dict({"name": "x", "rules": [{"disable": "*", "symmetric": False}]}, "x")
 
 
+def test_cpu_has_a_zero_point_behind_gelu(tiny_model):
+    for name in ("cpu", "cpu-amx"):
+        model = tiny_model("swinv2", PRETRAINED_WINDOW_SIZES=[0] * 4)
+        apply_policy(model, load_policy(name))
+        asymmetric = {name for name, node in enabled_nodes(model).items() if not node.symmetric}
+        assert asymmetric == {name for name in enabled_nodes(model) if name.endswith("mlp.fc2._input_quantizer")}
+        assert asymmetric and load_policy(name).has_zero_points
+
+
+def test_a_model_without_gelu_takes_cpu_too():
+    settings = decide(load_policy("cpu"), {"fc._input_quantizer": Role.GEMM_INPUT, "w": Role.GEMM_WEIGHT})
+    assert settings["fc._input_quantizer"].enabled and settings["fc._input_quantizer"].symmetric
+    with pytest.raises(UsageError, match="'role:one_sided_input' names no node"):
+        decide(Policy("x", (Rule(enable=("role:one_sided_input",)),)), {"fc._input_quantizer": Role.GEMM_INPUT})
+
+
 def test_what_a_policy_was_known_by_stays():
     """A key that a policy does not use does not change its hash."""
     assert {name: load_policy(name).sha256[:8] for name in ("ft-mode1", "ft-mode2", "qdq", "tensorrt")} == {

@@ -8,6 +8,7 @@ from swin_quant.backends.onnx_inspect.attention import Verdict
 from swin_quant.backends.onnx_inspect.gemms import Gemm, wrong_axis
 from swin_quant.backends.onnx_inspect.graph import Graph
 
+NOT_SYMMETRIC = "not symmetric int8"
 ALL: tuple[str, ...] = ()  # every engine that reads ONNX
 _TRT_FACTS = "TensorRT documentation, explicit quantization"
 _TRT_OPSETS = range(9, 26)
@@ -154,7 +155,7 @@ RULES: tuple[PlacementRule, ...] = (
          "export at 17 to 20", "measured with 1.31.1; onnxruntime#25526, #29192"),
     PlacementRule("computed scale", ALL, _computed_scales,
          "a scale or zero point is not a constant: the Q/DQ pair stays an op of its own", _TRT_FACTS),
-    PlacementRule("not symmetric int8", ("tensorrt",), _not_symmetric,
+    PlacementRule(NOT_SYMMETRIC, ("tensorrt",), _not_symmetric,
          "only int8 with zero point 0 is taken", _TRT_FACTS),
     PlacementRule("asymmetric matmul", ("openvino",), _asymmetric_attention,
          "attention matmuls of asymmetric inputs fall back to float32", "measured with 2026.4.1"),

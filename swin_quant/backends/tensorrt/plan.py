@@ -7,6 +7,7 @@ from pathlib import Path
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
 from swin_quant.backends.onnx_inspect import Inspection, inspect_model
+from swin_quant.backends.onnx_inspect.rules import NOT_SYMMETRIC
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
@@ -82,6 +83,11 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
         raise UsageError(
             f"{file.path}: what is not int8 in this graph is float32, so TensorRT would run it in float32, slower than "
             "a float16 model: `export --for tensorrt` (float16 body), or give ‹allow_float32›"
+        )
+    if zero_points := [finding.nodes for finding in report.findings if finding.rule == NOT_SYMMETRIC]:
+        raise UsageError(
+            f"{file.path}: TensorRT takes no zero points, and this graph has them at {listed(zero_points[0], 2)}: "
+            "`export --for tensorrt`"
         )
     if report.body == "float32" and not report.pairs[0]:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
