@@ -79,6 +79,7 @@ def main() -> None:
         ("openvino", "qdq", "bfloat16"),
         ("onnxruntime", "cpu", None),
         ("onnxruntime", "qdq", None),
+        ("onnxruntime", "onnxruntime", None),
     ):
         told = replace(card, policy=load_policy(policy).to_dict())
         artifact = exported(model, told, args.work / policy, OnnxOptions(target=target))

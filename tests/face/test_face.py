@@ -140,7 +140,7 @@ def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
     assert (exported.load()(images) - model(images)).abs().mean() < 0.02  # verify's tolerance
     again = sq.artifact(exported.file)
     assert torch.equal(again.load("onnxruntime")(images), exported.load()(images))
-    assert "policy qdq" in repr(again)
+    assert "policy onnxruntime" in repr(again)
 
 
 def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, val, pictures, tmp_path):

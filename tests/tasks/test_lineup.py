@@ -89,7 +89,7 @@ def test_two_of_a_name_are_told_apart(names, exported, first):
 
 def test_a_checkpoint_is_exported_for_the_engines_asked_for(names, first, tmp_path):
     found, _ = names([str(first)], ["onnxruntime"])
-    assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 qdq"]
+    assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 onnxruntime"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["onnxruntime_float", "onnxruntime_int8"]
 
 
