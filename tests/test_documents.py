@@ -33,6 +33,7 @@ QUICK = {
     "bench": ["--rounds", "1", "--seconds", "0.01", "--batch", "1"],
     "calibrate my.pth": ["--pictures", "4"],
     "sensitivity": ["--pictures", "4"],
+    "search": ["--pictures", "4", "--rounds", "1", "--seconds", "0.01", "--min-sqnr", "-99"],
     "train": ["--epochs", "1", "--batch", "32"],
     "finetune": ["--epochs", "1", "--batch", "32"],
     "ft front-door --train": ["--num-epochs", "1", "--batch-size", "32"],
