@@ -430,5 +430,8 @@ def test_find_config_suggests_what_is_close(tmp_path):
     assert "swin_tiny_patch4_window7_224," in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(UsageError, match="and 24 more"):
         find_config("resnet?")
+    with pytest.raises(UsageError, match="there is swin_tiny_[^ ]*window7_224") as error:
+        find_config("swin_tini")
+    assert "digits" not in str(error.value)
     with pytest.raises(UsageError, match="no such file or shipped configuration: _base"):
         find_config("_base")

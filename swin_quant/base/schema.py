@@ -164,11 +164,11 @@ class _Reading:
         """The values of a record's fields, by name."""
         content, (known, optional) = self._of(Mapping, data, key, "a mapping"), fields_of(kind)
         prefix = f"{key}." if key else ""
+        surplus = sorted(prefix + _shown(name) for name in content if name not in known)
+        if surplus and self.unknown is None:  # before what is lacking: it may be that, misspelt
+            self.refuse(unknown_key(surplus[0], [prefix + name for name in known]))
         if lacking := sorted(prefix + name for name in known.keys() - optional - content.keys()):
             self.refuse(f"lacks {listed(lacking)}")
-        surplus = sorted(prefix + _shown(name) for name in content if name not in known)
-        if surplus and self.unknown is None:
-            self.refuse(unknown_key(surplus[0], [prefix + name for name in known]))
         if self.unknown is not None:
             self.unknown.extend(surplus)
         return {name: self.value(known[name], content[name], prefix + name) for name in known if name in content}

@@ -23,7 +23,10 @@ def find_config(name_or_path: str | Path) -> Path:
     if str(name_or_path) in shipped:
         return shipped[str(name_or_path)]
     name = Path(name_or_path).name.removesuffix(".yaml")
-    close = difflib.get_close_matches(name, shipped, n=3) or list(shipped)
+    families = {known.split("_patch")[0] for known in shipped}
+    near = difflib.get_close_matches(name.split("_patch")[0], families, n=1)
+    alike = [known for known in shipped if known.split("_patch")[0] in near]
+    close = difflib.get_close_matches(name, alike, n=3) or alike or list(shipped)
     raise UsageError(f"no such file or shipped configuration: {name_or_path}; there is {listed(close)}")
 
 

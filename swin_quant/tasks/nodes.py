@@ -4,7 +4,7 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.cards.lineage import card_of
-from swin_quant.checkpoint import load_calibrated
+from swin_quant.checkpoint import load_calibrated, load_float, read_weights
 from swin_quant.config import architecture
 from swin_quant.models import build_model
 from swin_quant.quant.listing import NodeRow, list_nodes
@@ -12,7 +12,10 @@ from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
 
 
 def nodes_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None = None) -> list[NodeRow]:
-    """Every node of the model that `cfg` describes; `policy` None: that of the checkpoint's run card."""
+    """Every node of the model that `cfg` describes; `policy` None: that of the checkpoint's run card.
+
+    Those of a float checkpoint have no ranges.
+    """
     with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
     card = card_of(checkpoint) if checkpoint else None
@@ -21,5 +24,6 @@ def nodes_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None 
     if policy is not None:
         apply_policy(model, policy)
     if checkpoint:
-        load_calibrated(model, checkpoint)
+        weights = read_weights(checkpoint)
+        (load_calibrated if weights.source.calibrated else load_float)(model, weights)
     return list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))

@@ -327,7 +327,7 @@ BAD = {
     "unknown key": (["--set", "optimizer.speed=1"], 2, "unknown key 'optimizer.speed'"),
     "no value": (["--set", "optimizer.lr"], 2, "--set takes KEY=VALUE"),
     "LR 0": (["--lr", 0], 2, "optimizer.lr is 0"),
-    "LR NaN": (["--lr", "nan"], 2, "optimizer.lr is nan"),
+    "LR NaN": (["--lr", "nan"], 2, "optimizer.lr must be a number"),
     "LR below 0": (["--set", "optimizer.lr=-1"], 2, "optimizer.lr is -1"),
     "no such recipe": (["--recipe", "fastest"], 2, "no recipe 'fastest'"),
     "distil without teacher": (["--distill"], 2, "--distill needs --teacher"),
@@ -360,7 +360,7 @@ def test_bad_input_is_one_line(run, qat_flags, case, tmp_path, micro, pictures):
 def test_a_recipe_with_a_fault_names_file_and_key(run, qat_flags, tmp_path):
     for text, says in (
         ("epoch: 2\n", "unknown key 'epoch'; did you mean epochs?"),
-        ("optimizer: {lr: .nan}\n", "lr is nan"),
+        ("optimizer: {lr: .nan}\n", "optimizer.lr must be a number, not nan"),
     ):
         (tmp_path / "bad.yaml").write_text(text)
         line = run("finetune", *qat_flags, "--recipe", tmp_path / "bad.yaml").error(2)
