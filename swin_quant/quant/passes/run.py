@@ -105,7 +105,8 @@ _Values = dict[str, Tensor]
 def _state(model: nn.Module) -> _Values:
     """Weights and ranges, copied."""
     ranges = {f"{name}._amax": node.known_amax for name, node in named_nodes(model).items()}
-    values = {**dict(model.named_parameters()), **ranges}
+    ends = {f"{name}._bounds": node.bounds for name, node in named_nodes(model).items() if node.bounds is not None}
+    values = {**dict(model.named_parameters()), **ranges, **ends}
     return {name: value.detach().clone() for name, value in values.items()}
 
 
@@ -118,7 +119,7 @@ def _restore(model: nn.Module, state: _Values) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(state[name])
     for name, node in named_nodes(model).items():
-        node.amax = state[f"{name}._amax"]
+        node.amax, node.bounds = state[f"{name}._amax"], state.get(f"{name}._bounds")
 
 
 def _agree(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, grid, quantize_dequantize
+from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.quantizer import Quantizer, Role, State
 
@@ -43,29 +43,40 @@ class Trial:
                 node.amax = _alive(layer.weight.detach().abs().max())  # type: ignore[operator]
         for node in self.nodes:
             if isinstance(node.observer, _Sample):
-                node.amax = _alive(node.observer.range_for(node, self.method))
+                node.observer.set_range(node, self.method)
 
 
 class _Sample:
-    """An observer that keeps some values, and the largest magnitude."""
+    """An observer that keeps some values, and both ends."""
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
-        self.largest = torch.zeros(())
+        self.low = self.high = torch.zeros(())
 
     def __call__(self, x: Tensor) -> None:
         flat = x.detach().reshape(-1).float()
         spacing = max(1, flat.numel() // _VALUES) | 1  # odd: shapes are full of powers of two
         self.values.append(flat[::spacing])
-        self.largest = torch.maximum(self.largest, torch.stack(torch.aminmax(flat)).abs().max())
+        low, high = torch.aminmax(flat)
+        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
-    def range_for(self, node: Quantizer, method: str | None) -> Tensor:
-        if method == "max" or not self.values or self.largest <= TINY_AMAX:
-            return self.largest
-        values, candidates = torch.cat(self.values), self.largest * _CANDIDATES.to(self.largest.device)
-        rows = values.expand(len(candidates), -1)
-        rounded = quantize_dequantize(rows, candidates[:, None], *grid(node.bits, node.narrow_range))
-        return candidates[int((rounded - rows).square().sum(1).argmin())]
+    def set_range(self, node: Quantizer, method: str | None) -> None:
+        """Give `node` its range; one with a zero point is cut to that range at either end."""
+        largest = torch.maximum(-self.low, self.high)
+        candidates = (
+            largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
+        )
+        values, errors = torch.cat(self.values) if self.values else largest[None], []
+        for amax in candidates:
+            self._give(node, amax)
+            errors.append((quantize_dequantize(values, node.tensor_range, *node.grid) - values).square().sum())
+        self._give(node, candidates[int(torch.stack(errors).argmin())])
+
+    def _give(self, node: Quantizer, amax: Tensor) -> None:
+        node.amax = amax = _alive(amax)
+        if not node.symmetric:
+            ends = torch.stack([torch.maximum(self.low, -amax), torch.minimum(self.high, amax)])
+            node.bounds = ends if ends[1] - ends[0] > TINY_AMAX else torch.stack([-amax, amax])
 
 
 def _alive(amax: Tensor) -> Tensor:
@@ -111,12 +122,12 @@ def copied(unit: nn.Module) -> dict[str, Tensor]:
 @contextmanager
 def keeping(nodes: Sequence[Quantizer]) -> Iterator[None]:
     """Inside, nodes may be set at will; afterwards ranges are as before, and all nodes are off."""
-    before = [node.amax for node in nodes]
+    before = [(node.amax, node.bounds) for node in nodes]
     try:
         yield
     finally:
-        for node, amax in zip(nodes, before, strict=True):
-            node.state, node.observer, node.amax = State.OFF, None, amax
+        for node, (amax, bounds) in zip(nodes, before, strict=True):
+            node.state, node.observer, node.amax, node.bounds = State.OFF, None, amax, bounds
 
 
 def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
