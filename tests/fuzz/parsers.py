@@ -52,9 +52,10 @@ from swin_quant.data.zip import ZipPictures
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.histogram import BINS
+from swin_quant.quant.passes.recipe import load_passes
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
-from swin_quant.quant.statistics import Statistics
+from swin_quant.quant.statistics import Statistics, of_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report.formats import FORMATS
 from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
@@ -265,7 +266,8 @@ def statistics() -> list[Files]:
     rng = np.random.default_rng(0)
     rows = {name: Statistics(rng.integers(0, 9, BINS), 0.5, 0.5 * BINS) for name in NODES}
     sparse = {name: Statistics(np.eye(1, BINS, dtype=np.int64)[0], 2.0**-100, 0.0) for name in NODES}
-    return [{"x.stats.npz": statistics_bytes(found)} for found in (rows, sparse)]
+    sides = {name: of_sides(rows[name], sparse[name]) for name in NODES}
+    return [{"x.stats.npz": statistics_bytes(found)} for found in (rows, sparse, sides)]
 
 
 # Pictures
@@ -440,6 +442,7 @@ PARSERS = (
     Parser("policy", lambda: shipped("policies"), rules),
     Parser("configuration", configs, lambda folder: load_config(folder / "x.yaml")),
     Parser("recipe", lambda: shipped("recipes"), lambda folder: load_recipe(str(folder / "x.yaml"))),
+    Parser("recipe of passes", lambda: shipped("passes"), lambda folder: load_passes(str(folder / "x.yaml"))),
     Parser("zip and map", archives, read_archive),
     Parser("class names", labels, lambda folder: class_names(3, str(folder / "x.txt"))),
     Parser("PNG", lambda: pictures(*PNGS), see),
