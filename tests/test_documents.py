@@ -25,6 +25,7 @@ from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
+from swin_quant.models import registry as architectures
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAME, CLASSES = "swin_tiny_patch4_window7_224", ("cat", "dog", "fox")
@@ -189,6 +190,31 @@ def expanded(word):
 
 def test_every_group_of_commands_is_shown():
     assert all(f"swin-quant {group}" in README for group in GROUPS)
+
+
+def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeypatch):
+    """Its backend and its architecture, as they stand there, calibrated, exported, verified."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = re.findall(r"```python\n# (my_package/\w+\.py)\n(.*?)```", text, re.DOTALL)
+    assert len(files) == 4
+    for name, code in files:
+        (tmp_path / "site" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "site" / name).write_text(code)
+    install("mine = my_package:BACKEND")
+    install("mine_too = my_package.network:ARCHITECTURE", architectures.ENTRY_POINTS)
+    model = {"TYPE": "mine", "NAME": "mine", "NUM_CLASSES": 3}
+    Path("mine.yaml").write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
+    torch.save(build_model(load_config("mine.yaml")).state_dict(), "mine.pth")
+    sample = f"--data-path {pictures} --pictures 8 --batch 4 --policy qdq --half none --output out"
+    for line in (
+        f"calibrate mine.pth --cfg mine.yaml {sample}",
+        "export out/mine_calib.pth --for mine --output out",
+        f"verify out/mine.mine --data-path {pictures} --pictures 4",
+        f"evaluate out/mine.mine --data-path {pictures}",
+    ):
+        done = run(*line.split())
+        assert done.code == 0, (line, done)
 
 
 def test_the_python_of_the_readme(reader, monkeypatch, capsys):
