@@ -36,7 +36,9 @@ def recalibrate(
         ensure_writable_dir(output)
     before, searched, calibrated = _card_of(Path(statistics))
     checkpoint = checkpoint or str(calibrated_beside(statistics))
-    if sha256_of(checkpoint) not in [record["sha256"] for record in (before.source, calibrated) if record]:
+    changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights
+    counted_on = (calibrated,) if changed else (before.source, calibrated)
+    if sha256_of(checkpoint) not in [record["sha256"] for record in counted_on if record]:
         raise SwinQuantError(
             f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
         )
