@@ -1,6 +1,8 @@
 """OpenVINO runs what the file says, in the float type that was asked for, and reports what is int8."""
 
+import gc
 import os
+import signal
 import sys
 
 import numpy as np
@@ -28,6 +30,19 @@ def test_the_result_is_that_of_the_formulas(load, small_net, artifact_of, images
     net = small_net(int8=int8)
     engine = load(artifact_of(net, "int8" if int8 else "float32"), EngineOptions(threads=1))
     assert np.abs(engine(images).numpy() - net(images)).max() < 1e-3
+
+
+def test_a_signal_after_the_last_engine_has_gone_is_heard(load, small_net, artifact_of, images):
+    """On CPUs with AMX the library has signals come on a stack of its own, and used to take that with it."""
+    engine = load(artifact_of(small_net()))
+    engine(images)
+    del engine
+    gc.collect()
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+    signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert heard == [1]
 
 
 def test_results_do_not_change_under_the_caller(load, small_net, artifact_of, images):

@@ -1,9 +1,10 @@
 """OpenVINO on the CPU, for latency: one stream, and a graph compiled for each size of batch."""
 
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -40,7 +41,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     float_type = options.float_type or "float32"
     if float_type not in (able := float_types()):
         raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
-    core = openvino.Core()
+    core = _core(os.getpid())
     file = verified(artifact)
     graphs = _Graphs(core, file, float_type, options.threads)
     known = {
@@ -58,8 +59,18 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 def float_types() -> list[str]:
     """The types that this CPU runs float layers in."""
-    able = library("openvino", "openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    able = _core(os.getpid()).get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return [name for name, (_, capability) in HINTS.items() if capability in able]
+
+
+@cache
+def _core(process: int) -> Any:
+    """OpenVINO itself, for as long as the process lives.
+
+    On CPUs with AMX its CPU plugin gives the main thread a stack for signals, and frees that when the last Core goes:
+    the next signal (of a process that loads pictures and ends, for instance) would end the program.
+    """
+    return library("openvino", "openvino").Core()
 
 
 def precision_name(exported: str, float_type: str) -> str:
