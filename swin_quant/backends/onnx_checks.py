@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable
 
-OPSETS = range(17, 21)  # LayerNormalization is from 17; ONNX Runtime 1.31 cannot load Q/DQ of 21 and above
+OPSETS = range(17, 22)  # LayerNormalization is from 17; weights of INT4 need 21, whose other Q/DQ engines may not load
 MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25
 _SCALED = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
@@ -80,8 +80,10 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
     if any(size < 0 for size in tensor.dims):
         raise SwinQuantError(f"tensor {name} has a negative size")
     elements = math.prod(tensor.dims)
+    packed = 2 if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) else 1
+    units = -(-elements // packed)  # of a byte or more
     try:
-        expected = elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        expected = units * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:
         raise SwinQuantError(f"tensor {name} is of no known type") from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -90,7 +92,7 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
         held = len(tensor.raw_data)
     else:
         count = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
-        held = expected if count == elements else -1
+        held = expected if count == units else -1
     if held != expected:
         raise SwinQuantError(f"tensor {name} declares {listed(map(str, tensor.dims), 8)}, which is not what it holds")
     return None

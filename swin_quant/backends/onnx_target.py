@@ -15,7 +15,7 @@ class OnnxTarget:
     """What an ONNX file for an engine is like: `float_type` where none is asked for; whether it may be float16.
 
     `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
-    `symmetric`: the engine takes no zero points.
+    `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4.
     """
 
     name: str
@@ -23,6 +23,7 @@ class OnnxTarget:
     takes_float16: bool = False
     constants: bool = False
     symmetric: bool = False
+    int4: bool = False
 
 
 def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:
@@ -32,7 +33,7 @@ def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[
         export="swin_quant.backends.onnx.export:export",
         options="swin_quant.backends.onnx.options:OnnxOptions",
         policies=policies,
-        flags=("opset", "float_type", "batch", "labels"),
+        flags=("opset", "float_type", "batch", "labels", *(("int4_weights",) if target.int4 else ())),
         fixed={"target": target.name},
         detail=target,
         next_step=next_step,

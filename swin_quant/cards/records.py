@@ -86,16 +86,28 @@ class PassRecord(TypedDict):
 
 
 class BitsRecord(TypedDict, total=False):
-    """For how many bits ranges of activations were searched, how, and the passes behind it."""
+    """For how many bits ranges of activations were searched, how, and the passes behind it.
+
+    `node_methods`: of nodes whose method was chosen for them alone (calibrator auto), instead of that of their bits.
+    """
 
     bits: int
     other_bits: dict[str, int]
     methods: dict[str, str]
+    node_methods: dict[str, str]
     passes: list[PassRecord]
 
 
 class SearchRecord(_SearchRecord, BitsRecord):
     """How ranges were found in what was observed."""
+
+
+class AdviceRecord(TypedDict):
+    """What a calibration advises, in a sentence, and the nodes that it is about. `kind`: the rule (`quant.advice`)."""
+
+    kind: str
+    text: str
+    nodes: list[str]
 
 
 class _CalibrationRecord(SearchRecord):
@@ -118,11 +130,12 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
-    `passes` came after it, in this order.
+    `passes` came after it, in this order; `advice` is what was said at the end of it.
     """
 
     check: CheckRecord | None
     statistics: CheckpointRecord | None
+    advice: list[AdviceRecord]
 
 
 class RangesRecord(TypedDict):

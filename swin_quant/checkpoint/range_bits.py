@@ -37,11 +37,12 @@ def bits_record(model: nn.Module, method: Method) -> BitsRecord:
     """What a calibration record says of the bits of `model`'s activation nodes, its policy applied."""
     bits = {name: node.bits for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     most = Counter(bits.values()).most_common(1)[0][0]
-    return {
+    found: BitsRecord = {
         "bits": most,
         "other_bits": {name: count for name, count in bits.items() if count != most},
         "methods": {str(count): method.for_bits(count) for count in sorted(set(bits.values()))},
     }
+    return found if method.of_nodes is None else {**found, "node_methods": dict(method.of_nodes)}
 
 
 def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
@@ -69,7 +70,8 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
 
 def _calibrated(record: CalibrationRecord, name: str, bits: int | None) -> Origin:
     bits = record.get("other_bits", {}).get(name, record.get("bits", bits))
-    return Origin(record.get("methods", {}).get(str(bits), record["method"]), bits)
+    of_bits = record.get("methods", {}).get(str(bits), record["method"])
+    return Origin(record.get("node_methods", {}).get(name, of_bits), bits)
 
 
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:

@@ -32,7 +32,9 @@ calibrated), unless the card's is not a built-in one, by its rules, or is the on
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_export(parser)
     parser.add_argument("--for", dest="backend", required=True, choices=tuple(targets()), help="what is to run it")
-    parser.add_argument("--opset", type=whole, metavar="N", help="ONNX: 17 to 20 (default 20)")
+    parser.add_argument("--opset", type=whole, metavar="N", help="ONNX: 17 to 20 (default 20; 21 with --int4-weights)")
+    parser.add_argument("--int4-weights", action="store_true",
+                        help="ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
 
 
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     policy = load_policy(args.policy) if args.policy else None
     backend = targets()[args.backend]
     checks_itself = "check" in backend.exporting.flags
-    given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias")}
+    given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias", "int4_weights")}
     given["check"] = args.check and checks_itself
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
     artifact, model = export_checkpoint(

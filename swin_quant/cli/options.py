@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.cli.numbers import whole
-from swin_quant.quant.names import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
+from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -113,7 +113,8 @@ def add_original(parser: argparse.ArgumentParser) -> None:
 def add_calibrator(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("ranges")
     by_bits = ", ".join(f"{name} from {bits} bits on" for bits, name in BY_BITS.items())
-    group.add_argument("--calibrator", choices=CALIBRATORS, help=f"default: by a node's bits, {by_bits}")
+    group.add_argument("--calibrator", choices=(*CALIBRATORS, AUTO),
+                       help=f"default: by a node's bits, {by_bits}; auto: node by node, by its cost")  # fmt: skip
     group.add_argument("--percentile", type=float, metavar="P",
                        help=f"means the percentile calibrator (default {DEFAULT_PERCENTILE})")  # fmt: skip
     group.add_argument("--exact-histogram", action="store_true", help="count every value, not a sample of each picture")

@@ -44,7 +44,8 @@ def calibrate(
     """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
 
     The ranges are those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None
-    is the one that suits a node's bits. A warning says where the ranges lose the signal, and which method does better.
+    is the one that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where
+    the ranges lose the signal, and which method does better; `card.calibration` keeps all advice.
     `passes` come behind it: a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None
     evens out channels that stand out, where there are any; [] does nothing. SwinQuantError for NaN or infinity in
     weights or activations, naming the module.
@@ -118,6 +119,7 @@ def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
         beyond_half=calibration.beyond_half,
         check=None,
         statistics=None,
+        advice=[],
         **found_by(method, model.module, calibration),
     )
     return Found(calibration, record, method, some, kept)

@@ -5,9 +5,9 @@ ranges are those of the float model. Over several ranks the statistics are reduc
 bit-identical to those of one rank, and on a CPU to those of any size of batch (`alone`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.names import DEFAULT_PERCENTILE
+from swin_quant.quant.names import AUTO, DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.ranges import Range, method_for, search_bounds, search_range
@@ -33,18 +34,33 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class Method:
-    """How ranges are chosen: `name` None is the method that suits a node's bits.
+    """How ranges are chosen: `name` None is the method that suits a node's bits, as is AUTO until `choice` has looked.
 
-    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node.
+    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: nodes with a method of
+    their own, by name; None where nobody looked at each.
     """
 
     name: str | None = None
     percentile: float = DEFAULT_PERCENTILE
     exact: bool = False
+    of_nodes: Mapping[str, str] | None = field(default=None, hash=False)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the methods of nodes are still to be chosen."""
+        return self.name == AUTO
 
     def for_bits(self, bits: int) -> str:
-        """The method for a node of so many bits."""
-        return self.name or method_for(bits)
+        """The method for a node of so many bits, unless it has one of its own."""
+        return method_for(bits) if self.name in (None, AUTO) else str(self.name)
+
+    def for_node(self, name: str, bits: int) -> str:
+        """The method for the node `name`, of so many bits."""
+        return (self.of_nodes or {}).get(name) or self.for_bits(bits)
+
+    def alone(self, name: str | None) -> "Method":
+        """The method `name` for every node."""
+        return replace(self, name=name, of_nodes=None)
 
 
 @dataclass
@@ -52,6 +68,7 @@ class Calibration:
     """What a calibration found. `dead`: nodes that saw only zeros; `beyond_half`: whose values overflow float16.
 
     `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends where nobody kept signs.
+    `peaks`: the largest magnitude in each picture, sorted, of every activation node that a picture passes once.
     """
 
     pictures: int
@@ -59,6 +76,7 @@ class Calibration:
     largest: dict[str, float]
     dead: list[str] = field(default_factory=list)
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
+    peaks: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def beyond_half(self) -> list[str]:
@@ -105,7 +123,8 @@ def observe(
     statistics = {name: o.statistics() for name, o in observers.items() if o.histograms}
     largest = {name: observer.largest for name, observer in observers.items()}
     ends = {name: (observer.lowest, observer.highest) for name, observer in observers.items()}
-    return Calibration(pictures, statistics, largest, ends=ends)
+    peaks = {name: sorted(observer.peaks) for name, observer in observers.items() if len(observer.peaks) == pictures}
+    return Calibration(pictures, statistics, largest, ends=ends, peaks=peaks)
 
 
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
@@ -135,7 +154,7 @@ def search_ranges(
 
 
 def _search(calibration: Calibration, name: str, bits: int, method: Method) -> Range:
-    chosen, ends = method.for_bits(bits), calibration.ends.get(name)
+    chosen, ends = method.for_node(name, bits), calibration.ends.get(name)
     if chosen == "max":
         return Range(calibration.largest[name], ends)
     statistics = calibration.statistics[name]
@@ -188,6 +207,9 @@ def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: tor
     dist.all_reduce(ends, dist.ReduceOp.MAX)
     for observer, (low, high) in zip(observers.values(), ends.tolist(), strict=True):
         observer.lowest, observer.highest = -low, high
+    of_ranks = gather([[observer.peaks for observer in observers.values()]])
+    for observer, parts in zip(observers.values(), zip(*of_ranks, strict=True), strict=True):
+        observer.peaks = [peak for part in parts for peak in part]
     histograms = [histogram for observer in observers.values() for histogram in observer.histograms]
     if histograms:
         exponents = torch.tensor([histogram.exponent for histogram in histograms], device=device)

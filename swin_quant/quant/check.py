@@ -75,12 +75,12 @@ def check_ranges(
     if sqnr >= LOSS_DB or not nodes:
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
-        calibration = observe(model, [batch.images for batch in batches], replace(method, name="mse"))
+        calibration = observe(model, [batch.images for batch in batches], method.alone("mse"))
     ranges: dict[str, dict[str, Range]] = {}
     others: dict[str, float] = {}
     for name in RANGE_METHODS:
-        if any(method.for_bits(node.bits) != name for node in nodes.values()):
-            ranges[name] = search_ranges(model, calibration, replace(method, name=name), nodes)
+        if any(method.for_node(place, node.bits) != name for place, node in nodes.items()):
+            ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
             with _having(nodes, ranges[name]):
                 others[name] = distance(_quantized(model, batches), expected)[1]
     check = replace(check, others=others)

@@ -1,6 +1,7 @@
 """What users call calibrators, passes and modes, apart from the code behind them: a parser is built without torch."""
 
 CALIBRATORS = ("max", "percentile", "mse", "entropy")  # a file each in `range_methods`
+AUTO = "auto"  # each node by the one that costs what is behind it least (`choice`)
 PASSES = ("equalize", "bias_correction")  # a file each in `passes`
 DEFAULT_PERCENTILE = 99.99
 # The calibrator where none is asked for: that of the largest number of bits which a node reaches. Chosen on training

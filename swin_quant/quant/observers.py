@@ -25,6 +25,7 @@ class ActivationObserver:
         self.name = name
         self.pictures = 1
         self.lowest = self.highest = 0.0
+        self.peaks: list[float] = []  # the largest magnitude in each picture
         self.below = Histogram.empty(device) if histogram else None
         self.above = Histogram.empty(device) if histogram else None
         self.values_per_picture = values_per_picture
@@ -34,9 +35,11 @@ class ActivationObserver:
         if not x.numel():
             return
         by_picture = x.detach().reshape(self.pictures, -1)
-        low, high = torch.stack(torch.aminmax(by_picture)).tolist()
-        if not math.isfinite(high - low):
+        ends = torch.stack([end for picture in by_picture for end in torch.aminmax(picture)]).tolist()
+        if not math.isfinite(sum(ends)):
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
+        low, high = min(ends[::2]), max(ends[1::2])
+        self.peaks += [max(-least, most) for least, most in zip(ends[::2], ends[1::2], strict=True)]
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
         if self.below is not None and self.above is not None:
             add_sides(self.below, self.above, _subset(by_picture, self.values_per_picture), low, high)

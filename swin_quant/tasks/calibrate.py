@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
@@ -34,13 +34,17 @@ from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
+from swin_quant.quant.advice import Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate
-from swin_quant.quant.check import PICTURES, RUIN_DB, Check, CheckBatch, check_ranges
+from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
+from swin_quant.quant.names import AUTO
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.standouts import Standout
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
-from swin_quant.tasks.passes import PassPlan, improve
+from swin_quant.tasks.advice import told
+from swin_quant.tasks.passes import PassPlan, choose, improve, standing_out
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class CalibrationPlan:
         for field, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
             if value < 1:
                 raise UsageError(f"{field} {value}: must be at least 1")
-        if self.method.name not in (None, *RANGE_METHODS):
-            raise UsageError(f"‹calibrator› {self.method.name}: must be one of {', '.join(RANGE_METHODS)}")
+        if self.method.name not in (None, *RANGE_METHODS, AUTO):
+            raise UsageError(f"‹calibrator› {self.method.name}: must be one of {', '.join((*RANGE_METHODS, AUTO))}")
         if not 0 < self.method.percentile <= 100:
             raise UsageError(f"‹percentile› {self.method.percentile}: must be above 0 and at most 100")
 
@@ -171,34 +175,46 @@ def save_with_card(
 
 @dataclass(frozen=True)
 class Found:
-    """What a calibration found, how it is recorded, this rank's numbered batches, and its part of the first pictures,
-    for the check."""
+    """What a calibration found, how it is recorded, this rank's numbered batches, its part of the first pictures, for
+    the check, and the channels that stand out of what the passes left."""
 
     calibration: Calibration
     record: CalibrationRecord
     method: Method
     some: Sequence[CheckBatch]
     images: Sequence[tuple[int, Tensor]] = ()
+    standouts: Sequence[Standout] = ()
 
     def improved(self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None) -> "Found":
-        """What is found behind the passes of `plan`, and recorded with those that the weights have seen `before`."""
+        """What is found behind the passes of `plan`, and recorded with those that the weights have seen `before`.
+
+        Calibrator auto chooses between them: behind those after which ranges are observed anew.
+        """
         recorded = before.calibration.get("passes", []) if before and before.calibration else []
         earlier = [one for one in recorded if one["kept"]]
-        calibration, done = improve(model, self.calibration, self.images, self.method, plan, world)
-        record = self.record
-        if earlier or done:
-            again = found_by(self.method, model, calibration)
-            record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": [*earlier, *done]}
-        return replace(self, calibration=calibration, record=record)
+        method, record, (first, then) = self.method, self.record, plan.around_ranges()
+        calibration, done = improve(model, self.calibration, self.images, method, first, world)
+        if method.is_auto:
+            method = choose(model, calibration, self.images, method, world)
+            record = {**record, **found_by(method, model, calibration)}
+        calibration, more = improve(model, calibration, self.images, method, then, world)
+        if passes := [*earlier, *done, *more]:
+            again = found_by(method, model, calibration)
+            record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
+        standouts = standing_out(model, self.images, passes, world)
+        return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
 
     def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
-        """The record, with what the ranges cost under `policy`, which is applied; what is wrong is said on rank 0."""
-        report_findings(self.calibration)
+        """The record, with what the ranges cost under `policy`, which is applied, and advice, which is also said."""
         check = check_ranges(model, self.calibration, self.method, self.some)
+        passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
+        nodes = named_nodes(model)
+        found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.standouts)
+        record: CalibrationRecord = {**self.record, "advice": told(advise(found), world)}
         if check is None:
-            return self.record
-        if world.is_main:
-            _report_check(check, self.record["method"], policy)
+            return record
+        if world.is_main and not check.better and check.sqnr_db >= RUIN_DB:
+            log.info("%s: %s", policy.name, figures_of(check))
         cost = CheckRecord(
             policy=policy.name,
             pictures=check.pictures,
@@ -207,7 +223,7 @@ class Found:
             others=finite(check.others),
             at_fault=list(check.at_fault),
         )
-        return {**self.record, "check": cost}
+        return {**record, "check": cost}
 
 
 def calibrate_pictures(
@@ -249,6 +265,7 @@ def calibrate_pictures(
         beyond_half=calibration.beyond_half,
         check=None,
         statistics=None,
+        advice=[],
         **found_by(plan.method, model, calibration),
     )
     return Found(calibration, record, plan.method, some, kept)
@@ -296,7 +313,7 @@ def _methods(model: nn.Module, method: Method) -> list[str]:
     """The range methods of the activation nodes that are on, or of all where none is."""
     nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
     on = [node for node in nodes if node.enabled] or nodes
-    return sorted({method.for_bits(node.bits) for node in on})
+    return sorted({method.for_node(node.name, node.bits) for node in on})
 
 
 def found_by(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
@@ -308,41 +325,3 @@ def found_by(method: Method, model: nn.Module, calibration: Calibration) -> Sear
         "dead_nodes": calibration.dead,
         **bits_record(model, method),
     }
-
-
-def report_findings(calibration: Calibration) -> None:
-    """Warn of nodes that saw only zeros, or more than float16 holds."""
-    if calibration.dead:
-        log.warning(
-            "%d nodes saw only zeros (a branch that does nothing): %s",
-            len(calibration.dead),
-            listed(calibration.dead, 2),
-        )
-    if calibration.beyond_half:
-        worst = max(calibration.beyond_half, key=calibration.largest.__getitem__)
-        log.warning(
-            "%d nodes exceed the largest float16 (65504), %s most, with %.4g: a float16 engine overflows there",
-            len(calibration.beyond_half),
-            worst,
-            calibration.largest[worst],
-        )
-
-
-def _report_check(check: Check, method: str, policy: Policy) -> None:
-    """What the ranges cost; a warning where another method does better, or where all lose the signal."""
-    figures = (
-        f"SQNR of the logits {check.sqnr_db:.1f} dB, top-1 agreement {check.agreement:.0f} % with float on "
-        f"{check.pictures} of the pictures"
-    )
-    if check.better:
-        where = f"at fault: {listed(check.at_fault, 3)}" if check.at_fault else "all nodes have a part in it"
-        log.warning("calibrator %s loses the signal under %s: %s; %s", method, policy.name, figures, where)
-        others = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in check.others.items() if name != check.better)
-        also = f" ({others})" if others else ""
-        best = check.others[check.better]
-        log.warning("‹calibrator› %s does better there, %.1f dB%s: calibrate with it", check.better, best, also)
-    elif check.sqnr_db < RUIN_DB:
-        remedy = "more bits, fewer nodes, or `swin-quant finetune`"
-        log.warning("%s loses the signal by any calibrator: %s; give it %s", policy.name, figures, remedy)
-    else:
-        log.info("%s: %s", policy.name, figures)

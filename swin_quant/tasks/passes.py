@@ -1,24 +1,26 @@
 """Passes behind a calibration: on its own pictures, and recorded in its card."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import World, all_sum, gather
+from swin_quant.base.distributed import World, all_sum, from_main, gather
 from swin_quant.base.errors import listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import architecture_of, exchanges_of, outputs_of, units_of
-from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
+from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes.equalize import outliers
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep, steps_of
 from swin_quant.quant.passes.run import Gain, run_passes
 from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.standouts import Standout, standouts
 
 AUTOMATIC = steps_of([{"name": "equalize", "only_outliers": True}])
 CHUNK = 8  # pictures at a time, whatever the batches were: the same on any number of ranks
@@ -39,6 +41,13 @@ class PassPlan:
         asked = [step.to_dict() for step in self.steps]
         return done == asked or (self.automatic and not asked and done == [step.to_dict() for step in AUTOMATIC])
 
+    def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
+        """What comes before ranges are final, since they are observed anew behind it, and what comes after."""
+        if not self.steps:
+            return self, PassPlan()
+        last = max((number for number, step in enumerate(self.steps, 1) if step.kind.keeps_function), default=0)
+        return replace(self, steps=self.steps[:last]), PassPlan(self.steps[last:])
+
 
 def improve(
     model: nn.Module,
@@ -53,8 +62,7 @@ def improve(
     `images`: the numbered batches of this rank that calibrated it.
     """
     steps = plan.steps
-    known = isinstance(model, Classifier) and model.architecture is not None
-    if not steps and not (plan.automatic and known and enabled_nodes(model)):
+    if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
         return calibration, []
     architecture_of(model)
     everyone = gathered(images, world)
@@ -76,6 +84,38 @@ def improve(
         log.warning("taken back, since the logits lost by it: %s", listed(lost))
     kept = seen if all(gain.kept for gain in gains if gain.step.kind.keeps_function) else []
     return (kept[-1] if kept else calibration), [_record(gain) for gain in gains]
+
+
+def choose(
+    model: nn.Module, calibration: Calibration, images: Sequence[tuple[int, Tensor]], method: Method, world: World
+) -> Method:
+    """Calibrator auto: give every node the range of the method that suits it, and return which that is."""
+    units = units_of(model) if _is_known(model) else {}
+    found = choose_methods(Workpiece(model, gathered(images, world), method, units), calibration)
+    if found is None:  # nothing is on that could tell methods apart
+        chosen = replace(method.alone(None), of_nodes={})
+    else:
+        name, own = from_main((found.method.name, dict(found.method.of_nodes or {})))
+        chosen = replace(found.method, name=name, of_nodes=own)
+        each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
+        log.info("calibrator auto: %s, %d nodes others; SQNR of the logits %.1f dB on %d pictures (%s)",
+                 name or "by bits", len(own), found.sqnr_db, found.pictures, each)  # fmt: skip
+    set_ranges(model, calibration, chosen)
+    return chosen
+
+
+def standing_out(
+    model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord], world: World
+) -> list[Standout]:
+    """Channels that stand out in the first pictures, and what could be done about them besides these passes."""
+    if not _is_known(model) or not enabled_nodes(model):
+        return []
+    exchanged = any(one["name"] == "equalize" and one["kept"] for one in passes)
+    return standouts(Workpiece(model, gathered(images, world), exchanges=exchanges_of(model)), exchanged)
+
+
+def _is_known(model: nn.Module) -> bool:
+    return isinstance(model, Classifier) and model.architecture is not None
 
 
 def _record(gain: Gain) -> PassRecord:

@@ -181,13 +181,15 @@ def is_calibrated(asked: Quantization) -> bool:
         return False
     record, plan = card.calibration, asked.plan
     methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
+    chosen = "node_methods" in record  # for each node: calibrator auto
     return (
         card.source["sha256"] == sha256_of(asked.checkpoint)
         and card.checkpoint["sha256"] == sha256_of(asked.calibrated)
         and (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"]
         and record["pictures"] == plan.batches * plan.batch_size
         and (record["split"], record["seed"], record["augment"]) == (plan.split, plan.seed, plan.augment)
-        and (record["exact"], record.get("methods")) == (plan.method.exact, methods)
+        and (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
+        and (chosen or record.get("methods") == methods)
         and plan.passes.made(record.get("passes", []))
     )
 

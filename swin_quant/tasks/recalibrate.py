@@ -11,11 +11,13 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
+from swin_quant.quant.advice import Findings, advise
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_statistics
-from swin_quant.tasks.calibrate import Calibrated, calibrated_again, finish, found_by, report_findings
+from swin_quant.tasks.advice import told
+from swin_quant.tasks.calibrate import Calibrated, calibrated_again, finish, found_by
 
 
 def recalibrate(
@@ -32,6 +34,10 @@ def recalibrate(
     `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
     beside the statistics is not theirs, or `checkpoint` is not what they were counted on.
     """
+    if method.is_auto:
+        raise UsageError(
+            "‹calibrator› auto: looks at pictures, and statistics hold none: calibrate on them, or name one"
+        )
     if world.is_main:
         ensure_writable_dir(output)
     before, searched, calibrated = _card_of(Path(statistics))
@@ -58,9 +64,10 @@ def recalibrate(
         )
     calibration = Calibration(searched["pictures"], counted, largest, ends=ends)
     set_ranges(model, calibration, method)
-    report_findings(calibration)
+    advice = told(advise(Findings(named_nodes(model), calibration, method, policy.name)), world)
     gather([])  # before rank 0 may replace what the others still read
-    searched = {**searched, **found_by(method, model, calibration)}
+    searched.pop("node_methods", None)
+    searched = {**searched, **found_by(method, model, calibration), "advice": advice}
     searched.pop("check", None)  # of the ranges before
     card = RunCard(
         name=cfg.MODEL.NAME,

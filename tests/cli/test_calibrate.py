@@ -51,6 +51,7 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
         **{"split": "train", "augment": False, "pictures": 8, "pictures_sha256": 0, "files": 0, "unreadable": []},
         "dead_nodes": [],
         "beyond_half": [],
+        "advice": [],
         **{"bits": 8, "other_bits": {}, "methods": {"8": "percentile"}, "statistics": statistics},
     }
     assert [(r["precision"], r["policy"], r["pictures"]) for r in card["results"]] == [

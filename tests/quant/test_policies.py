@@ -12,7 +12,18 @@ from swin_quant.quant.policy import Policy, Rule, enabled_nodes, policy_from_dic
 
 
 def test_the_built_in_policies():
-    assert builtin_policies() == ["cpu", "cpu-amx", "float", "ft-mode1", "ft-mode2", "onnxruntime", "qdq", "tensorrt"]
+    assert builtin_policies() == [
+        "cpu",
+        "cpu-amx",
+        "float",
+        "ft-mode1",
+        "ft-mode2",
+        "onnxruntime",
+        "qdq",
+        "tensorrt",
+        "w4a16",
+        "w4a8",
+    ]
     assert INT8_MODES == {1: "ft-mode1", 2: "ft-mode2"}
 
 
@@ -45,7 +56,9 @@ def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["ft-mode3", "FT-MODE1", "", "policy.json", "../ft-mode1", "policies/qdq"])
 def test_an_unknown_name_lists_the_known(name):
-    with pytest.raises(UsageError, match="cpu, cpu-amx, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt"):
+    with pytest.raises(
+        UsageError, match="cpu, cpu-amx, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, w4a16, w4a8"
+    ):
         load_policy(name)
 
 

@@ -1,7 +1,7 @@
 """Export a calibrated model to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ import swin_quant
 from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.onnx.graph import finish
+from swin_quant.backends.onnx.int4 import store_int4
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
-from swin_quant.backends.onnx.options import OnnxOptions
+from swin_quant.backends.onnx.options import INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
 from swin_quant.backends.saturation import SAFE_ON, safe_on
@@ -23,6 +24,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
+from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
@@ -69,13 +71,14 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     choose_nodes(model, card, options)
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     images = example(model, options, options.batch or 2)
-    proto = to_onnx(network(model, options, beyond_half), images, options)
+    proto = to_onnx(network(model, options, beyond_half), images, options, int4_nodes(model, card, options))
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
     file = folder / f"{card.name}_{options.suffix}.onnx"
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
-    precision = "int8" if enabled_nodes(model) else options.floats
+    quantized = precision_of(model) if options.int4_weights else "int8"
+    precision = quantized if enabled_nodes(model) else options.floats
     return finish_artifact(file, card, "onnx", precision, recorded, others)
 
 
@@ -101,8 +104,21 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
         )
 
 
-def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelProto":
-    """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]."""
+def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[str]:
+    """The weight nodes that are stored as INT4, policy applied. UsageError where none is and that is asked for."""
+    if not options.int4_weights:
+        return []
+    weights = {name: node for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
+    if found := [name for name, node in weights.items() if node.bits <= INT4_BITS]:
+        return found
+    policy = card.policy["name"] if card.policy else "none"
+    raise UsageError(f"‹int4_weights›: policy {policy} has no weights of {INT4_BITS} bits: give ‹policy› w4a16 or w4a8")
+
+
+def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions, int4: Collection[str] = ()) -> "ModelProto":
+    """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]; of the weight nodes
+    `int4` values are stored in 4 bits.
+    """
     shapes = None if options.batch else ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -112,7 +128,7 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
             dynamo=True,
             external_data=False,
             verbose=False,
-            opset_version=max(options.opset, 18),  # the exporter's first
+            opset_version=max(options.version, 18),  # the exporter's first
             optimize=False,
             dynamic_shapes=shapes,
             input_names=["images"],
@@ -121,7 +137,8 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
         )
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
-    finish(program.model, options.opset)
+    finish(program.model, options.version)
+    store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # whoever wants shapes infers them
     proto.producer_name, proto.producer_version = "swin_quant", swin_quant.__version__
@@ -131,4 +148,4 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions) -> "ModelPro
 def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:
     """As a run card keeps them."""
     given = {key: value for key, value in asdict(options).items() if key != "labels"}
-    return given | {"float_type": options.floats, "rewrites": sorted(rewrites)}
+    return given | {"opset": options.version, "float_type": options.floats, "rewrites": sorted(rewrites)}

@@ -10,6 +10,8 @@ from swin_quant.base.errors import UsageError
 PRECISIONS = ("int8", "float")
 FLOAT_TYPES = ("float32", "float16")
 OPSETS = range(17, 21)
+INT4_OPSET = 21  # the first in which DequantizeLinear takes it
+INT4_BITS = 4
 
 
 @dataclass(frozen=True)
@@ -18,34 +20,46 @@ class OnnxOptions:
 
     `precision` float leaves every node out. `float_type` is of what is not int8, None: the target's own; `io_type` of
     pictures and logits. `batch` None is any batch. `labels`: names of the classes, for the file's metadata. `rewrites`
-    None: those of the architecture that suit the target. `opset` ends at 20: ONNX Runtime 1.31 does not load Q/DQ of
-    later ones (docs/reference, section 3).
+    None: those of the architecture that suit the target. `opset` ends at 20: ONNX Runtime 1.31 does not load all Q/DQ
+    of later ones (docs/reference, section 3). `int4_weights`: weights of at most 4 bits are stored as INT4, two in a
+    byte, which only opset 21 has.
     """
 
     precision: str = "int8"
     target: str = "portable"
-    opset: int = 20
+    opset: int | None = None
     float_type: str | None = None
     io_type: str = "float32"
     batch: int | None = None
     labels: tuple[str, ...] | None = field(default=None, repr=False)
     rewrites: frozenset[str] | None = None
+    int4_weights: bool = False
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("target", self.target, onnx_targets())
         _one_of("float type", self.floats, FLOAT_TYPES)
         _one_of("type of input and output", self.io_type, FLOAT_TYPES)
-        if self.opset not in OPSETS:
+        if self.int4_weights and (self.precision == "float" or not onnx_targets()[self.target].int4):
+            what = "precision float" if self.precision == "float" else f"target {self.target}"
+            raise UsageError(f"‹int4_weights›: not with {what}: leave it out")
+        if self.int4_weights and self.version != INT4_OPSET:
+            raise UsageError(f"opset {self.opset}: ‹int4_weights› needs {INT4_OPSET}: leave ‹opset› out")
+        if not self.int4_weights and self.version not in OPSETS:
             raise UsageError(
                 f"opset {self.opset}: must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
             )
         if self.floats == "float16" and not onnx_targets()[self.target].takes_float16:
             raise UsageError(f"target {self.target} is for CPUs, which cast float16 back and forth: choose float32")
-        if self.floats == "float16" and self.precision == "int8" and self.opset < 19:
+        if self.floats == "float16" and self.precision == "int8" and self.version < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
+
+    @property
+    def version(self) -> int:
+        """The opset of the file."""
+        return self.opset or (INT4_OPSET if self.int4_weights else OPSETS[-1])
 
     @property
     def floats(self) -> str:
@@ -65,7 +79,8 @@ class OnnxOptions:
     @property
     def suffix(self) -> str:
         """What a file's name says of its precision and target."""
-        kind = "int8" if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
+        quantized = "int4" if self.int4_weights else "int8"
+        kind = quantized if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
         return kind if self.target == "portable" else f"{kind}_{self.target}"
 
 

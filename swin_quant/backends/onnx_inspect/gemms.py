@@ -34,8 +34,8 @@ class Operand:
 class Gemm:
     """A product of two tensors. `kind`: linear (one side constant), matmul (both vary) or conv.
 
-    int8: both inputs are behind DequantizeLinear, or the op itself is an integer one. `inputs`: int8 or the float type
-    of both. `weight`: per-channel, per-tensor or None; `output_int8`: the result is quantized before it is used.
+    int8: both inputs are behind DequantizeLinear, or the op itself is an integer one. `inputs`: int8, int4 or the float
+    type of both. `weight`: per-channel, per-tensor or None; `output_int8`: the result is quantized before it is used.
     """
 
     node: "NodeProto"
@@ -57,7 +57,9 @@ def operand(graph: Graph, tensor: str) -> Operand:
     if cast:
         node = graph.before(tensor, MOVES | {"Cast"})
     found = node if node is not None and node.op_type == "DequantizeLinear" else None
-    kind = "int8" if found is not None else graph.types.get(tensor, "unknown")
+    kind = graph.types.get(tensor, "unknown")
+    if found is not None:
+        kind = "int4" if graph.types.get(found.input[0]) in ("int4", "uint4") else "int8"
     return Operand(found, tensor in graph.constant, cast and found is not None, kind)
 
 

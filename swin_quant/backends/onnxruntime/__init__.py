@@ -7,7 +7,9 @@ from swin_quant.base.extras import installing
 BACKEND = Backend(
     name="onnxruntime",
     exports=onnx_target(
-        OnnxTarget("onnxruntime"), ("onnxruntime", "qdq"), ("swin-quant bench {file} --checkpoint {checkpoint}",)
+        OnnxTarget("onnxruntime", int4=True),
+        ("onnxruntime", "qdq"),
+        ("swin-quant bench {file} --checkpoint {checkpoint}",),
     ),
     runs=("onnx",),
     load="swin_quant.backends.onnxruntime.engine:load",

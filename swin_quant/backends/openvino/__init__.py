@@ -6,7 +6,9 @@ from swin_quant.base.extras import installing
 
 BACKEND = Backend(
     name="openvino",
-    exports=onnx_target(OnnxTarget("openvino"), ("cpu", "qdq"), ("swin-quant bench {file} --checkpoint {checkpoint}",)),
+    exports=onnx_target(
+        OnnxTarget("openvino", int4=True), ("cpu", "qdq"), ("swin-quant bench {file} --checkpoint {checkpoint}",)
+    ),
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
     needs=("openvino", installing("openvino")),

@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_export(parser)
-    parser.set_defaults(backend=TARGET, opset=None, labels=None)
+    parser.set_defaults(backend=TARGET, opset=None, labels=None, int4_weights=False)
 
 
 def run(args: argparse.Namespace, world: World) -> None:

@@ -161,6 +161,15 @@ def _dead_nodes(row: AccuracyRow, others: Others) -> str | None:
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
+def _advice(row: AccuracyRow, others: Others) -> str | None:
+    """What the calibration advised under the policy of the row, but for dead nodes."""
+    card = row.card
+    if not row.quantized or not card.calibration or not card.policy or row.quantized.policy != card.policy["name"]:
+        return None
+    said = [one["text"] for one in card.calibration.get("advice", []) if one["kind"] != "dead"]
+    return f"calibration advises: {'; '.join(said)}" if said else None
+
+
 def _unlike_baselines(row: AccuracyRow, others: Others) -> str | None:
     """The same float checkpoint on the same pictures must have one accuracy."""
     source = row.card.original_sha256
@@ -207,6 +216,7 @@ RULES: tuple[Rule, ...] = (
     _unreadable,
     _verified,
     _dead_nodes,
+    _advice,
     _not_shown,
     _remark,
 )

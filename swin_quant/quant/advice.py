@@ -1,0 +1,220 @@
+"""What a calibration has to tell its user, as data: rules that look at what was found and say a sentence, or nothing.
+
+Nothing is computed here that takes a forward. A limit below which a rule is silent was measured, or says why it is what
+it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from swin_quant.base.errors import listed
+from swin_quant.quant.calibration import Calibration, Method
+from swin_quant.quant.check import RUIN_DB, Check
+from swin_quant.quant.quantizer import Quantizer, Role
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import range_of, search_range
+from swin_quant.quant.spread import MOST, pictures_for, sample_spread
+from swin_quant.quant.standouts import Standout
+from swin_quant.quant.statistics import Statistics, sqnr_db
+
+CLIPPED = 0.001  # of a node's values: ten times what the percentile calibrator clips
+CLIPPED_DB = 3.0  # that another method's range must keep more of the node's own values: half of the error
+SPREAD = 0.1  # of a range, from sample to sample
+FEW_BITS = 4
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A sentence, and the nodes or layers that it is about. `kind` is the rule; `warns`: something is wrong already."""
+
+    kind: str
+    text: str
+    nodes: tuple[str, ...] = ()
+    warns: bool = False
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What rules look at: a calibrated network's nodes under `policy`, by name, what was observed, how ranges were
+    searched, what they cost; names of the passes that were kept, and channels that still stand out.
+    """
+
+    nodes: Mapping[str, Quantizer]
+    calibration: Calibration
+    method: Method
+    policy: str
+    check: Check | None = None
+    passes: Sequence[str] = ()
+    standouts: Sequence[Standout] = ()
+
+    @property
+    def enabled(self) -> dict[str, Quantizer]:
+        return {name: node for name, node in self.nodes.items() if node.enabled}
+
+    @property
+    def methods(self) -> str:
+        """Of the nodes that are on, or of all where none is."""
+        nodes = {name: node for name, node in self.nodes.items() if node.role is not Role.GEMM_WEIGHT}
+        on = {name: node for name, node in nodes.items() if node.enabled} or nodes
+        return "+".join(sorted({self.method.for_node(name, node.bits) for name, node in on.items()}))
+
+
+def advise(findings: Findings) -> list[Advice]:
+    """All that there is to say, in the order of RULES."""
+    return [advice for rule in RULES for advice in rule(findings)]
+
+
+def _dead(f: Findings) -> Iterator[Advice]:
+    if dead := f.calibration.dead:
+        yield Advice(
+            "dead",
+            f"{len(dead)} nodes saw only zeros (a branch that does nothing): {listed(dead, 2)}",
+            tuple(dead),
+            True,
+        )
+
+
+def _alike(f: Findings) -> Iterator[Advice]:
+    peaks = [each for name, each in f.calibration.peaks.items() if each[-1] > 0]
+    if f.calibration.pictures > 1 and peaks and all(each[0] == each[-1] for each in peaks):
+        text = f"{f.calibration.pictures} pictures gave every node the same largest value: the pictures are all alike"
+        yield Advice("alike", text, (), True)
+
+
+def _beyond_half(f: Findings) -> Iterator[Advice]:
+    if beyond := f.calibration.beyond_half:
+        largest = f.calibration.largest
+        worst = max(beyond, key=largest.__getitem__)
+        yield Advice(
+            "beyond-half",
+            f"{len(beyond)} nodes exceed the largest float16 (65504), {worst} most, with {largest[worst]:.4g}: a "
+            "float16 engine overflows there",
+            tuple(beyond),
+            True,
+        )
+
+
+def _signal(f: Findings) -> Iterator[Advice]:
+    check = f.check
+    if check is None or not (check.better or check.sqnr_db < RUIN_DB):
+        return
+    figures = figures_of(check)
+    if not check.better:
+        remedy = "more bits, fewer nodes, or `swin-quant finetune`"
+        yield Advice("signal", f"{f.policy} loses the signal by any calibrator: {figures}; give it {remedy}", (), True)
+        return
+    where = f"at fault: {listed(check.at_fault, 3)}" if check.at_fault else "all nodes have a part in it"
+    text = f"calibrator {f.methods} loses the signal under {f.policy}: {figures}; {where}"
+    yield Advice("signal", text, tuple(check.at_fault), True)
+    others = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in check.others.items() if name != check.better)
+    also = f" ({others})" if others else ""
+    best = check.others[check.better]
+    text = f"‹calibrator› {check.better} does better there, {best:.1f} dB{also}: calibrate with it"
+    yield Advice("calibrator", text, (), True)
+
+
+def figures_of(check: Check) -> str:
+    """What a check measured, in words."""
+    return (
+        f"SQNR of the logits {check.sqnr_db:.1f} dB, top-1 agreement {check.agreement:.0f} % with float on "
+        f"{check.pictures} of the pictures"
+    )
+
+
+def clipped_share(statistics: Statistics, amax: float) -> float:
+    """The share of values whose magnitude is above `amax`; those of one bin are taken as spread evenly inside it."""
+    position = amax / statistics.width
+    inside = int(position)
+    counts = statistics.counts
+    if inside >= len(counts) or amax >= statistics.largest:
+        return 0.0
+    beyond = counts[inside:].sum() - counts[inside] * (position - inside)
+    return float(beyond / max(counts.sum(), 1))
+
+
+def _clipped(f: Findings) -> Iterator[Advice]:
+    """Ranges that cut off what another method keeps, and are the worse for it by the node's own values."""
+    shares: dict[str, float] = {}
+    better: dict[str, int] = {}
+    for name, node in f.enabled.items():
+        statistics = f.calibration.statistics.get(name)
+        if statistics is None or not node.symmetric or not (amax := range_of(node).amax) < statistics.largest:
+            continue
+        if (share := clipped_share(statistics, amax)) <= CLIPPED:
+            continue
+        _, qmin, qmax = range_of(node).on_grid_of(node)
+        kept = {
+            method: sqnr_db(statistics, wider, qmin, qmax)
+            for method in RANGE_METHODS
+            if (wider := search_range(method, statistics, node.bits, f.method.percentile)) > amax
+        }
+        best = max(kept, key=kept.__getitem__, default=None)
+        if best and kept[best] > sqnr_db(statistics, amax, qmin, qmax) + CLIPPED_DB:
+            shares[name] = share
+            better[best] = better.get(best, 0) + 1
+    if shares:
+        worst = sorted(shares, key=shares.__getitem__, reverse=True)
+        which = max(better, key=better.__getitem__)
+        yield Advice(
+            "clipped",
+            f"{len(shares)} ranges clip up to {100 * shares[worst[0]]:.1f} % of what their nodes saw: "
+            f"{listed(worst, 2)}; ‹calibrator› {which} clips less and keeps more of it",
+            tuple(worst),
+        )
+
+
+def _outliers(f: Findings) -> Iterator[Advice]:
+    curable = sorted((one for one in f.standouts if one.cure), key=lambda one: -one.times)
+    if curable:
+        first = curable[0]
+        where = f"between {' and '.join(first.cure)}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
+        yield Advice(
+            "outliers",
+            f"channels stand out in {len(curable)} places, in {first.place} by {first.times:.0f} times: the pass "
+            f"equalize could even them out {where}, and was not asked for or taken back",
+            tuple(one.place for one in curable),
+        )
+    rest = sorted((one for one in f.standouts if not one.cure), key=lambda one: -one.times)
+    if rest:
+        first = rest[0]
+        yield Advice(
+            "outliers-uncured",
+            f"channels stand out in {len(rest)} tensors where no equalization reaches, in {first.place} by "
+            f"{first.times:.0f} times: `swin-quant sensitivity` says what they cost, ‹off› keeps them float",
+            tuple(one.place for one in rest),
+        )
+
+
+def _sample(f: Findings) -> Iterator[Advice]:
+    pictures = f.calibration.pictures
+    peaks = {name: each for name, each in f.calibration.peaks.items() if name in f.enabled}
+    if pictures == 1:
+        yield Advice(
+            "sample", "1 picture: how much ranges differ from picture to picture is not known: give ‹pictures›"
+        )
+    if pictures < 2 or pictures > MOST or not peaks:
+        return
+    spread, power = sample_spread(peaks, {name: range_of(f.nodes[name]).amax for name in peaks})
+    if spread > SPREAD:
+        wanted = pictures_for(spread, power, pictures, SPREAD)
+        yield Advice(
+            "sample",
+            f"{pictures} pictures are few: drawn anew, one range in ten would differ by {100 * spread:.0f} % or more; "
+            f"about {wanted} would bring that below {100 * SPREAD:.0f} % (‹pictures›)",
+        )
+
+
+def _few_bits(f: Findings) -> Iterator[Advice]:
+    bits = min((node.bits for node in f.enabled.values()), default=8)
+    if bits <= FEW_BITS and "bias_correction" not in f.passes:
+        yield Advice(
+            "passes",
+            f"{bits} bits: ‹passes› fast corrects biases, which won 1.5 to 4.1 dB at 4 bits on two micro models "
+            "(docs/accuracy.md)",
+        )
+
+
+Rule = Callable[[Findings], Iterator[Advice]]
+RULES: tuple[Rule, ...] = (
+    _dead, _alike, _beyond_half, _signal, _clipped, _outliers, _sample, _few_bits,
+)  # fmt: skip

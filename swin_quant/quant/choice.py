@@ -1,0 +1,142 @@
+"""Calibrator auto: each node has the range method whose range costs what is behind it least.
+
+Unit by unit: of the methods that all nodes of a unit could share, the one with the least error of what the quantized
+unit gives; then each node in turn tries the others. What a range keeps of its own tensor says little about that: the
+values that a method clips may be those that matter, or those that softmax forgets. At the end the logits are compared,
+so that no single method is better on the pictures that were looked at.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.calibration import Calibration, Method, search_ranges
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.trial import quantized, squared_error
+from swin_quant.quant.passes.units import walk
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import Quantizer, Role
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import Range
+
+PICTURES = 16  # that are looked at: of each unit, some dozens of forwards
+_BETTER = 0.995  # of a unit's error before: less may be chance
+_SAME = 0.01  # ranges nearer than this are one
+_Methods = Mapping[str, str]
+_Ranges = Mapping[str, Mapping[str, Range]]
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """The methods of all nodes, SQNR of the logits in dB with them, and with each single one; on so many `pictures`."""
+
+    method: Method
+    sqnr_db: float
+    singles: Mapping[str, float]
+    pictures: int
+
+
+def choose_methods(piece: Workpiece, calibration: Calibration) -> MethodChoice | None:
+    """Choose for the activation nodes that the policy of `piece.model` enables; all others have the best single method.
+
+    The network is calibrated, and comes back with the ranges that it had. `calibration` holds histograms. None where no
+    such node is on, or there is no picture.
+    """
+    model, images = piece.model, piece.first(PICTURES)
+    nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
+    if not nodes or not images:
+        return None
+    expected = _logits(model, images)
+    ranges = {name: search_ranges(model, calibration, piece.method.alone(name), nodes) for name in RANGE_METHODS}
+    alike: dict[str | None, dict[str, str]] = {name: dict.fromkeys(nodes, name) for name in RANGE_METHODS}
+    if len({node.bits for node in nodes.values()}) > 1:
+        alike[None] = {name: piece.method.alone(None).for_bits(node.bits) for name, node in nodes.items()}
+
+    def sqnr(methods: _Methods) -> float:
+        with _keeping_ranges(nodes):
+            _give(nodes, ranges, methods)
+            return _measured(model, images, expected)
+
+    singles = {name: sqnr(methods) for name, methods in alike.items()}
+    best = max(singles, key=singles.__getitem__)
+    with _keeping_ranges(nodes):
+        _give(nodes, ranges, alike[best])
+        mixed = {**alike[best], **_of_units(piece, nodes, ranges, images)}
+    found, reached = (mixed, gain) if (gain := sqnr(mixed)) > singles[best] else (alike[best], singles[best])
+    of_all = replace(piece.method.alone(best), of_nodes={})
+    own = {name: method for name, method in found.items() if method != of_all.for_bits(nodes[name].bits)}
+    said = {name or "by bits": value for name, value in singles.items()}
+    return MethodChoice(replace(of_all, of_nodes=own), reached, said, sum(map(len, images)))
+
+
+def _of_units(piece: Workpiece, nodes: Mapping[str, Quantizer], ranges: _Ranges, images: list[Tensor]) -> _Methods:
+    """The method of each node inside a unit."""
+    found: dict[str, str] = {}
+    units = piece.units or {"": piece.model}
+    for step in walk(piece.model, units, images):
+        mine = {name: node for name, node in nodes.items() if name.startswith(f"{step.name}." if step.name else "")}
+        if not mine:
+            continue
+
+        def error(methods: _Methods, mine: Mapping[str, Quantizer] = mine) -> float:
+            _give(mine, ranges, methods)
+            return squared_error(quantized(step.unit, step.inputs), step.outputs)  # noqa: B023
+
+        errors = {method: error(dict.fromkeys(mine, method)) for method in ranges}
+        first = min(errors, key=errors.__getitem__)
+        chosen, least = dict.fromkeys(mine, first), errors[first]
+        for name, node in mine.items():
+            for method in _others(ranges, name, node, first):
+                now = error({**chosen, name: method})
+                if now < least * _BETTER:
+                    chosen, least = {**chosen, name: method}, now
+        found |= chosen
+        _give(mine, ranges, chosen)
+    return found
+
+
+def _others(ranges: _Ranges, name: str, node: Quantizer, present: str) -> Iterator[str]:
+    """The methods that give a node another range than the present one, and than each other."""
+    seen = [_ends(ranges[present][name], node)]
+    for method in ranges:
+        ends = _ends(ranges[method][name], node)
+        width = max(ends[1] - ends[0], 1e-30)
+        if all(max(abs(a - b) for a, b in zip(ends, other, strict=True)) > _SAME * width for other in seen):
+            seen.append(ends)
+            yield method
+
+
+def _ends(found: Range, node: Quantizer) -> tuple[float, float]:
+    return (-found.amax, found.amax) if node.symmetric or found.bounds is None else found.bounds
+
+
+def _give(nodes: Mapping[str, Quantizer], ranges: _Ranges, methods: _Methods) -> None:
+    for name, node in nodes.items():
+        ranges[methods[name]][name].give(node, node.known_amax.device)
+
+
+@contextmanager
+def _keeping_ranges(nodes: Mapping[str, Quantizer]) -> Iterator[None]:
+    before = {name: (node.known_amax, node.bounds) for name, node in nodes.items()}
+    try:
+        yield
+    finally:
+        for name, kept in before.items():
+            nodes[name].amax, nodes[name].bounds = kept
+
+
+def _logits(model: nn.Module, images: list[Tensor]) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([model(batch) for batch in images]).float()
+
+
+def _measured(model: nn.Module, images: list[Tensor], expected: Tensor) -> float:
+    quantize(model)
+    try:
+        return distance(_logits(model, images), expected)[1]
+    finally:
+        dequantize(model)

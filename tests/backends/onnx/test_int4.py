@@ -1,0 +1,132 @@
+"""Weights stored as INT4: fake-quant's levels, two in a byte, and engines that compute the same with them."""
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_file import open_onnx
+from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.registry import engine_named
+from swin_quant.base.errors import UsageError
+from swin_quant.quant.fake_quant import fake_quant as simulate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
+from swin_quant.quant.quantizer import Role
+
+BOTH = pytest.mark.parametrize(("kind", "policy"), [("swin", "w4a16"), ("swinv2", "w4a8")])
+
+
+def weights(model):
+    return {name: node for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
+
+
+@BOTH
+def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calibrated):
+    model, _ = calibrated(kind, policy)
+    file = exported(kind, policy, int4_weights=True).file
+    assert file.name == f"{kind}_tiny_int4.onnx"
+    tensors = {tensor.name: tensor for tensor in onnx.load(file).graph.initializer}
+    for name, node in weights(model).items():
+        weight = model.get_submodule(name.rpartition(".")[0]).weight.detach()
+        amax = node.range_for(weight)
+        stored = tensors[f"{name}.values"]
+        assert stored.data_type == onnx.TensorProto.INT4 and len(stored.raw_data) == -(-weight.numel() // 2)
+        levels = onnx.numpy_helper.to_array(stored).astype(np.float32).T
+        assert np.array_equal(levels, (simulate(weight, amax, -8, 7) / (amax / 7)).round().numpy()), name
+
+
+@BOTH
+def test_the_weights_take_half_of_what_int8_takes(kind, policy, exported, calibrated):
+    count = sum(model.weight.numel() for model in calibrated(kind, policy)[0].modules() if hasattr(model, "add_nodes"))
+    sizes = [exported(kind, policy, int4_weights=small).file.stat().st_size for small in (False, True)]
+    assert sizes[0] - sizes[1] >= 0.5 * count
+
+
+@BOTH
+def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, assert_quantized_alike):
+    from onnx.reference import ReferenceEvaluator
+
+    found = ReferenceEvaluator(onnx.load(exported(kind, policy, int4_weights=True).file))
+    assert_quantized_alike(found.run(None, {"images": images.numpy()})[0], kind, policy)
+
+
+@BOTH
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_quant):
+    pytest.importorskip(engine)
+    artifact = exported(kind, policy, int4_weights=True)
+    backend = engine_named(engine)
+    logits = backend.loader(artifact)(images).numpy()
+    assert np.abs(logits - fake_quant(kind, images, policy)[0]).mean() < backend.tolerances.quantized
+
+
+@BOTH
+def test_the_card_and_inspect_say_what_it_is(kind, policy, exported):
+    artifact = exported(kind, policy, int4_weights=True)
+    assert artifact.record["precision"] == {"w4a16": "W4A32", "w4a8": "W4A8"}[policy]
+    assert artifact.record["options"]["int4_weights"] and artifact.record["options"]["opset"] == 21
+    assert open_onnx(artifact.file).opset == 21
+    linears = [gemm for gemm in inspect_model(onnx.load(artifact.file)).gemms if gemm.kind == "linear"]
+    given = {gemm.inputs for gemm in linears if "int4" in gemm.inputs}
+    assert given == {("float32", "int4") if policy == "w4a16" else ("int8", "int4")}
+
+
+def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, images):
+    model, card = calibrated("swin", "w4a16")
+    mixed = load_policy("w4a16").and_then(Rule(nodes=("*.fc1._weight_quantizer",), bits=6))
+    apply_policy(model, mixed)
+    card = card.__class__(card.name, {}, card.preprocess, policy=mixed.to_dict())
+    artifact = export(model, card, tmp_path, OnnxOptions(int4_weights=True))
+    types = {t.name: t.data_type for t in onnx.load(artifact.file).graph.initializer if t.name.endswith(".values")}
+    for name, node in weights(model).items():
+        assert types[f"{name}.values"] == (onnx.TensorProto.INT8 if node.bits == 6 else onnx.TensorProto.INT4)
+    assert np.isfinite(run(artifact.file, images)["logits"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"opset": 20}, "opset 20: ‹int4_weights› needs 21"),
+        ({"precision": "float"}, "not with precision float"),
+        ({"target": "tensorrt"}, "not with target tensorrt"),
+    ],
+)
+def test_what_cannot_be(options, says):
+    with pytest.raises(UsageError) as error:
+        OnnxOptions(int4_weights=True, **options)
+    assert says.replace("‹", "").replace("›", "") in str(error.value)
+
+
+def test_a_policy_without_such_weights(calibrated, tmp_path):
+    model, card = calibrated("swin", "qdq")
+    with pytest.raises(UsageError, match="policy qdq has no weights of 4 bits"):
+        export(model, card, tmp_path, OnnxOptions(int4_weights=True))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6, 7])
+def test_weights_of_fewer_bits_in_int8_are_exact(bits, calibrated, tmp_path, run, images, sqnr):
+    """Levels of 4 to 7 bits are levels of int8."""
+    model, card = calibrated("swin", "cpu")
+    few = load_policy("cpu").and_then(Rule(nodes=("role:gemm_weight",), bits=bits))
+    artifact = export(model, card.__class__(card.name, {}, card.preprocess, policy=few.to_dict()), tmp_path)
+    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(artifact.file).graph.initializer}
+    for name, node in weights(model).items():
+        weight = model.get_submodule(name.rpartition(".")[0]).weight.detach()
+        top = 2 ** (bits - 1) - 1
+        amax = node.range_for(weight)
+        levels = (simulate(weight, amax, -top - 1, top) / (amax / top)).round()
+        assert np.array_equal(tensors[f"{name}.values"].T, levels.numpy()), name
+
+
+def test_a_file_of_int4_is_checked_like_any_other(exported, tmp_path):
+    from swin_quant.base.errors import SwinQuantError
+
+    proto = onnx.load(exported("swin", "w4a16", int4_weights=True).file)
+    short = next(tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT4)
+    short.raw_data = short.raw_data[:-1]
+    onnx.save(proto, tmp_path / "short.onnx")
+    with pytest.raises(SwinQuantError, match="is not what it holds"):
+        open_onnx(tmp_path / "short.onnx")

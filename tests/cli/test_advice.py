@@ -1,0 +1,93 @@
+"""Advice and calibrator auto as a user meets them: on the screen, in the run card, in the report, on any ranks."""
+
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.checkpoint import load_float
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+from tests.outliers import plant
+
+FILE = "swin_micro_calib.pth"
+
+
+@pytest.fixture
+def planted(micro, tmp_path):
+    """The micro V1 with channels that stand out: the same function."""
+    model = build_model(load_config(micro / "swin.yaml"))
+    load_float(model, micro / "swin.pth")
+    state = plant(model, "norms", 100).state_dict()
+    torch.save({"model": {k: v for k, v in state.items() if not k.endswith("_amax")}}, tmp_path / "planted.pth")
+    return tmp_path / "planted.pth"
+
+
+def kinds(card):
+    return [one["kind"] for one in card["calibration"]["advice"]]
+
+
+def test_outliers_that_were_left_alone_are_advised_of_and_reported(run, float_flags, planted, card_of, tmp_path):
+    flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1"]
+    done = run("calibrate", *flags, "--no-equalize", "--output", tmp_path / "out")
+    assert done.code == 0, done
+    (line,) = [line for line in done.err.splitlines() if "channels stand out" in line and "equalize" in line]
+    assert line.startswith("advice: ")
+    card = card_of(tmp_path / "out" / FILE)
+    (advice,) = [one for one in card["calibration"]["advice"] if one["kind"] == "outliers"]
+    assert advice["nodes"] and "‹" not in advice["text"] and advice["text"] in line
+    shown = run("report", (tmp_path / "out" / FILE).with_suffix(".json"), "--format", "markdown")
+    assert "calibration advises: " in shown.out and "could even them out" in shown.out, shown
+    cured = run("calibrate", *flags, "--no-eval", "--output", tmp_path / "cured")
+    assert cured.code == 0 and "outliers" not in kinds(card_of(tmp_path / "cured" / FILE))
+
+
+def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_flags, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto", "--no-eval"]
+    done = run("calibrate", *flags, "--output", tmp_path)
+    assert done.code == 0 and "calibrator auto: " in done.err, done
+    record = card_of(tmp_path / FILE)["calibration"]
+    assert set(record["node_methods"].values()) <= {"max", "percentile", "mse", "entropy"} - set(record["methods"])
+    five = [*scoring_flags, "--checkpoint", tmp_path / FILE, "--policy", "ft-mode1", "--aprec"]
+    assert run("evaluate", *five, 5).code == 0
+    if {"mse", "entropy"} & {*record["node_methods"].values(), *record["methods"].values()}:
+        assert "for 5 bits" in run("evaluate", *five, 4).error(2)
+    statistics = (tmp_path / FILE).with_suffix(".stats.npz")
+    again = ["--cfg", scoring_flags[1], "--statistics", statistics, "--calibrator", "auto", "--policy", "ft-mode1"]
+    assert "--calibrator auto: looks at pictures" in run("calibrate", *again, "--output", tmp_path / "again").error(2)
+    anew = run("calibrate", *again[:4], "--calibrator", "max", "--policy", "ft-mode1", "--output", tmp_path / "again",
+               "--no-eval", "--device", "cpu")  # fmt: skip
+    assert anew.code == 0 and "node_methods" not in card_of(tmp_path / "again" / FILE)["calibration"], anew
+
+
+def test_auto_chooses_alike_on_any_number_of_ranks(run, forked, float_flags, card_of, tmp_path):
+    flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "qdq", "--calibrator", "auto", "--no-eval"]
+    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
+    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
+    one, two = (tmp_path / folder / FILE for folder in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes() and card_of(one)["calibration"] == card_of(two)["calibration"]
+
+
+def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "qdq", "--no-eval", "--output", tmp_path]
+    done = run("calibrate", *flags, "--pictures", 1)
+    assert done.code == 0 and "advice: 1 picture: " in done.err and "--pictures" in done.err, done
+    assert "sample" in kinds(card_of(tmp_path / FILE))
+    black = tmp_path / "black"
+    for number in range(4):
+        file = black / "train" / "cat" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (9, 9, 9)).save(file)
+    done = run("calibrate", *flags, "--pictures", 4, "--data-path", black)
+    assert done.code == 0 and "the pictures are all alike" in done.err, done
+    assert "alike" in kinds(card_of(tmp_path / FILE))
+    assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
+
+
+def test_a_checkpoint_of_any_policy_gives_int4_weights(run, calibrated, tmp_path):
+    words = ["--checkpoint", calibrated, "--for", "onnxruntime", "--output", tmp_path, "--int4-weights"]
+    assert "policy onnxruntime has no weights of 4 bits: give --policy w4a16" in run("export", *words).error(2)
+    done = run("export", *words, "--policy", "w4a16", "--check")
+    assert done.code == 0 and "W4A32" in done.err and "mean |Δlogit|" in done.err, done
+    assert "--int4-weights: means nothing to --for tensorrt" in run(
+        "export", "--checkpoint", calibrated, "--for", "tensorrt", "--output", tmp_path, "--int4-weights"
+    ).error(2)

@@ -1,0 +1,140 @@
+"""What a calibration advises, and that it says nothing where nothing is wrong."""
+
+import numpy as np
+import pytest
+import torch
+
+from swin_quant.models.registry import exchanges_of
+from swin_quant.quant.advice import Findings, advise, clipped_share
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.observers import ActivationObserver
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.standouts import standouts
+from tests.outliers import plant
+
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+FC2 = "layers.0.blocks.0.mlp.fc2._input_quantizer"
+
+
+@pytest.fixture
+def subject(tiny_model):
+    """subject(images, method, bits, prepare) -> findings of a tiny V1 calibrated under ft-mode1."""
+
+    def make(images=None, method="percentile", bits=8, prepare=lambda model: None):
+        model = tiny_model(**SMALL)
+        prepare(model)
+        policy = load_policy("ft-mode1").and_then(Rule(nodes=("*",), bits=bits))
+        apply_policy(model, policy)
+        images = torch.randn(32, 3, 32, 32) if images is None else images
+        how = Method(method)
+        return model, Findings(named_nodes(model), calibrate(model, [images], how), how, policy.name)
+
+    return make
+
+
+def kinds(findings):
+    return [advice.kind for advice in advise(findings)]
+
+
+def test_a_good_calibration_is_left_in_peace(subject):
+    assert kinds(subject()[1]) == []
+
+
+@pytest.mark.parametrize("bits", [0, 7, 11.99, 12.0])
+def test_the_clipped_share_is_counted(bits):
+    """At the edges of bins it is exact, whatever lies inside them."""
+    observer = ActivationObserver("x", torch.device("cpu"), True, None)
+    values = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0)) * 3
+    observer(values)
+    statistics = observer.statistics()
+    amax = round(bits * 300) * statistics.width
+    share = (values.abs() >= amax).double().mean().item()
+    assert clipped_share(statistics, amax) == pytest.approx(share if amax < statistics.largest else 0.0, abs=1e-12)
+    assert clipped_share(statistics, amax + statistics.width / 2) == pytest.approx(share, abs=0.001)
+
+
+def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subject):
+    model, findings = subject()
+    node = named_nodes(model)[FC2]
+    node.amax = node.amax / 4
+    (advice,) = [one for one in advise(findings) if one.kind == "clipped"]
+    assert advice.nodes == (FC2,) and FC2 in advice.text and "‹calibrator›" in advice.text and not advice.warns
+    share = clipped_share(findings.calibration.statistics[FC2], node.amax.item())
+    assert f"{100 * share:.1f} %" in advice.text and share > 0.001
+
+
+def test_few_pictures_of_many_kinds_are_said_to_be_few(subject):
+    sizes = torch.tensor([1.0, 1.2, 1.5, 9.0])[:, None, None, None]
+
+    def unnormed(model):
+        for name, module in model.named_modules():
+            if name.endswith("norm1") or name.endswith("norm"):
+                module.forward = lambda x: x
+
+    images = torch.randn(4, 3, 32, 32)
+    (advice,) = advise(subject(images * sizes, "max", prepare=unnormed)[1])
+    assert advice.kind == "sample" and advice.text.startswith("4 pictures are few") and "‹pictures›" in advice.text
+    (advice,) = advise(subject(images[:1])[1])
+    assert advice.kind == "sample" and advice.text.startswith("1 picture:")
+
+
+def test_pictures_all_alike(subject):
+    """Of one picture, many times over, nothing can be told of others."""
+    (advice,) = advise(subject(torch.randn(1, 3, 32, 32).expand(8, -1, -1, -1))[1])
+    assert advice.kind == "alike" and advice.warns
+
+
+def test_branches_that_do_nothing_and_values_beyond_float16(subject):
+    def damage(model):
+        model.layers[0].blocks[0].mlp.fc1.weight.data.zero_()
+        model.layers[0].blocks[0].mlp.fc1.bias.data.zero_()
+        model.layers[0].blocks[1].norm2.weight.data *= 1e5
+
+    found = {advice.kind: advice for advice in advise(subject(prepare=damage)[1])}
+    assert found["dead"].warns and any("fc1" in name or "fc2" in name for name in found["dead"].nodes)
+    assert found["beyond-half"].warns and "float16" in found["beyond-half"].text
+
+
+def test_four_bits_ask_for_bias_correction_once(subject):
+    findings = subject(bits=4, method="mse")[1]
+    assert "passes" in kinds(findings)
+    corrected = Findings(findings.nodes, findings.calibration, findings.method, "x", passes=["bias_correction"])
+    assert "passes" not in kinds(corrected)
+
+
+def test_channels_that_stand_out_come_with_their_cure(subject):
+    images = torch.randn(8, 3, 32, 32)
+    model, findings = subject(images, prepare=lambda model: plant(model, "norms", 100))
+    piece = Workpiece(model, [images], exchanges=exchanges_of(model))
+    found = standouts(piece, exchanged=False)
+    cures = {one.place: one.cure for one in found if one.cure}
+    assert cures["layers.0.blocks.0.norm1"] == ("layers.0.blocks.0.norm1", "layers.0.blocks.0.attn.qkv")
+    told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", standouts=found))
+    (advice,) = [one for one in told if one.kind == "outliers"]
+    assert "norm" in advice.text and "equalize" in advice.text
+    assert not [one for one in standouts(piece, exchanged=True) if one.cure]
+
+
+def test_channels_that_nothing_can_move_are_said_to_be_so(subject):
+    def damage(model):
+        model.layers[0].blocks[0].mlp.fc2.weight.data[3] *= 200
+
+    images = torch.randn(8, 3, 32, 32)
+    model, findings = subject(images, prepare=damage)
+    found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=True)
+    worst = max(found, key=lambda one: one.times)
+    assert "fc2" in worst.place and not worst.cure and worst.times == pytest.approx(200, rel=0.8)
+    told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", standouts=found))
+    assert any(one.kind == "outliers-uncured" and "no equalization reaches" in one.text for one in told)
+
+
+def test_peaks_are_the_largest_value_of_each_picture(subject):
+    images = torch.randn(5, 3, 32, 32)
+    together = subject(images)[1].calibration
+    each = [subject(picture)[1].calibration.largest for picture in images.split(1)]
+    for name, peaks in together.peaks.items():
+        np.testing.assert_allclose(peaks, sorted(one[name] for one in each), rtol=1e-5, atol=1e-6)
+        assert peaks[-1] == together.largest[name]
