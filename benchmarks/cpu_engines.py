@@ -1,7 +1,7 @@
 """Swin on CPU engines, all in one interleaved run: our files beside NNCF's and ONNX Runtime's own quantization.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224] [--work DIR] [--batch 1 8] [--rounds 5]
-        [--output docs/results/cpu_engines.md]
+        [--int4] [--output docs/results/cpu_engines.md]
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
 comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
@@ -45,6 +45,8 @@ from swin_quant.tasks.lineup import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 CALIBRATION = 16  # pictures
+INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
+             for small in (False, True)]  # fmt: skip
 
 
 def main() -> None:
@@ -56,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--int4", action="store_true", help="also weights of 4 bits, stored as int8 and as INT4")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     set_up()
@@ -85,6 +88,10 @@ def main() -> None:
         artifact = exported(model, told, args.work / policy, OnnxOptions(target=target))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
         contenders.append(on(target, artifact, name, float_type))
+    for target, policy, small in INT4_ROWS if args.int4 else ():
+        told = replace(card, policy=load_policy(policy).to_dict())
+        artifact = exported(model, told, args.work / policy, OnnxOptions(target=target, int4_weights=small))
+        contenders.append(on(target, artifact, f"{target} {policy} in {'INT4' if small else 'int8'}, ours"))
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, contenders, plan, side, noise(16, 3, side))
     print_table(table_of(report))
