@@ -51,10 +51,15 @@ Words = Mapping[str, str]
 """Our flag -> what a front door of another tool calls it."""
 
 
-def add_checkpoint(parser: argparse.ArgumentParser, meaning: str, head: bool = True) -> None:
-    """CHECKPOINT, or --checkpoint FILE; and what it is, where that is not to be had from itself."""
+def add_checkpoint(parser: argparse.ArgumentParser, meaning: str, head: bool = True, several: bool = False) -> None:
+    """CHECKPOINT, or --checkpoint FILE; and what it is, where that is not to be had from itself.
+
+    `several`: any number of them, and `checkpoint` is a list where they are given by place.
+    """
     way: dict[str, Any] = {"action": OneWay, "dest": "checkpoint"}
-    parser.add_argument(nargs="?", metavar="CHECKPOINT", default=argparse.SUPPRESS, help=meaning, **way)
+    parser.add_argument(
+        nargs="*" if several else "?", metavar="CHECKPOINT", default=argparse.SUPPRESS, help=meaning, **way
+    )
     group = parser.add_argument_group("model")
     group.add_argument("--checkpoint", metavar="FILE", default=argparse.SUPPRESS, help="the same as a flag", **way)
     parser.set_defaults(checkpoint=None)

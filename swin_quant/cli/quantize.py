@@ -16,6 +16,7 @@ from swin_quant.cli.search import add_budget
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
+    from swin_quant.tasks.quantize import Quantization
 
 AUTO, MAX_DROP = "auto", 0.1
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
@@ -23,12 +24,17 @@ EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
   swin-quant quantize my.pth --cfg my.yaml --data-path data --zip --for onnxruntime --pictures 160 --dry-run
+  swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
 
-It goes on where it was cut off: a step whose result lies in the output folder is not done again."""
+It goes on where it was cut off: a step whose result lies in the output folder is not done again. Of several
+checkpoints, each has a folder of its name below --output, one that fails does not stop the others, and one table shows
+them all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_checkpoint(parser, "float checkpoint: Microsoft's, timm's, Hugging Face's, ours", head=False)
+    options.add_checkpoint(
+        parser, "float checkpoints: Microsoft's, timm's, Hugging Face's, ours", head=False, several=True
+    )
     parser.add_argument("--for", dest="backend", required=True, choices=tuple(targets()), help="what is to run it")
     options.add_output(parser)
     options.add_data(parser)
@@ -50,13 +56,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.search import Budget
-    from swin_quant.tasks.quantize import Quantization, quantize, steps
+    from swin_quant.tasks.quantize import quantize_all, steps
 
     deployed.refuse_ranks(world, "quantize")
     if not args.checkpoint:
         raise UsageError("no checkpoint: name a float one")
+    names = [args.checkpoint] if isinstance(args.checkpoint, str) else args.checkpoint
+    asked = {one.cfg.MODEL.NAME: one for one in (_asked(args, world, name, len(names) > 1) for name in names)}
+    if len(asked) < len(names):
+        raise UsageError("two checkpoints have one name, which would be their folder's: quantize them one by one")
+    if args.dry_run:
+        for one in asked.values():
+            for step in steps(one):
+                print(step.command + ("    # done" if step.is_done() else ""))
+        return
+    made, failed = quantize_all(asked)
+    scored = [artifact.card for artifact in made.values() if artifact.card.results]
+    if scored:
+        show(scored, args)
+    for artifact in made.values():
+        if not artifact.card.results:
+            print(artifact.file)
+    if failed:
+        raise failed[0]
+
+
+def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: bool) -> Quantization:
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.search import Budget
+    from swin_quant.tasks.quantize import Quantization
+
+    args.checkpoint = checkpoint
     cfg = options.config_of(args)
     budget = Budget(args.max_drop, args.min_agreement, args.min_sqnr)
     limited = budget != Budget() or args.max_ms is not None
@@ -64,11 +94,11 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
     if args.policy == AUTO and not limited:
         budget = Budget(max_drop=MAX_DROP)
-    asked = Quantization(
+    return Quantization(
         args.checkpoint,
         cfg,
         args.backend,
-        Path(output_dir(args, cfg)),
+        Path(args.output or "output") / cfg.MODEL.NAME if several else Path(output_dir(args, cfg)),
         load_policy(args.policy) if args.policy not in (None, AUTO) else None,
         plan_of(args, cfg.SEED),
         args.saturation_safe,
@@ -77,12 +107,3 @@ def run(args: argparse.Namespace, world: World) -> None:
         args.max_ms,
         args.batch or 1,
     )
-    if args.dry_run:
-        for step in steps(asked):
-            print(step.command + ("    # done" if step.is_done() else ""))
-        return
-    made = quantize(asked)
-    if made.card.results:
-        show([made.card], args)
-    else:
-        print(made.file)

@@ -4,7 +4,7 @@ Each step leaves files that say what they are of, so that a run which was cut of
 is complete only shows its table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -172,6 +172,25 @@ def quantize(asked: Quantization) -> Artifact:
     if made is None:
         raise SwinQuantError(f"{asked.folder}: the artifact is gone")
     return made
+
+
+def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
+    """Each by its name, one after the other: what was made, and one error for all that failed; others go on."""
+    made: dict[str, Artifact] = {}
+    failed: dict[str, SwinQuantError] = {}
+    for number, (name, one) in enumerate(asked.items(), 1):
+        if len(asked) > 1:
+            log.info("%d of %d: %s", number, len(asked), name)
+        try:
+            made[name] = quantize(one)
+        except SwinQuantError as error:
+            failed[name] = error
+            if number < len(asked):
+                log.warning("%s: %s: going on with the next", name, error)
+    if len(asked) == 1 or not failed:
+        return made, list(failed.values())
+    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+    return made, [SwinQuantError(f"{len(failed)} of {len(asked)} checkpoints failed: {reasons}")]
 
 
 def is_calibrated(asked: Quantization) -> bool:

@@ -4,11 +4,19 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 
 import pytest
+import torch
 
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cli import main
 from swin_quant.cli.session import command_of, parser_of
+from swin_quant.config import load_config
+from swin_quant.config.portable import portable_config
+from swin_quant.data.preprocess import Preprocess
 
 
 def words_for(micro, pictures, folder):
@@ -82,6 +90,46 @@ def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monk
     assert "verification failed" in run("quantize", *words).err
     card = json.loads((tmp_path / "out" / "swin_micro_int8_onnxruntime.json").read_text())
     assert card["results"] == []
+
+
+def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pictures, tmp_path):
+    family = ["quantize", *(named(micro, kind, tmp_path) for kind in ("swin", "swinv2"))]
+    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "onnxruntime"]
+    common += ["--half", "none", "--output", tmp_path / "family"]
+    done = run(*family, *common)
+    assert done.code == 0 and "2 of 2: swinv2_micro" in done.err
+    for name in ("swin_micro", "swinv2_micro"):
+        assert (tmp_path / "family" / name / f"{name}_int8_onnxruntime.json").is_file()
+        assert f"{name} " in done.out
+    (tmp_path / "family" / "swin_micro" / "swin_micro_int8_onnxruntime.json").unlink()
+    again = run(*family, *common)
+    assert again.code == 0 and again.err.count("done before") == 1 + 4
+
+
+def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path):
+    good, bad = named(micro, "swin", tmp_path), named(micro, "swinv2", tmp_path, fill=float("nan"))
+    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "onnxruntime", "--half", "none"]
+    done = run("quantize", bad, good, *common, "--output", tmp_path / "family")
+    assert done.code == 1 and "going on with the next" in done.err
+    assert done.err.splitlines()[-1].startswith("error: 1 of 2 checkpoints failed: swinv2_micro: ")
+    assert "swin_micro " in done.out
+
+
+def test_two_of_one_name_would_share_a_folder(run, words):
+    refused = run("quantize", words[0], *words)
+    assert "two checkpoints have one name" in refused.error(2)
+
+
+def named(micro, kind, folder, fill=None):
+    """A copy of a micro checkpoint that says itself what it is; its head's weights are `fill`."""
+    file, state = folder / f"{kind}.pth", torch.load(micro / f"{kind}.pth")
+    if fill is not None:
+        state["model"]["head.weight"][:] = fill
+    torch.save(state, file)
+    cfg = load_config(micro / f"{kind}.yaml")
+    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
+    replace(card, checkpoint=CheckpointRecord(file=file.name, sha256=sha256_of(file))).write(file.with_suffix(".json"))
+    return file
 
 
 def test_policies_are_listed_with_who_takes_them(run):
