@@ -35,12 +35,18 @@ class Must:
     be: str
 
 
-def within(above: float = -inf, least: float = -inf, most: float = inf) -> Must:
-    """A number in a range: `above` is left out of it, `least` and `most` are in it."""
+def within(above: float = -inf, least: float = -inf, most: float = inf, below: float = inf) -> Must:
+    """A number in a range: `above` and `below` are left out of it, `least` and `most` are in it."""
     words = [f"above {above:g}"] if above > -inf else []
-    words += [f"at least {least:g}"] if least > -inf else []
-    words += [f"at most {most:g}"] if most < inf else []
-    return Must(lambda value: value > above and least <= value <= most, " and ".join(words))
+    words += [f"at least {least:.15g}"] if least > -inf else []
+    words += [f"at most {most:.15g}"] if most < inf else []
+    words += [f"below {below:g}"] if below < inf else []
+    return Must(lambda value: above < value < below and least <= value <= most, " and ".join(words))
+
+
+def counted(least: int, most: int) -> Must:
+    """A list of so many entries."""
+    return Must(lambda entries: least <= len(entries) <= most, f"a list of {least} to {most} entries")
 
 
 def one_of(choices: Collection[str]) -> Must:

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -44,7 +45,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 def command_of(name: str) -> ModuleType:
     """The module of a command: HELP, EXAMPLES, `add_arguments(parser)` and `run(args, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
-        raise UsageError(f"no command {name!r}: there are {', '.join(COMMANDS)}")
+        close = get_close_matches(name, COMMANDS, n=1)
+        known = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        raise UsageError(f"no command {name!r:.60}: {known}")
     return importlib.import_module(f"swin_quant.cli.{name.replace('-', '_').replace(' ', '.')}")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.schema import show
+from swin_quant.base.schema import checked, show
 from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
 
@@ -46,9 +46,7 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
     if len(read) > _MAX_FILES:
         raise UsageError(f"{read[0]}: BASE pulls in more than {_MAX_FILES} files, the last is {path}")
     base = tree.pop("BASE", None) or []
-    names = [base] if isinstance(base, str) else base
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: BASE must be a list of file names, not {show(base)}")
+    names = checked(list[str], [base] if isinstance(base, str) else base, str(path), "BASE", error=UsageError)
     for name in filter(None, names):
         if not os.path.isfile(path.parent / name):
             raise UsageError(f"{path}: BASE names {name}, but there is no such file in {path.parent}")

@@ -1,37 +1,43 @@
 """Configurations that no model can be built from are refused, by key, value and file."""
 
 import re
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.schema import show
+from swin_quant.base.schema import Must, one_of, within
 from swin_quant.config.defaults import architecture
 from swin_quant.config.families import families
-from swin_quant.config.values import leaves, need, need_numbers
+from swin_quant.config.values import check_values, leaves
 
-_CHOICES = {
-    "DATA.INTERPOLATION": ("bicubic", "bilinear", "lanczos", "nearest"),
-    "DATA.CACHE_MODE": ("no", "full", "part"),
+
+def _spelt(pattern: str) -> Callable[[str], bool]:
+    return lambda text: re.fullmatch(pattern, text) is not None
+
+
+_FILE = _spelt(r"(?!\.{1,2}$)[^/\\\x00-\x1f\ud800-\udfff]{1,200}")
+_FOLDER = _spelt(r"[^\x00-\x1f\ud800-\udfff]{0,200}")
+_Rate = Annotated[float, within(least=0, below=1)]
+_KINDS: dict[str, Any] = {
+    "DATA.INTERPOLATION": Annotated[str, one_of(("bicubic", "bilinear", "lanczos", "nearest"))],
+    "DATA.CACHE_MODE": Annotated[str, one_of(("no", "full", "part"))],
+    "DATA.IMG_SIZE": Annotated[int, within(least=1, most=8192)],
+    "DATA.BATCH_SIZE": Annotated[int, within(least=1, most=2**20)],
+    "MODEL.NUM_CLASSES": Annotated[int, within(least=1, most=2**20)],
+    "MODEL.DROP_RATE": _Rate,
+    "MODEL.DROP_PATH_RATE": _Rate,
+    "MODEL.LABEL_SMOOTHING": _Rate,
+    "MODEL.NAME": Annotated[str, Must(_FILE, "a name for a file: no slashes, 1 to 200 characters")],
+    "TAG": Annotated[str, Must(_FOLDER, "a name for a folder: up to 200 characters of UTF-8")],
 }
-_RATES = ("MODEL.DROP_RATE", "MODEL.DROP_PATH_RATE", "MODEL.LABEL_SMOOTHING")
-_MOST = {"DATA.IMG_SIZE": 8192, "DATA.BATCH_SIZE": 2**20, "MODEL.NUM_CLASSES": 2**20}
 
 
 def check_geometry(cfg: CfgNode, source: str) -> None:
     """Refuse values that no model can be built from; `source` is the file that the UsageError names."""
-    values = dict(leaves(cfg))
-    for key, choices in {"MODEL.TYPE": tuple(families()), **_CHOICES}.items():
-        need(values[key] in choices, source, f"{key} is {values[key]!r}, but must be one of {', '.join(choices)}")
-    for key in _RATES:
-        need(0 <= values[key] < 1, source, f"{key} is {values[key]}, but must be at least 0 and below 1")
-    name, tag = cfg.MODEL.NAME, cfg.TAG
-    usable = re.fullmatch(r"[^/\\\x00-\x1f\ud800-\udfff]{1,200}", name) is not None and name not in (".", "..")
-    need(usable, source, f"MODEL.NAME {show(name)} cannot name a file: no slashes, 1 to 200 characters")
-    usable = re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]{0,200}", tag) is not None
-    need(usable, source, f"TAG {show(tag)} cannot name a folder: up to 200 characters of UTF-8")
-    for key, most in _MOST.items():
-        need_numbers(key, values[key], most, source)
+    kinds = {"MODEL.TYPE": Annotated[str, one_of(families())], **_KINDS}
+    check_values(kinds, dict(leaves(cfg)), source)
     families()[cfg.MODEL.TYPE].check(cfg, source)
 
 

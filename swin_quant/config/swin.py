@@ -1,11 +1,12 @@
 """Swin's keys, V1 and V2 (docs/reference, section 7.2), and the values that no Swin can be built from."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from yacs.config import CfgNode
 
+from swin_quant.base.schema import counted, within
 from swin_quant.config.families import Family
-from swin_quant.config.values import need, need_numbers
+from swin_quant.config.values import check_values, need
 
 _BOTH: dict[str, Any] = {
     "PATCH_SIZE": 4,
@@ -19,15 +20,16 @@ _BOTH: dict[str, Any] = {
     "APE": False,
     "PATCH_NORM": True,
 }
-# Positive numbers, and the most that can be meant: what is far beyond any Swin is a slip, and would take all memory.
-_MOST = {
-    "PATCH_SIZE": 1024,
-    "IN_CHANS": 1024,
-    "EMBED_DIM": 8192,
-    "DEPTHS": 256,
-    "NUM_HEADS": 4096,
-    "WINDOW_SIZE": 1024,
-    "MLP_RATIO": 256,
+# The most that can be meant: what is far beyond any Swin is a slip, and would take all memory.
+_Stages = counted(1, 16)
+_KINDS: dict[str, Any] = {
+    "PATCH_SIZE": Annotated[int, within(least=1, most=1024)],
+    "IN_CHANS": Annotated[int, within(least=1, most=1024)],
+    "EMBED_DIM": Annotated[int, within(least=1, most=8192)],
+    "DEPTHS": Annotated[list[Annotated[int, within(least=1, most=256)]], _Stages],
+    "NUM_HEADS": Annotated[list[Annotated[int, within(least=1, most=4096)]], _Stages],
+    "WINDOW_SIZE": Annotated[int, within(least=1, most=1024)],
+    "MLP_RATIO": Annotated[float, within(above=0, most=256)],
 }
 _PER_STAGE = ("DEPTHS", "NUM_HEADS", "PRETRAINED_WINDOW_SIZES")
 _DERIVED = ("relative_position_index", "attn_mask", "relative_coords_table")
@@ -60,8 +62,7 @@ def _check(cfg: CfgNode, source: str) -> None:
 
 def _check_values(swin: CfgNode, node: str, source: str) -> None:
     """What each key, and the lists of one entry a stage, must hold on their own."""
-    for key, most in _MOST.items():
-        need_numbers(f"{node}.{key}", swin[key], most, source)
+    check_values(_KINDS, swin, source, f"{node}.")
     lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
     shown = ", ".join(f"{key} {entries}" for key, entries in lists.items())
     need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {shown}")

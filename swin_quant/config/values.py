@@ -70,11 +70,10 @@ def need(holds: bool, source: str, problem: str) -> None:
         raise UsageError(f"{source}: {problem}")
 
 
-def need_numbers(key: str, value: Any, most: float, source: str) -> None:
-    """UsageError unless `value`, or each in a list, is above 0 and at most `most`."""
-    numbers = value if isinstance(value, list) else [value]
-    need(min(numbers, default=0) > 0, source, f"{key} is {show(value)}, but must be positive")
-    need(max(numbers) <= most, source, f"{key} is {show(value)}, but must be at most {most}")
+def check_values(kinds: Mapping[str, Any], values: Mapping[str, Any], source: str, section: str = "") -> None:
+    """UsageError unless the values of the keys of `kinds` are of those types (`base.schema`)."""
+    for key, kind in kinds.items():
+        checked(kind, values[key], source, f"{section}{key}", error=UsageError)
 
 
 def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:

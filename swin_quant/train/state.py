@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.schema import checked
+from swin_quant.base.schema import check_record
 from swin_quant.train.parallel import full_states, load_full_states
 from swin_quant.train.snapshot import check_weights, random_states, set_random_states
 
@@ -101,13 +101,22 @@ class TrainingState:
         self.position = Position(**content["position"])
 
 
+class _Parts(TypedDict):
+    """What a snapshot holds, and more: `average` may be None."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    scaler: dict[str, Any]
+    random: dict[str, Any]
+    settings: dict[str, Any]
+    position: Position
+
+
 def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
     """ValueError or SwinQuantError unless a snapshot has all its parts, of the right kinds and of this model."""
-    for name in ("model", "optimizer", "schedule", "scaler", "random", "settings"):
-        if not isinstance(content.get(name), dict):
-            raise ValueError(f"its {name} is missing")
+    check_record(_Parts, content, "its state", unknown=[])
     check_weights(content["model"], model.state_dict())
-    checked(Position, content.get("position"), "its state", "position")
     try:
         json.dumps(content["settings"])
     except TypeError as error:

@@ -1,10 +1,13 @@
 """An architecture of somebody else's, with a layer of its own kind; in checkpoints `net.` may precede each name."""
 
+from typing import Annotated
+
 import torch
 from torch import nn
 
+from swin_quant.base.schema import within
 from swin_quant.config.families import Family
-from swin_quant.config.values import need_numbers
+from swin_quant.config.values import check_values
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import LayerNorm
 from swin_quant.models.registry import Architecture
@@ -42,7 +45,7 @@ def build(cfg):
 
 
 def check(cfg, source):
-    need_numbers("MODEL.TOY.HIDDEN", cfg.MODEL.TOY.HIDDEN, 4096, source)
+    check_values({"HIDDEN": Annotated[int, within(least=1, most=4096)]}, cfg.MODEL.TOY, source, "MODEL.TOY.")
 
 
 def rename(state):

@@ -4,8 +4,9 @@ All of it follows from the geometry and the target, so a manifest that was read 
 """
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.backends.fastertransformer.interface import OPS, geometry_of, op_arguments, plugin
@@ -13,11 +14,18 @@ from swin_quant.backends.fastertransformer.limits import Case, check_limits
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_json
-from swin_quant.base.schema import checked
+from swin_quant.base.schema import checked, counted, within
 from swin_quant.models.geometry import Geometry
 
 SCHEMA = "swin-quant/fastertransformer/2"
-LARGEST = {"depths": 256, "num_heads": 4096, "embed_dim": 8192, "img_size": 8192, "in_chans": 1024}
+_BOUNDS = {
+    "depths": (-inf, 1, 256),
+    "num_heads": (-inf, 1, 4096),
+    "embed_dim": (-inf, 1, 8192),
+    "img_size": (-inf, 1, 8192),
+    "in_chans": (-inf, 1, 1024),
+    "int8_mode": (-inf, 1, 2),
+}
 
 
 class GpuTarget(TypedDict):
@@ -101,6 +109,13 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
     return manifest, case
 
 
+def _kind(name: str, example: Any) -> Any:
+    """What an argument like `example` must be."""
+    if isinstance(example, list):
+        return Annotated[list[_kind(name, example[0])], counted(1, 16)]  # type: ignore[misc]  # made at run time
+    return Annotated[type(example), within(*_BOUNDS.get(name, (-inf, 0, 65536)))]
+
+
 def _case(manifest: Manifest, path: Path) -> Case:
     """The case that the arguments describe, every number within bounds before anything is computed from it."""
     target, arguments = manifest["target"], manifest["arguments"]
@@ -110,13 +125,7 @@ def _case(manifest: Manifest, path: Path) -> Case:
     if target["kind"] not in KINDS or arguments.keys() != like.keys() or form.version not in (1, 2):
         raise SwinQuantError(f"{path}: its arguments are not those of {manifest['target']['op']!r:.60}; export again")
     for name, value in arguments.items():
-        values = value if isinstance(value, list) and isinstance(like[name], list) else [value]
-        kind = type(like[name][0]) if isinstance(like[name], list) else type(like[name])
-        bound = LARGEST.get(name, 65536)
-        if not 0 < len(values) <= 16 or any(type(v) is not kind or not 0 <= v <= bound for v in values):
-            raise SwinQuantError(f"{path}: argument {name} cannot be {value!r:.60}")
-    if arguments.get("int8_mode", 1) not in (1, 2):
-        raise SwinQuantError(f"{path}: int8_mode must be 1 or 2, not {arguments['int8_mode']}")
+        checked(_kind(name, like[name]), value, str(path), f"arguments.{name}")
     g = geometry_of(arguments, target["classes"])
     try:
         case = Case(g, form, arguments.get("int8_mode"), arguments["max_batch"])

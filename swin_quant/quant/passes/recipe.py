@@ -8,7 +8,7 @@ passes:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import checked, plain
@@ -17,7 +17,16 @@ from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.passes import passes
 from swin_quant.quant.passes.kind import Pass
 
-_KEYS = ("name", "description", "passes")
+
+class _Said(TypedDict, total=False):
+    name: str
+    description: str
+
+
+class _Recipe(_Said):
+    """The file: names of passes, or mappings with a `name` and options."""
+
+    passes: list[Any]
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,7 @@ def builtin_passes() -> list[str]:
 def load_passes(name_or_path: str) -> tuple[PassStep, ...]:
     """A shipped recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
     path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
-    data = read_yaml(path, "recipe of passes")
-    if not isinstance(data, dict) or "passes" not in data:
-        raise UsageError(f"{path}: must be a mapping with the key passes, a list")
-    if unknown := sorted(data.keys() - set(_KEYS)):
-        raise UsageError(f"{path}: unknown key {unknown[0]!r:.60}; known are {', '.join(_KEYS)}")
+    data = checked(_Recipe, read_yaml(path, "recipe of passes"), str(path), error=UsageError)
     return steps_of(data["passes"], str(path))
 
 

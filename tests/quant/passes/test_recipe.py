@@ -46,9 +46,9 @@ def test_what_is_wrong_is_said_in_one_line(given, message):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("- equalize", "mapping with the key passes"),
-        ("passes: [equalize]\nnaem: x", "unknown key 'naem'"),
-        ("", "passes"),
+        ("- equalize", "must be a mapping"),
+        ("passes: [equalize]\nnaem: x", "unknown key 'naem'; did you mean name"),
+        ("", "must be a mapping"),
     ],
 )
 def test_a_file_is_checked(text, message, tmp_path):
