@@ -11,9 +11,10 @@ WORKERS ?= 2
 TORCH := torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test faults fuzz test-cpus lint pins clean
+.PHONY: help demo test test-all faults fuzz test-cpus lint pins clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -22,8 +23,11 @@ help:  ## show this list
 demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits (results in out/demo)
 	$(BIN)/swin-quant demo --output out/demo
 
-test: lint  ## lint, then every test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test: lint  ## lint, then every test but the slow ones: a few minutes
+	$(PYTEST) -m "not slow"
+
+test-all: lint  ## lint, then every test: what CI runs
+	$(PYTEST)
 
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour

@@ -41,11 +41,18 @@ SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[2] / "s
 ROOT_KEYS = {"IMG_SIZE": "DATA", "NUM_CLASSES": "MODEL", "DROP_RATE": "MODEL", "DROP_PATH_RATE": "MODEL"}
 
 
-# Two stages of two blocks on 8 x 8 tokens: shifted windows, a mask and a patch merging, in milliseconds.
+# Two stages on 8 x 8 or 16 x 16 tokens: shifted windows, a mask and a patch merging, in milliseconds.
 MICRO = {"EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+TINY = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 CLASSES = ("cat", "dog", "fox")
 VAL = 7  # uneven over two ranks, and over three classes
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first, so that workers, which take a file at a time, end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -90,9 +97,11 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_config():
-    """make("swin" | "swinv2", KEY=value ...) -> the digits demo's config, keys of the architecture replaced."""
+    """make("swin" | "swinv2", KEY=value ...) -> the digits demo's config in two stages, keys replaced."""
 
     def make(kind="swin", **keys):
+        if not {"DEPTHS", "NUM_HEADS"} & keys.keys():
+            keys = TINY | MORE[kind] | keys
         overrides = {f"{ROOT_KEYS.get(key, f'MODEL.{kind.upper()}')}.{key}": value for key, value in keys.items()}
         return load_config(configs_dir() / "demo" / f"{kind}_digits.yaml", overrides=overrides)
 

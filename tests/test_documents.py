@@ -93,7 +93,8 @@ def shelf(reader, tmp_path_factory, write_config, randomise):
     for name in ("my", "swin_tiny", NAME):
         torch.save({"model": weights}, folder / f"{name}.pth")
         record = CheckpointRecord(file=f"{name}.pth", sha256=sha256_of(folder / f"{name}.pth"))
-        replace(card, name="my" if name == "my" else NAME, checkpoint=record).write(folder / f"{name}.json")
+        config = portable_config(load_config(folder / "my.yaml") if name == "my" else cfg)
+        replace(card, name=config["MODEL"]["NAME"], config=config, checkpoint=record).write(folder / f"{name}.json")
     save_file(weights, folder / "timm_swin_tiny.safetensors")
     shutil.copy(folder / "photo.jpg", folder / "cat.jpg")
     shutil.copytree(folder / "holiday", folder / "more")
@@ -137,6 +138,7 @@ def ours(line):
 BY_DOCUMENT = [path for path in FILES if path.name != "README.md" and any(shell_lines(path))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BY_DOCUMENT, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_documents_and_help_show_can_be_done(path, shelf, run, tmp_path, monkeypatch):
     pytest.importorskip("openvino")
@@ -170,6 +172,7 @@ def commands():
                 yield line.split("  #")[0].strip()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme(reader, run, monkeypatch):
     pytest.importorskip("openvino")
     monkeypatch.chdir(reader)

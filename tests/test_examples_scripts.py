@@ -21,6 +21,7 @@ def test_every_script_is_tried():
     assert {path.name for path in FOLDER.glob("*.py")} == set(SCRIPTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script(script, micro, pictures, tmp_path, monkeypatch, capsys):
     data = tmp_path / "data"

@@ -72,6 +72,7 @@ def report(contender):
     return measure("linear", field, QUICK, SIDE, BenchPictures(images, torch.zeros(5, dtype=torch.int64), "5 pictures"))
 
 
+@pytest.mark.slow
 def test_every_contender_has_a_row_for_every_batch_in_order(report):
     assert [(row.batch, row.contender) for row in report.rows] == [
         (batch, name) for batch in (1, 3) for name in ("plain", "noisy", "broken")
@@ -114,6 +115,7 @@ def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
         interleave([Contender("gone", load)], [1], 1, 0.001, SIDE)
 
 
+@pytest.mark.slow
 def test_what_an_engine_says_of_this_cpu_is_among_the_notes(contender):
     run = partial(torch.mean, dim=(2, 3))
     careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})

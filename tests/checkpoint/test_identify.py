@@ -74,6 +74,7 @@ def same_model(one, other):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_configuration_is_found_again(name, weights):
     cfg, state = shipped(name)

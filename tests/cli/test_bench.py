@@ -34,6 +34,7 @@ def artifact(folder):
     return next(folder.glob("*_int8*.onnx"))
 
 
+@pytest.mark.slow
 def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures, tmp_path):
     words = ("--batch", 2, *QUICK, "--data-path", pictures, "--output", tmp_path)
     done = run("bench", artifact, *words)
@@ -51,6 +52,7 @@ def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures
     assert "7 pictures of" in done.out and "int8 instructions" in done.out
 
 
+@pytest.mark.slow
 def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact):
     done = run("bench", artifact, "--batch", 1, *QUICK, "--json", "--quiet")
     assert done.code == 0, done.err
@@ -115,6 +117,7 @@ def test_a_missing_file_is_refused(run, tmp_path):
     assert "no such file" in run("bench", tmp_path / "gone.onnx").error(1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_leaves_nothing(fork, artifact, tmp_path):
     words = ("bench", artifact, "--batch", 1, "--rounds", 1000, "--seconds", 1, "--threads", 1, "--quiet")
     child = fork(words, {"TMPDIR": str(tmp_path)}, partial(setattr, tempfile, "tempdir", None))

@@ -103,6 +103,7 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
             assert state[f"{name}._amax"].item() == weight.abs().max().item()
 
 
+@pytest.mark.slow
 def test_calibrators_and_their_flags(calibrate):
     """max is the largest of all; a lower percentile is a lower range; weights always keep their maximum."""
     states = {
@@ -137,6 +138,7 @@ def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that
     assert re.match(r"warning: --calibrator (max|mse|entropy) does better there, \d+\.\d dB \(", second)
 
 
+@pytest.mark.slow
 def test_the_default_calibrator_follows_the_bits(calibrate):
     def method(*flags):
         record = calibrate("--no-eval", *flags)[1]["calibration"]

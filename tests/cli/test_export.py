@@ -191,6 +191,7 @@ RUN = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1,
        "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that(run, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     own.with_suffix(".json").write_text(json.dumps(card | {"policy": MINE}))
@@ -225,6 +226,7 @@ def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, write_
     assert "policy ft-mode1 (mine " in error and "it differs in" in error
 
 
+@pytest.mark.slow
 def test_saturation_safe_weights_have_7_bits_and_say_so(run, calibrated, tmp_path):
     words = ("--checkpoint", calibrated, "--for", "openvino", "--saturation-safe", "--check", "--output", tmp_path)
     artifact = exported(run("export", *words))
@@ -249,6 +251,7 @@ def test_what_cannot_be_made_safe_is_refused(run, calibrated, tmp_path, words, s
     assert says in done.error(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "onnx"])
 def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
     monkeypatch.setattr(saturation, "saturates", lambda engine: True)

@@ -82,6 +82,7 @@ def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tm
     assert len(read_table(out / "steps.csv")) == 12 and len(read_table(out / "epochs.csv")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
 @pytest.mark.parametrize("amax", ["frozen", "learned", "reestimated"])
 def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags, tmp_path, card_of, policy, amax):
@@ -223,6 +224,7 @@ def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_r
     assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
 
 
+@pytest.mark.slow
 def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
     flags = [*float_run, "--set", "ema=0", "save_minutes=1e-9"]
     assert run(*flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0

@@ -41,6 +41,7 @@ def test_an_installed_backend_exports_is_verified_and_scored(files, run, picture
     ]
 
 
+@pytest.mark.slow
 def test_an_installed_backend_is_timed_beside_its_own_float_baseline(files, run, tmp_path):
     checkpoint, _ = files
     words = ("--batch", 1, "--rounds", 1, "--seconds", 0.001, "--threads", 1, "--output", tmp_path)

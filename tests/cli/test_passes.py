@@ -61,6 +61,7 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
     assert len(card_of(tmp_path / "asked" / "swin_micro_calib.pth")["calibration"]["passes"]) > 1
 
 
+@pytest.mark.slow
 def test_two_ranks_find_what_one_finds(run, forked, float_flags, recipe, card_of, tmp_path):
     flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode1", "--no-eval", "--passes", recipe]
     assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
@@ -71,6 +72,7 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, recipe, card_of
     assert without_seconds(card_of(one)) == without_seconds(card_of(two))
 
 
+@pytest.mark.slow
 def test_figures_compare_with_the_float_file_that_the_user_had(run, float_flags, recipe, card_of, tmp_path):
     flags = [*float_flags, "--policy", "qdq", "--wprec", 4, "--aprec", 4]
     assert run("calibrate", *flags, "--output", tmp_path / "plain").code == 0

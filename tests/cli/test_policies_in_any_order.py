@@ -72,6 +72,7 @@ def quantized(model, chosen):
     return {engine.policy: engine for engine in engines.values() if engine.policy}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["PTQ 8", "PTQ 4", *LEARNED])
 @settings(max_examples=8)

@@ -92,6 +92,7 @@ def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monk
     assert card["results"] == []
 
 
+@pytest.mark.slow
 def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pictures, tmp_path):
     family = ["quantize", *(named(micro, kind, tmp_path) for kind in ("swin", "swinv2"))]
     common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "onnxruntime"]

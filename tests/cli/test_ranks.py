@@ -130,6 +130,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
     """Processes of their own, without torchrun: torch's C++ side must not print its stack traces either."""
     with socket.socket() as probe:

@@ -111,6 +111,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     assert "interrupted" in child.wait().error(130)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """What a fork cannot show: start-up and the end of the interpreter. `nodes | head -1` is no error."""
     hook = "import time, sys; from swin_quant import cli; from swin_quant.tasks import calibrate; "

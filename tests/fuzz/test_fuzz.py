@@ -12,6 +12,7 @@ from runner import CAN_WATCH, attack
 CASES = 200
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CAN_WATCH, reason="memory is watched through Linux's /proc")
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_damaged_files_are_read_or_refused(parser):

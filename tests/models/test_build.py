@@ -229,7 +229,7 @@ def test_drop_path_works_in_training_only(kind, tiny_model):
 
 
 def test_drop_path_rates_rise_evenly_from_zero(tiny_model):
-    model = tiny_model("swin", DROP_PATH_RATE=0.35)
+    model = tiny_model("swin", DROP_PATH_RATE=0.35, DEPTHS=[2, 4, 2], NUM_HEADS=[1, 2, 4])
     rates = [block.drop_path.rate for layer in model.layers for block in layer.blocks]
     assert rates == pytest.approx([0.05 * i for i in range(8)])
 

@@ -27,6 +27,7 @@ def test_the_built_in_policies():
     assert INT8_MODES == {1: "ft-mode1", 2: "ft-mode2"}
 
 
+DEEP = {"DEPTHS": [1, 1, 1, 2], "NUM_HEADS": [1, 2, 4, 8]}
 MINE = """
 name: mine
 description: four bits for the weights of the last stage
@@ -43,7 +44,7 @@ def test_a_file_of_the_user(name, tmp_path, tiny_model, use_policy):
     (tmp_path / name).write_text(MINE)
     policy = load_policy(str(tmp_path / name))
     assert policy.name == "mine" and policy.description.startswith("four bits")
-    nodes = enabled_nodes(use_policy(tiny_model("swin"), str(tmp_path / name)))
+    nodes = enabled_nodes(use_policy(tiny_model("swin", **DEEP), str(tmp_path / name)))
     expected = {f"layers.3.blocks.{j}.{linear}._weight_quantizer" for j in (0, 1) for linear in ("attn.qkv", "mlp.fc1")}
     assert set(nodes) == expected and all(node.bits == 4 and node.per_channel for node in nodes.values())
 

@@ -73,7 +73,7 @@ def test_zero_points_are_for_activations(tiny_model):
 
 def test_cpu_has_a_zero_point_behind_gelu(tiny_model):
     for name in ("cpu", "cpu-amx", "onnxruntime"):
-        model = tiny_model("swinv2", PRETRAINED_WINDOW_SIZES=[0] * 4)
+        model = tiny_model("swinv2")
         apply_policy(model, load_policy(name))
         asymmetric = {name for name, node in enabled_nodes(model).items() if not node.symmetric}
         assert asymmetric == {name for name in enabled_nodes(model) if name.endswith("mlp.fc2._input_quantizer")}

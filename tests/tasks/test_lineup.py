@@ -61,6 +61,7 @@ def names(tmp_path):
     return of
 
 
+@pytest.mark.slow
 def test_a_float_export_that_is_given_is_the_baseline(names, exported, tmp_path):
     found, baselines = names(exported)
     assert found == [REFERENCE, "openvino float32", "openvino int8 cpu"]
@@ -87,12 +88,14 @@ def test_two_of_a_name_are_told_apart(names, exported, first):
     assert found[2:] == ["openvino int8 cpu", f"openvino int8 cpu ({again.stem})"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_for_the_engines_asked_for(names, first, tmp_path):
     found, _ = names([str(first)], ["onnxruntime"])
     assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 onnxruntime"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["onnxruntime_float", "onnxruntime_int8"]
 
 
+@pytest.mark.slow
 def test_float_contenders_with_the_weights_of_qat_are_called_so(names, first, tmp_path_factory):
     """They are baselines of latency, not the original that accuracy is compared with."""
     file = shutil.copy(first, tmp_path_factory.mktemp("qat") / first.name)

@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 RECIPE = Recipe(compile=True)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_qat_has_the_gradients_of_an_eager_one(tiny_model, monkeypatch):
     """Traced forward and backward as the compiler gets them; generating code would take a minute and is torch's."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))

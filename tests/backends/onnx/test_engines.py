@@ -37,6 +37,7 @@ def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
     assert ops.count("Gather") == 2 and "Cast" not in ops
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("target", ["portable", "tensorrt"])
 def test_onnx_checker_with_strict_shape_inference(kind, target, exported):

@@ -60,6 +60,7 @@ def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, r
         assert steps.max() <= 1 and steps.mean() <= 0.02, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "kind"), [(17, "swin"), (17, "swinv2"), (18, "swinv2"), (19, "swin")])
 def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quantized_alike, images):
     file = exported(kind, opset=opset).file

@@ -10,6 +10,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.swin.half import SMALLEST_SCALE
 
+pytestmark = pytest.mark.slow  # an export for each case
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 IN_FLOAT32 = {"LayerNormalization", "ReduceMean", "ReduceL2", "Clip", "Div", "Mul"}  # the last four normalise V2's q, k

@@ -54,6 +54,7 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
     assert modes["Mul"] == 3 and count(graph("swin"))["Mul"] == 0
 
 
+@pytest.mark.slow
 @KINDS
 def test_fewer_operators(kind, graph, count):
     """docs/reference, section 10.4. Three blocks, one shifted, and a merging."""

@@ -96,6 +96,7 @@ def test_inspect_takes_their_products_for_int8_and_tells_the_engines_that_do_not
     assert not [rule for engine, rule in told if engine == "onnxruntime"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [17, 20])
 def test_both_ends_of_the_opsets(opset, exported, run, images, assert_quantized_alike):
     assert_quantized_alike(run(exported("swin", POLICY, opset=opset).file, images)["logits"], "swin", POLICY)

@@ -20,6 +20,7 @@ def measured(artifact):
     return {(result.engine, result.precision, result.policy): result for result in results}
 
 
+@pytest.mark.slow
 def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results(evaluate, exports, pictures):
     done = evaluate(exports.onnx, exports.ft, "--fake-quant", "--batch", 4)
     assert done.code == 0, done.err

@@ -16,6 +16,18 @@ from tests.outliers import plant
 PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads")]
 
 
+SHALLOW = {
+    "swin": {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]},
+    "swinv2": {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "PRETRAINED_WINDOW_SIZES": [0, 0]},
+}
+
+
+@pytest.fixture
+def shallow(tiny_model):
+    """A block and a patch merging, and a block: three units."""
+    return lambda kind: tiny_model(kind, **SHALLOW[kind])
+
+
 @pytest.fixture
 def images():
     return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(5))
@@ -65,8 +77,8 @@ def test_last_bits_of_a_measurement_do_not_matter():
 
 
 @pytest.mark.parametrize("kind, where", PLACES)
-def test_planted_outliers_keep_the_function_and_are_found(kind, where, tiny_model, images, pieced, use_policy):
-    model = tiny_model(kind)
+def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, pieced, use_policy):
+    model = shallow(kind)
     clean = outliers(pieced(model, images))
     before = logits(model, images)
     plant(model, where, 100)
@@ -76,8 +88,8 @@ def test_planted_outliers_keep_the_function_and_are_found(kind, where, tiny_mode
 
 
 @pytest.mark.parametrize("kind, where", PLACES)
-def test_planted_outliers_are_cured_in_the_same_function(kind, where, tiny_model, images, pieced, use_policy):
-    model = use_policy(tiny_model(kind), "ft-mode1")
+def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, pieced, use_policy):
+    model = use_policy(shallow(kind), "ft-mode1")
     expected = logits(model, images)
     unplanted = worth(model, images, expected)
     plant(model, where, 100)
@@ -88,16 +100,16 @@ def test_planted_outliers_are_cured_in_the_same_function(kind, where, tiny_model
     assert planted < unplanted - 5 and cured > unplanted - 1.5
 
 
-def test_no_unit_is_worse(tiny_model, images, pieced, use_policy):
-    model = use_policy(tiny_model("swin"), "qdq")
+def test_no_unit_is_worse(shallow, images, pieced, use_policy):
+    model = use_policy(shallow("swin"), "qdq")
     expected = logits(model, images)
     before = worth(model, images, expected)
     run(pieced(model, images), EqualizeOptions())
     assert worth(model, images, expected) > before - 0.5
 
 
-def test_where_nothing_stands_out_nothing_is_changed(tiny_model, images, pieced, use_policy):
-    model = use_policy(tiny_model("swinv2"), "ft-mode1")
+def test_where_nothing_stands_out_nothing_is_changed(shallow, images, pieced, use_policy):
+    model = use_policy(shallow("swinv2"), "ft-mode1")
     calibrate(model, images.split(8))
     before = copy.deepcopy(model.state_dict())
     assert run(pieced(model, images), EqualizeOptions(only_outliers=True)) == "no unit gains"
@@ -105,8 +117,8 @@ def test_where_nothing_stands_out_nothing_is_changed(tiny_model, images, pieced,
 
 
 @pytest.mark.parametrize("pictures", [torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)])
-def test_constant_pictures_and_one_picture_do_no_harm(pictures, tiny_model, pieced, use_policy):
-    model = use_policy(tiny_model("swin"), "ft-mode1")
+def test_constant_pictures_and_one_picture_do_no_harm(pictures, shallow, pieced, use_policy):
+    model = use_policy(shallow("swin"), "ft-mode1")
     expected = logits(model, pictures)
     calibrate(model, [pictures])
     run(pieced(model, pictures), EqualizeOptions())
