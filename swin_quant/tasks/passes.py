@@ -82,7 +82,7 @@ def improve(
     gains = run_passes(piece, steps, observe_again)
     if lost := [gain.step.name for gain in gains if not gain.kept]:
         log.warning("taken back, since the logits lost by it: %s", listed(lost))
-    kept = seen if all(gain.kept for gain in gains if gain.step.kind.keeps_function) else []
+    kept = seen if all(gain.kept for gain in gains if gain.step.kind.observes_again) else []
     return (kept[-1] if kept else calibration), [_record(gain) for gain in gains]
 
 
@@ -128,7 +128,7 @@ def _record(gain: Gain) -> PassRecord:
             note=gain.note,
             seconds=round(gain.seconds, 1),
             kept=gain.kept,
-            keeps_function=kind.keeps_function or kind.of_ranges,
+            keeps_function=kind.keeps_function,
             sqnr_db=list(gain.sqnr_db),
             agreement=list(gain.agreement),
         )

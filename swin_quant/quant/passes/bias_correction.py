@@ -19,7 +19,7 @@ from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.trial import copied, quantized, quantizing, restore, squared_error
-from swin_quant.quant.passes.units import UnitRun, through, walk
+from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.watch import watching
 
 
@@ -38,7 +38,7 @@ def run(piece: Workpiece, options: BiasOptions) -> str:
     """Correct the biases of every unit in order; a unit whose output is no better for it is left as it was."""
     gains: list[float] = []
     given: list[Tensor] = []
-    for step in walk(piece.model, piece.units, piece.first(options.pictures)):
+    for step in piece.walk(options.pictures):
         given = given if given and options.sequential else step.inputs
         original = copied(step.unit)
         outputs = quantized(step.unit, given)
@@ -64,7 +64,8 @@ def _correct(piece: Workpiece, step: UnitRun, given: Sequence[Tensor], options: 
         and layer.effective_bias() is not None
         and f"{step.name}.{name}.bias" not in final
     }
-    wanted = _means(step.unit, layers, step.inputs)
+    originals = {name: step.original.get_submodule(name) for name in layers}
+    wanted = _means(step.original, originals, step.inputs)
     for some in [{name: layer} for name, layer in layers.items()] if options.sequential else [layers]:
         with quantizing(step.unit):
             means = _means(step.unit, some, given)

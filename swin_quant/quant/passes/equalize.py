@@ -21,7 +21,7 @@ from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, copied, restore
-from swin_quant.quant.passes.units import UnitRun, through, walk
+from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.watch import watching
 
 OUTLIER = 5.0  # times the median channel: of four trained micro models, V1 and V2, none stands out by more than 3.2
@@ -92,7 +92,7 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 def run(piece: Workpiece, options: EqualizeOptions) -> str:
     """Equalize `piece.model`, unit after unit, in float's own activations, which stay what they are."""
     gains: list[float] = []
-    for step in walk(piece.model, piece.units, piece.first(options.pictures)):
+    for step in piece.walk(options.pictures):
         places = [exchange for exchange in piece.exchanges if exchange.shown.name.startswith(f"{step.name}.")]
         spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
         if places and (not options.only_outliers or max(map(outlier, places, spreads)) > OUTLIER):

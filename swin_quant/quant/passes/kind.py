@@ -1,6 +1,7 @@
 """What a pass is, and what it works on."""
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange, Part
+from swin_quant.quant.passes.units import UnitRun, walk
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Workpiece:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: what the forward pass runs one after the other, each on what the one before gave; `outputs`: parameters
-    that are added to what a unit gives; `exchanges`: where factors and offsets are free. A pass changes the network.
+    that are added to what a unit gives; `exchanges`: where factors and offsets are free. A pass changes the network;
+    `original` is a copy of what it was, by which every pass measures.
     """
 
     model: nn.Module
@@ -24,6 +27,10 @@ class Workpiece:
     units: Mapping[str, nn.Module] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
     outputs: Sequence[Part] = ()
+    original: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "original", copy.deepcopy(self.model))
 
     def first(self, pictures: int) -> list[Tensor]:
         """Batches of the first pictures."""
@@ -34,17 +41,26 @@ class Workpiece:
             pictures -= len(batch)
         return found
 
+    def walk(self, pictures: int) -> Iterator[UnitRun]:
+        """Each unit in order with what the original gives on the first pictures; it may be changed on the way."""
+        return walk(self.model, self.units, self.first(pictures), self.original)
+
 
 @dataclass(frozen=True)
 class Pass:
     """A way to make a calibrated network better.
 
     `run(piece, options)` changes its network and says in half a line what it did; `options` are a frozen dataclass
-    with defaults, which checks itself (UsageError). `keeps_function`: in float, the network computes what it did, and
-    its ranges are observed again. `of_ranges`: it chooses ranges, which must not be observed again behind it.
+    with defaults, which checks itself (UsageError). `keeps_function`: in float, the network computes what it did.
+    `of_ranges`: it chooses ranges, which must not be observed again behind it; behind one that keeps the function and
+    chooses none, they are.
     """
 
     run: Callable[[Workpiece, Any], str]
     options: type[Any]
     keeps_function: bool = False
     of_ranges: bool = False
+
+    @property
+    def observes_again(self) -> bool:
+        return self.keeps_function and not self.of_ranges

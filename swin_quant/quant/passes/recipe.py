@@ -64,7 +64,7 @@ def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:
     steps = tuple(_step(one, f"{source}: pass {number}") for number, one in enumerate(given, 1))
     chosen: str | None = None
     for step in steps:
-        if step.kind.keeps_function and chosen:
+        if step.kind.observes_again and chosen:
             raise UsageError(f"{source}: {step.name} after {chosen}: ranges are found again behind it: put it before")
         chosen = step.name if step.kind.of_ranges else chosen
     return steps

@@ -5,7 +5,7 @@ A pass that does harm there is taken back, whatever it measured itself.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -52,12 +52,15 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         kept, start = _state(piece.model), time.perf_counter()
         note = step.kind.run(piece, step.options)
         _agree(piece.model)
-        if step.kind.keeps_function and not _same(_state(piece.model), kept):
+        renewed = step.kind.observes_again and not _same(_state(piece.model), kept)
+        if renewed:
             observe_again()
         after = _measured(piece.model, shown, expected)
         harmless = after[1] >= before[1] - _HARM_DB
         if not harmless:
             _restore(piece.model, kept)
+        elif renewed:
+            piece = replace(piece)  # its function in other weights is what the next ones measure by
         seconds = time.perf_counter() - start
         gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless))
         _say(gains[-1])

@@ -38,23 +38,30 @@ def _reached(model: nn.Module, batch: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class UnitRun:
-    """A unit, what it is given for each batch of pictures, and what it gives: in float, and before it is changed."""
+    """A unit, what it is given for each batch of pictures, and what it gives, both in float by the unit `original`."""
 
     name: str
     unit: nn.Module
     inputs: list[Tensor]
     outputs: list[Tensor]
+    original: nn.Module
 
 
-def walk(model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor]) -> Iterator[UnitRun]:
-    """Each unit in order; it may be changed before the next is asked for, which is given what it gave unchanged."""
-    inputs: list[Tensor] = []
+def walk(
+    model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module | None = None
+) -> Iterator[UnitRun]:
+    """Each unit in order; it may be changed before the next is asked for, which is given what it gave unchanged.
+
+    `original`: a copy of the network that says what units are given and give; else it is `model`, as it is.
+    """
+    original, inputs = original or model, []
     for name, unit in track(list(units.items()), "units", len(units)):
+        source = original.get_submodule(name)
         if not inputs:
             with torch.inference_mode():
-                inputs = entering(model, unit, images)
-        outputs = through(unit, inputs)
-        yield UnitRun(name, unit, inputs, outputs)
+                inputs = entering(original, source, images)
+        outputs = through(source, inputs)
+        yield UnitRun(name, unit, inputs, outputs, source)
         inputs = outputs
 
 
