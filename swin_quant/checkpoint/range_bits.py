@@ -16,12 +16,17 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import BitsRecord, CalibrationRecord
 from swin_quant.quant.calibration import Method
+from swin_quant.quant.passes import choosing_ranges, passes
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 
 LEARNED = "learned"
-OF_BITS = (*(name for name, method in RANGE_METHODS.items() if method.of_bits), LEARNED)
+OF_BITS = (
+    *(name for name, method in RANGE_METHODS.items() if method.of_bits),
+    LEARNED,
+    *(name for name, one in passes().items() if one.of_ranges),
+)
 """Ways to find a range whose result depends on the bits."""
 
 
@@ -53,6 +58,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
     policy = policy_from_dict(card.policy, f"the run card of {card.name}") if card.policy else None
     settings = settings_for(model, policy) if policy else {}
     trained = card.training.get("ranges") if card.training else None
+    fitted = choosing_ranges(card.calibration.get("passes", [])) if card.calibration else []
     found = {}
     for name, node in named_nodes(model).items():
         kind: Literal["weights", "activations"] = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
@@ -61,6 +67,8 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
             found[name] = Origin(Method().for_bits(setting.bits), setting.bits)  # QAT calibrates anew what it left out
         elif trained and setting and (method := trained[kind]):
             found[name] = Origin(method, setting.bits)
+        elif kind == "weights" and fitted and setting and setting.enabled:
+            found[name] = Origin(fitted[-1], setting.bits)
         elif kind == "weights" or card.calibration is None:
             found[name] = Origin("max")
         else:
@@ -95,7 +103,9 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             continue
         name, origin = next(iter((wrong or others).items()))
         if wrong:
-            remedy = "finetune" if origin.method == LEARNED else "calibrate (from ‹statistics›, without pictures)"
+            remedy = "finetune" if origin.method == LEARNED else "calibrate the float checkpoint"
+            if origin.method in RANGE_METHODS:
+                remedy = "calibrate (from ‹statistics›, without pictures)"
             raise UsageError(
                 f"{checkpoint}: {_found(wrong, origin)} for {origin.bits} bits, and policy {policy.name} "
                 f"has {bits[name]} at {name}: {remedy} with these bits"

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.checkpoint.ranges import SUFFIX, finite_positive, is_range
-from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.layer import weighted_layers
+from swin_quant.quant.quantizer import named_nodes, row_ranges
 
 
 def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict[str, Tensor]":
@@ -21,15 +22,17 @@ def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict
 
     Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
     read them all, whichever a policy enables. Beside those of activations lie both ends, which its importers pass over.
-    A per-channel range becomes its maximum, which is the per-tensor one; with `by_channel` it stays [out, 1], as what
-    was trained against such ranges needs it. Raises when a node has no positive, finite range.
+    Per-channel ranges that are those of the weight's own rows become their maximum, of which they are found again;
+    others stay [out, 1], and so do all `by_channel`. Raises when a node has no positive, finite range.
     """
     unfit = [name for name, node in named_nodes(model).items() if not finite_positive(node.amax)]
     if unfit:
         raise SwinQuantError(f"{len(unfit)} nodes have no positive, finite range: {listed(unfit)}; calibrate the model")
     state = OrderedDict()
+    rows = {} if by_channel else {f"{name}{SUFFIX}": layer.weight for name, layer in weighted_layers(model).items()}
     for key, value in model.state_dict().items():
-        state[key] = _portable(value.max() if key.endswith(SUFFIX) and not by_channel else value)
+        derived = key in rows and value.dim() > 0 and torch.equal(row_ranges(rows[key], value.max()), value)
+        state[key] = _portable(value.max() if derived else value)
     return state
 
 

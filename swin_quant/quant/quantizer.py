@@ -147,8 +147,8 @@ class Quantizer(nn.Module):
     def range_for(self, x: Tensor) -> Tensor:
         """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
 
-        Of a range per tensor, a channel takes its largest magnitude, never more than that range, and all of it if the
-        channel is zero; of ranges per channel, a tensor takes the largest.
+        Of a range per tensor, a channel takes its part (`row_ranges`); of ranges per channel, a tensor takes the
+        largest.
         """
         if not self.symmetric:
             return self.tensor_range
@@ -157,9 +157,7 @@ class Quantizer(nn.Module):
             return amax
         if not self.per_channel:
             return self.tensor_range
-        x, rest = x.detach(), tuple(range(1, x.dim()))
-        largest = torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)).float()  # abs() would copy x
-        return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
+        return row_ranges(x, amax)
 
     def learn_range(self) -> None:
         """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same.
@@ -219,6 +217,16 @@ class Quantizer(nn.Module):
         amax = "none" if self._amax is None else f"{self._amax.max().item():.4g}"
         granularity = "per-channel" if self.per_channel else "per-tensor"
         return f"{self.role.value}, {self.state.value}, {self.bits} bits, {granularity}, amax={amax}"
+
+
+def row_ranges(x: Tensor, amax: Tensor) -> Tensor:
+    """The ranges [channels, 1, ...] of the channels of `x` [channels, ...] under a range per tensor, 0-dim.
+
+    The largest magnitude of each, never more than that range, and all of it if the channel is zero.
+    """
+    x, rest = x.detach(), tuple(range(1, x.dim()))
+    largest = torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)).float()  # abs() would copy x
+    return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
 
 
 def named_nodes(model: nn.Module) -> dict[str, Quantizer]:

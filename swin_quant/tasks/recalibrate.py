@@ -13,6 +13,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
 from swin_quant.quant.advice import Findings, advise
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
+from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_statistics
@@ -42,6 +43,8 @@ def recalibrate(
         ensure_writable_dir(output)
     before, searched, calibrated = _card_of(Path(statistics))
     checkpoint = checkpoint or str(calibrated_beside(statistics))
+    if settled := choosing_ranges(searched.get("passes", [])):
+        raise UsageError(f"{checkpoint}: ranges were chosen by {settled[-1]}: calibrate again, with pictures")
     changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights
     counted_on = (calibrated,) if changed else (before.source, calibrated)
     if sha256_of(checkpoint) not in [record["sha256"] for record in counted_on if record]:

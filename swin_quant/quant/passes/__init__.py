@@ -2,6 +2,8 @@
 them."""
 
 import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from swin_quant.quant.names import PASSES as _NAMES
 from swin_quant.quant.passes.kind import Pass
@@ -10,3 +12,9 @@ from swin_quant.quant.passes.kind import Pass
 def passes() -> dict[str, Pass]:
     """Every pass by its name."""
     return {name: importlib.import_module(f"{__name__}.{name}").PASS for name in _NAMES}
+
+
+def choosing_ranges(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the kept passes of a run card that chose ranges, to which weights were fitted."""
+    known = passes()
+    return [one["name"] for one in records if one["kept"] and one["name"] in known and known[one["name"]].of_ranges]
