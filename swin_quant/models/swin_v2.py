@@ -48,6 +48,11 @@ class CosineQkv(QuantLinear):
                 bias.add_(taken[place])
         return taken.flatten()
 
+    def shiftable(self) -> Tensor:
+        q, v = self._attention[0].q_bias, self._attention[0].v_bias
+        reached = torch.tensor([q is not None, False, v is not None], device=self.weight.device)
+        return reached.repeat_interleave(len(self.weight) // 3)
+
 
 class WindowAttentionV2(nn.Module):
     """Cosine attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""

@@ -50,6 +50,10 @@ class QuantizedLayer(nn.Module):
         self.bias.add_(shift)
         return shift
 
+    def shiftable(self) -> Tensor:
+        """Which outputs [out] `shift_bias` reaches, bool."""
+        return torch.full((len(self.weight),), self.bias is not None, device=self.weight.device)
+
     def forward(self, x: Tensor) -> Tensor:
         bias = self.effective_bias()
         x, weight = self._input_quantizer(x), self._weight_quantizer(self.weight)

@@ -1,0 +1,171 @@
+"""Weights that are solved for, layer by layer: each on what the quantized ones before it give, for what float's gives.
+
+All that is kept of the pictures is sums over their tokens, [in, in] a layer, and the activations at one boundary
+between units. A unit whose output is no better for it stays as it was.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.errors import listed
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.trial import copied, enabled_in, quantized, quantizing, restore, squared_error
+from swin_quant.quant.passes.units import UnitRun, entering, through
+from swin_quant.quant.watch import watching
+
+
+@dataclass(frozen=True)
+class Form:
+    """What inputs say of a product's error, float64 means over tokens, [in, in]: `covariance` of x, which a quantized
+    layer multiplies, with x; `cross` of d, what float's has more, with x."""
+
+    covariance: Tensor
+    cross: Tensor
+
+    def gain(self, weight: Tensor, change: Tensor) -> float:
+        """By how much |W d - dW x|^2 is less than |W d|^2."""
+        return (2 * change * (weight @ self.cross) - (change @ self.covariance) * change).sum().item()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a layer's weight, bool [out], and their form: of all pictures, of three quarters, and of the others."""
+
+    which: Tensor
+    whole: Form
+    most: Form
+    others: Form
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer, the weight [out, in] that it has in float, float64, and its rows: those that a bias is for are not
+    asked for means."""
+
+    layer: QuantizedLayer
+    weight: Tensor
+    rows: Sequence[Rows]
+
+
+Solve = Callable[[Problem], Tensor]
+"""The weight [out, in] that a layer gets; its node may get another range. torch.linalg.LinAlgError: there is none."""
+
+
+def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
+    """Give the linears of every unit whose weights are quantized those of `solve`, shift their biases by what is left,
+    and say what that did."""
+    gains: list[float] = []
+    skipped: list[str] = []
+    given: list[Tensor] = []
+    for step in piece.walk(pictures):
+        given = given or step.inputs
+        values, ranges = copied(step.unit), [(node, node.amax) for node in enabled_in(step.unit)]
+        outputs = quantized(step.unit, given)
+        before = squared_error(outputs, step.outputs)
+        try:
+            for name in _running(step.unit, given):
+                _solve_one(step, name, given, solve)
+            solved = quantized(step.unit, given)
+            after = squared_error(solved, step.outputs)
+        except torch.linalg.LinAlgError:
+            skipped.append(step.name)
+            after = math.inf
+        if after < before:
+            gains.append(10 * math.log10(before / after) if after else 0.0)
+            outputs = solved
+        else:
+            restore(step.unit, values)
+            for node, amax in ranges:
+                node.amax = amax
+        given = outputs
+    note = f"{len(gains)} of {len(piece.units)} units gain, {max(gains, default=0.0):.1f} dB at most"
+    return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
+
+
+def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
+    """The linears of a unit whose weights are quantized, in the order in which they run."""
+    layers = {
+        name: layer
+        for name, layer in unit.named_modules()
+        if isinstance(layer, QuantizedLayer) and isinstance(layer, nn.Linear) and layer._weight_quantizer.enabled
+    }
+    order: dict[str, None] = {}
+
+    def look(name: str, *others: Any) -> None:
+        order[name] = None
+
+    with watching(layers, look):
+        through(unit, [batch[:1] for batch in given[:1]])
+    return list(order)
+
+
+@torch.no_grad()
+def _solve_one(step: UnitRun, name: str, given: Sequence[Tensor], solve: Solve) -> None:
+    layer = cast(QuantizedLayer, step.unit.get_submodule(name))
+    original = cast(QuantizedLayer, step.original.get_submodule(name))
+    others, most = _sums(step, layer, original, given)
+    whole = others + most
+    if not all(each.isfinite().all() for each in (whole.xx, whole.dx)):
+        raise torch.linalg.LinAlgError("inputs that are not numbers")
+    sides, shiftable = (whole, most, others), layer.shiftable()
+    rows = [
+        Rows(which, *(side.form(centred) for side in sides))
+        for which, centred in ((shiftable, True), (~shiftable, False))
+        if which.any()
+    ]
+    weight = original.weight.detach().double()
+    layer.weight.copy_(solve(Problem(layer, weight, rows)))
+    x, d = whole.x / whole.tokens, whole.d / whole.tokens
+    lacking = weight @ (x + d) + _bias(original) - layer.weight.double() @ x - _bias(layer)
+    layer.shift_bias(lacking.to(layer.weight.dtype))
+
+
+def _bias(layer: QuantizedLayer) -> Tensor:
+    bias = layer.effective_bias()
+    return torch.zeros(()).to(layer.weight).double() if bias is None else bias.detach().double()
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Over tokens, of x and d [in], and of their products [in, in]."""
+
+    tokens: int
+    x: Tensor
+    d: Tensor
+    xx: Tensor
+    dx: Tensor
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(self.tokens + other.tokens, self.x + other.x, self.d + other.d,
+                     self.xx + other.xx, self.dx + other.dx)  # fmt: skip
+
+    def form(self, centred: bool) -> Form:
+        x, d, xx, dx = (each / max(self.tokens, 1) for each in (self.x, self.d, self.xx, self.dx))
+        return Form(xx - torch.outer(x, x), dx - torch.outer(d, x)) if centred else Form(xx, dx)
+
+
+@torch.inference_mode()
+def _sums(
+    step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, given: Sequence[Tensor]
+) -> tuple[_Sums, _Sums]:
+    """Of every fourth batch, and of the others.
+
+    Products are float32 in a batch of pictures, and float64 where batches are added: sums are to be inverted.
+    """
+    channels = layer.weight.shape[1]
+    vector, matrix = (torch.zeros(shape).to(layer.weight).double() for shape in (channels, (channels, channels)))
+    parts = [_Sums(0, vector, vector, matrix, matrix)] * 2
+    for number, (batch, float_batch) in enumerate(zip(given, step.inputs, strict=True)):
+        with quantizing(step.unit):
+            x = layer._input_quantizer(entering(step.unit, layer, [batch])[0])
+        x = x.reshape(-1, channels).float()
+        d = entering(step.original, original, [float_batch])[0].reshape(-1, channels).float() - x
+        products = (each.double() for each in (x.sum(0), d.sum(0), x.T @ x, d.T @ x))
+        parts[number % 4 != 3] += _Sums(len(x), *products)
+    return parts[0], parts[1]

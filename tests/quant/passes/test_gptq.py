@@ -1,0 +1,105 @@
+"""GPTQ in a network: weights lie on the grids of their nodes and stay there, whatever reads them."""
+
+import pytest
+import torch
+
+from swin_quant.base.errors import UsageError
+from swin_quant.checkpoint import load_calibrated, save_calibrated
+from swin_quant.models.registry import outputs_of, units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.fake_quant import fake_quant
+from swin_quant.quant.layer import weighted_layers
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.recipe import steps_of
+from swin_quant.quant.passes.run import run_passes
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, quantize
+
+STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+FORMATS = [("qdq", 4, 4), ("qdq", 2, 8), ("ft-mode1", 8, 8), ("ft-mode1", 4, 8)]
+
+
+@pytest.fixture
+def images():
+    return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+def ready(model, images, policy="qdq", weights=4, activations=4, narrow=False):
+    """The model calibrated under its policy, and what passes work on."""
+    bits = load_policy(policy).bits("role:gemm_weight", weights).bits("role:activation", activations)
+    apply_policy(model, bits.and_then(Rule(nodes=("role:gemm_weight",), narrow_range=True)) if narrow else bits)
+    calibrate(model, images.split(8))
+    return Workpiece(model, images.split(4), units=units_of(model), outputs=outputs_of(model))
+
+
+def logits(model, images):
+    quantize(model)
+    with torch.inference_mode():
+        found = model(images)
+    dequantize(model)
+    return found
+
+
+def on_grid(layer):
+    node = layer._weight_quantizer
+    return torch.equal(fake_quant(layer.weight.detach(), node.range_for(layer.weight), *node.grid), layer.weight)
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("policy, weights, activations", FORMATS)
+def test_weights_lie_on_the_grid_behind_other_passes_and_in_a_file(
+    kind, policy, weights, activations, tiny_model, images, tmp_path
+):
+    model = tiny_model(kind, **SMALL[kind])
+    piece = ready(model, images, policy, weights, activations, narrow=weights == 4)
+    before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
+    steps = steps_of([{"name": "gptq", "pictures": 16}, "bias_correction"])
+    gains = run_passes(piece, steps, lambda: pytest.fail("ranges are not observed again"))
+    assert gains[0].kept and not gains[0].note.startswith("0 of")
+    changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
+    assert len(changed) > 3 and all(map(on_grid, changed))
+    save_calibrated(model, tmp_path / "x.pth")
+    again = tiny_model(kind, seed=1, **SMALL[kind])
+    apply_policy(again, load_policy(policy))
+    for name, node in enabled_nodes(model).items():
+        copy = again.get_submodule(name)
+        copy.bits, copy.narrow_range, copy.per_channel = node.bits, node.narrow_range, node.per_channel
+    load_calibrated(again, tmp_path / "x.pth")
+    assert torch.equal(logits(again, images), logits(model, images))
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
+    model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
+    with torch.inference_mode():
+        expected = model(other)
+    piece = ready(model, images)
+    rough = distance(logits(model, other), expected)[1]
+    run_passes(piece, steps_of(["gptq"]), lambda: None)
+    assert distance(logits(model, other), expected)[1] > rough + 1
+
+
+def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
+    model = tiny_model("swin", **SMALL["swin"])
+    piece = ready(model, images)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run_passes(piece, steps_of(["gptq"]), lambda: None)
+    assert all(torch.equal(value, before[name]) for name, value in piece.original.state_dict().items())
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
+
+
+def test_twice_the_same(tiny_model, images):
+    states = []
+    for _ in range(2):
+        model = tiny_model("swinv2", **SMALL["swinv2"])
+        run_passes(ready(model, images), steps_of(["gptq"]), lambda: None)
+        states.append(model.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it():
+    with pytest.raises(UsageError, match="equalize after gptq.*put it before"):
+        steps_of(["gptq", "equalize"])

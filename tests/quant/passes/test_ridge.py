@@ -1,0 +1,105 @@
+"""Ridge regression: the augmented least squares problem, and what it is worth behind quantized inputs."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.models.registry import outputs_of, units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.layerwise import Form, Problem, Rows
+from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.quant.quantizer import named_nodes
+
+STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+@pytest.fixture
+def images():
+    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+def logits(model, images):
+    quantize(model)
+    with torch.inference_mode():
+        found = model(images)
+    dequantize(model)
+    return found
+
+
+@given(st.integers(0, 2**31), st.floats(1e-4, 10))
+def test_it_solves_the_augmented_least_squares_problem(seed, damp):
+    generator = torch.Generator().manual_seed(seed)
+    x, d = (torch.randn(40, 6, generator=generator, dtype=torch.float64) + 0.5 for _ in range(2))
+    weight = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    penalty = damp * x.square().mean() * 40
+    rows = torch.cat([x, penalty.sqrt() * torch.eye(6)])
+    wanted = torch.cat([d @ weight.T, torch.zeros(6, 4)])
+    change = torch.linalg.lstsq(rows, wanted).solution.T
+    form = Form(x.T @ x / 40, d.T @ x / 40)
+    assert torch.allclose(ridge(weight, form, damp), change, atol=1e-9)
+    left = (d @ weight.T - x @ change.T).square().sum() / 40
+    assert form.gain(weight, change) == pytest.approx((d @ weight.T).square().sum().item() / 40 - left.item())
+
+
+def form_of(x, d):
+    return Form(x.T @ x / len(x), d.T @ x / len(x))
+
+
+def test_as_much_is_solved_for_as_other_pictures_confirm():
+    """Where d follows x, all of it; where it is noise, next to nothing, however few there are to learn it by heart."""
+    x, noise = torch.randn(3, 60, 30).double(), 0.3 * torch.randn(3, 60, 30).double()
+    weight = torch.randn(4, 30).double()
+    for d, most, least in ((0.3 * x, 1.02, 0.9), (noise, 0.3, 0.0)):
+        forms = [form_of(x[part].flatten(0, 1), d[part].flatten(0, 1)) for part in (slice(3), slice(2), slice(2, 3))]
+        change = corrected(Problem(None, weight, [Rows(torch.ones(4).bool(), *forms)])) - weight
+        assert least <= change.norm() / (0.3 * weight).norm() <= most
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
+    model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
+    with torch.inference_mode():
+        expected = model(other)
+    apply_policy(model, load_policy("qdq").bits("role:activation", 4))
+    calibrate(model, images.split(8))
+    rough = distance(logits(model, other), expected)[1]
+    run(Workpiece(model, images.split(4), units=units_of(model), outputs=outputs_of(model)), RidgeOptions())
+    assert distance(logits(model, other), expected)[1] > rough + 0.5
+
+
+def test_ranges_of_weights_follow_them_and_those_of_activations_stay(tiny_model, images, use_policy):
+    model = use_policy(tiny_model("swin", **SMALL["swin"]), "ft-mode1")
+    calibrate(model, images.split(8))
+    before = {name: node.amax for name, node in named_nodes(model).items()}
+    run(Workpiece(model, images.split(4), units=units_of(model)), RidgeOptions())
+    moved = {name for name, node in named_nodes(model).items() if not torch.equal(node.amax, before[name])}
+    assert moved and all(name.endswith("_weight_quantizer") for name in moved)
+    for name in moved:
+        layer = model.get_submodule(name.rpartition(".")[0])
+        assert layer._weight_quantizer.amax == layer.weight.abs().max()
+
+
+def test_inputs_of_zeros_have_no_solution_and_their_unit_is_left_and_named(tiny_model, images, use_policy):
+    model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
+    torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.weight)
+    torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.bias)
+    calibrate(model, images.split(8))
+    before = {name: value.clone() for name, value in model.layers[0].blocks[0].state_dict().items()}
+    note = run(Workpiece(model, images.split(4), units=units_of(model)), RidgeOptions())
+    assert note.endswith("no solution in layers.0.blocks.0")
+    assert all(torch.equal(value, before[name]) for name, value in model.layers[0].blocks[0].state_dict().items())
+
+
+def test_what_is_not_a_number_changes_nothing(tiny_model, images, use_policy):
+    model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
+    calibrate(model, images.split(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    note = run(Workpiece(model, [images[:8] * torch.nan], units=units_of(model)), RidgeOptions())
+    assert note.startswith("0 of ") and "no solution in" in note
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
