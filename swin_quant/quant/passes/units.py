@@ -54,7 +54,8 @@ def walk(
 
     `original`: a copy of the network that says what units are given and give; else it is `model`, as it is.
     """
-    original, inputs = original or model, []
+    original = original or model
+    inputs: list[Tensor] = []
     for name, unit in track(list(units.items()), "units", len(units)):
         source = original.get_submodule(name)
         if not inputs:
