@@ -21,7 +21,7 @@ from swin_quant.quant.watch import watching
 
 
 @dataclass(frozen=True)
-class Form:
+class ErrorForm:
     """What inputs say of a product's error, float64 means over tokens, [in, in]: `covariance` of x, which a quantized
     layer multiplies, with x; `cross` of d, what float's has more, with x."""
 
@@ -38,9 +38,9 @@ class Rows:
     """Rows of a layer's weight, bool [out], and their form: of all pictures, of three quarters, and of the others."""
 
     which: Tensor
-    whole: Form
-    most: Form
-    others: Form
+    whole: ErrorForm
+    most: ErrorForm
+    others: ErrorForm
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _bias(layer: QuantizedLayer) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _TokenSums:
     """Over tokens, of x and d [in], and of their products [in, in]."""
 
     tokens: int
@@ -141,31 +141,31 @@ class _Sums:
     xx: Tensor
     dx: Tensor
 
-    def __add__(self, other: "_Sums") -> "_Sums":
-        return _Sums(self.tokens + other.tokens, self.x + other.x, self.d + other.d,
+    def __add__(self, other: "_TokenSums") -> "_TokenSums":
+        return _TokenSums(self.tokens + other.tokens, self.x + other.x, self.d + other.d,
                      self.xx + other.xx, self.dx + other.dx)  # fmt: skip
 
-    def form(self, centred: bool) -> Form:
+    def form(self, centred: bool) -> ErrorForm:
         x, d, xx, dx = (each / max(self.tokens, 1) for each in (self.x, self.d, self.xx, self.dx))
-        return Form(xx - torch.outer(x, x), dx - torch.outer(d, x)) if centred else Form(xx, dx)
+        return ErrorForm(xx - torch.outer(x, x), dx - torch.outer(d, x)) if centred else ErrorForm(xx, dx)
 
 
 @torch.inference_mode()
 def _sums(
     step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, given: Sequence[Tensor]
-) -> tuple[_Sums, _Sums]:
+) -> tuple[_TokenSums, _TokenSums]:
     """Of every fourth batch, and of the others.
 
     Products are float32 in a batch of pictures, and float64 where batches are added: sums are to be inverted.
     """
     channels = layer.weight.shape[1]
     vector, matrix = (torch.zeros(shape).to(layer.weight).double() for shape in (channels, (channels, channels)))
-    parts = [_Sums(0, vector, vector, matrix, matrix)] * 2
+    parts = [_TokenSums(0, vector, vector, matrix, matrix)] * 2
     for number, (batch, float_batch) in enumerate(zip(given, step.inputs, strict=True)):
         with quantizing(step.unit):
             x = layer._input_quantizer(entering(step.unit, layer, [batch])[0])
         x = x.reshape(-1, channels).float()
         d = entering(step.original, original, [float_batch])[0].reshape(-1, channels).float() - x
         products = (each.double() for each in (x.sum(0), d.sum(0), x.T @ x, d.T @ x))
-        parts[number % 4 != 3] += _Sums(len(x), *products)
+        parts[number % 4 != 3] += _TokenSums(len(x), *products)
     return parts[0], parts[1]

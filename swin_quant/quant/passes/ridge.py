@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.passes.kind import Pass, Workpiece
-from swin_quant.quant.passes.layerwise import Form, Problem, solve_layers
+from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
 DAMPS = (0.01, 0.1, 1.0, 10.0)
 
@@ -34,7 +34,7 @@ def damped(covariance: Tensor, damp: float) -> Tensor:
     return covariance + damp * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
 
 
-def ridge(weight: Tensor, form: Form, damp: float) -> Tensor:
+def ridge(weight: Tensor, form: ErrorForm, damp: float) -> Tensor:
     """What to add to `weight` [out, in] for least error, float64: W d x^T (x x^T + lambda)^-1.
 
     torch.linalg.LinAlgError where inputs are nothing but zeros.

@@ -9,7 +9,7 @@ from swin_quant.models.registry import outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.passes.kind import Workpiece
-from swin_quant.quant.passes.layerwise import Form, Problem, Rows
+from swin_quant.quant.passes.layerwise import ErrorForm, Problem, Rows
 from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, quantize
@@ -41,14 +41,14 @@ def test_it_solves_the_augmented_least_squares_problem(seed, damp):
     rows = torch.cat([x, penalty.sqrt() * torch.eye(6)])
     wanted = torch.cat([d @ weight.T, torch.zeros(6, 4)])
     change = torch.linalg.lstsq(rows, wanted).solution.T
-    form = Form(x.T @ x / 40, d.T @ x / 40)
+    form = ErrorForm(x.T @ x / 40, d.T @ x / 40)
     assert torch.allclose(ridge(weight, form, damp), change, atol=1e-9)
     left = (d @ weight.T - x @ change.T).square().sum() / 40
     assert form.gain(weight, change) == pytest.approx((d @ weight.T).square().sum().item() / 40 - left.item())
 
 
 def form_of(x, d):
-    return Form(x.T @ x / len(x), d.T @ x / len(x))
+    return ErrorForm(x.T @ x / len(x), d.T @ x / len(x))
 
 
 def test_as_much_is_solved_for_as_other_pictures_confirm():
