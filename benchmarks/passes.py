@@ -3,7 +3,7 @@
     python benchmarks/passes.py --shared DIR [--work DIR] [--reference] [--limit N]
     python benchmarks/passes.py --shared DIR --planted
 
-The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints, too) on DIR/data/cifar10: 256
+The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints, too) on DIR/data/cifar10: 512
 pictures of train calibrate, all of val score. A run that was cut off goes on where it stopped. --planted: outlier
 channels in those models, made by tests/outliers.py, and what is left of them, on 512 other pictures of train.
 """
@@ -13,6 +13,7 @@ import json
 import logging
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,14 +22,31 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 POLICIES = ("ft-mode1", "qdq", "ft-mode2", "cpu")
-BITS = ((8, 8), (4, 4), (4, 8), (6, 6))
-VARIANTS: dict[str, list[str]] = {
+VARIANTS: dict[str, object] = {
     "plain": [],
-    "bias correction": ["bias_correction"],  # and all that `fast` does where no channel stands out
     "equalize": ["equalize"],
+    "bias correction": ["bias_correction"],
+    "ridge": ["ridge"],
+    "gptq": ["gptq"],
+    "range search": ["range_search"],
+    "reconstruct": ["reconstruct"],
+    "fast": "fast",
+    "best": "best",
 }
+RECIPES = ("plain", "fast", "best")
+# What is measured, the most wanted first: bits, policies, variants.
+PLAN = (
+    ((4, 4), ("qdq",), RECIPES),
+    ((8, 8), ("ft-mode1", "qdq", "cpu", "ft-mode2"), RECIPES),
+    ((4, 8), ("qdq",), RECIPES),
+    ((6, 6), ("qdq",), RECIPES),
+    ((4, 4), ("qdq",), tuple(VARIANTS)),
+    ((8, 8), ("ft-mode1",), tuple(VARIANTS)),
+    ((4, 8), ("qdq",), tuple(VARIANTS)),
+    ((8, 8), ("qdq", "cpu"), tuple(VARIANTS)),
+)
 PLANTED = (("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"))
-CALIBRATE = 256
+CALIBRATE = 512
 
 
 def main() -> None:
@@ -60,16 +78,18 @@ def accuracy_rows(shared: Path, reference: bool) -> list:
     places = {"example": (ROOT / "examples" / "checkpoints", "safetensors")}
     if reference:
         places["reference"] = (shared / "checkpoints", "pth")
-    return [
-        (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",
-         lambda v=variant, f=folder / f"{name}.{suffix}", p=policy, w=w, a=a: accuracy(shared, f, p, w, a, VARIANTS[v]))
-        for variants in (list(VARIANTS)[:2], list(VARIANTS)[2:])
-        for policies in (POLICIES[:2], POLICIES[2:])
-        for w, a in BITS
+    wanted = dict.fromkeys(
+        (title, folder, suffix, name, policy, w, a, variant)
+        for (w, a), policies, variants in PLAN
+        for variant in variants
         for policy in policies
         for title, (folder, suffix) in places.items()
         for name in MICRO
-        for variant in variants
+    )
+    return [
+        (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",
+         partial(accuracy, shared, folder / f"{name}.{suffix}", policy, w, a, VARIANTS[variant]))
+        for title, folder, suffix, name, policy, w, a, variant in wanted
     ]  # fmt: skip
 
 
@@ -194,7 +214,11 @@ def write(work: Path) -> None:
         base = next(iter(mine.values()))["float"]
         page += [f"## {title}, float {base:.2f} %", "", "| bits | policy | passes | Δ acc@1 | agree % | SQNR dB | s |",
                  "|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
-        for (policy, bits, variant), row in mine.items():
+        bits_of, variants = [f"W{w}A{a}" for (w, a), _, _ in PLAN], list(VARIANTS)
+        for policy, bits, variant in sorted(
+            mine, key=lambda key: (-bits_of.index(key[1]), POLICIES.index(key[0]), variants.index(key[2]))
+        ):
+            row = mine[policy, bits, variant]
             page.append(
                 f"| {bits} | {policy} | {variant} | {row['delta']:+.2f} ±{row['se']:.2f} | {row['agreement']:.2f} | "
                 f"{row['sqnr']:.1f} | {row['seconds']:.0f} |"
