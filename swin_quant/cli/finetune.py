@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
-  swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill --teacher my.pth
+  swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill
                                                                                         (policy of its run card)
   swin-quant finetune out/my_calib.pth --data-path data --zip --recipe micro_w4a4 --policy ft-mode1 \\
       --wprec 4 --aprec 4 --teacher my.pth

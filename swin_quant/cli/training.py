@@ -100,7 +100,8 @@ def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
 def add_qat(parser: argparse.ArgumentParser, words: options.Words = {}) -> None:  # noqa: B006
     group = parser.add_argument_group("QAT")
     group.add_argument("--distill", action="store_true", help="learn from a teacher (distill.weight 1 if it is 0)")
-    group.add_argument("--teacher", metavar="FILE", help="float checkpoint of the same classes to learn from")
+    group.add_argument("--teacher", metavar="FILE",
+                       help="float checkpoint of the same classes to learn from (default: the original)")  # fmt: skip
     group.add_argument("--teacher-cfg", metavar="FILE", help="its configuration, if it is another model")
     group.add_argument(words.get("--distill-weight", "--distill-weight"), dest="distillation_loss_scale", type=float,
                        metavar="W", help="distill.weight")  # fmt: skip
@@ -112,10 +113,7 @@ def add_qat(parser: argparse.ArgumentParser, words: options.Words = {}) -> None:
 def qat_recipe_of(args: argparse.Namespace, recipe: Recipe) -> Recipe:
     """The recipe of `recipe_of`, and what --distill and --teacher mean for it."""
     recipe = recipe_of(args, recipe)
-    distils = recipe.distill.weight > 0 or recipe.distill.features > 0
-    if args.distill and not args.teacher:
-        raise UsageError("--distill needs --teacher FILE: the float checkpoint to learn from")
-    if (args.distill and not recipe.distill.weight) or (args.teacher and not distils):
+    if (args.distill and not recipe.distill.weight) or (args.teacher and not recipe.distill.on):
         return recipe.having({"distill.weight": 1.0}, "--distill")
     return recipe
 

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import original_of
 from swin_quant.cards.records import RangesRecord
 from swin_quant.cards.versions import versions
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
@@ -44,6 +48,7 @@ def finetune(
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
         quantize(model)
         path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
+        request = replace(request, teacher=_teacher(request, recipe, subject.card))
         model, position, record = run(model, cfg, recipe, request, world, policy)
         if subject.card.training and "ranges" in subject.card.training:  # one learned before was not calibrated
             now, before = record["ranges"], subject.card.training["ranges"]
@@ -54,3 +59,16 @@ def finetune(
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)
+
+
+def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
+    """Who is asked for; else, where the recipe distils, the float model that was calibrated, if it is found."""
+    if request.teacher or request.start is None or not recipe.distill.on:
+        return request.teacher
+    found = original_of(card, [Path(request.start).resolve().parent], request.original)
+    if found is None and not card.has_own_weights:
+        found = Path(request.start)
+    if found is None:
+        return None
+    log.info("teacher: %s, the float model that was calibrated (‹teacher› names another)", found)
+    return str(found)

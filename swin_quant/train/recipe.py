@@ -87,6 +87,10 @@ class Distillation(Section):
     features: Weight = 0.0
     labels: Weight = 1.0
 
+    @property
+    def on(self) -> bool:
+        return self.weight > 0 or self.features > 0
+
 
 @dataclass(frozen=True)
 class Ranges(Section):

@@ -15,12 +15,14 @@ def load_teacher(
     path: str | None, cfg: CfgNode, recipe: Distillation, student: Classifier, device: torch.device
 ) -> tuple[Classifier | None, SourceRecord | None]:
     """The float model of `cfg` in `path`, if the recipe distils; UsageError where one comes without the other."""
-    if recipe.weight == 0 and recipe.features == 0:
+    if not recipe.on:
         if path:
             raise UsageError("‹teacher› needs a recipe that distils: set distill.weight or distill.features")
         return None, None
     if not path:
-        raise UsageError("the recipe distils: give the float checkpoint of the teacher as ‹teacher› FILE")
+        raise UsageError(
+            "the recipe distils, and the float model that was calibrated is not found: give a ‹teacher› FILE"
+        )
     with torch.random.fork_rng():  # weights that are about to be replaced leave no trace in the student's run
         teacher = build_model(cfg)
     check_teacher(student, teacher, recipe)

@@ -11,6 +11,7 @@ import torch
 import yaml
 from PIL import Image
 
+from swin_quant.base.files import sha256_of
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
@@ -112,6 +113,14 @@ def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
     assert run(*words, "--output", tmp_path / "out", *FAST[:4], "--amp-opt-level", "O0").code == 0
     recipe = card_of(tmp_path / "out" / f"{NAME}.pth")["training"]["recipe"]
     assert (recipe["name"], recipe["epochs"], recipe["optimizer"]["lr_batch"]) == ("config", 2, 512)
+
+
+def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(run, qat_flags, tmp_path, micro, card_of):
+    done = run("finetune", *qat_flags, "--distill")
+    assert done.code == 0 and "teacher: " in done.err, done
+    card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
+    assert card["training"]["teacher"]["sha256"] == card["source"]["sha256"] == sha256_of(micro / "swin.pth")
+    assert card["training"]["recipe"]["distill"]["weight"] == 1.0
 
 
 def test_distillation_by_another_model(run, qat_flags, tmp_path, micro, write_config, card_of):
@@ -332,7 +341,6 @@ BAD = {
     "LR NaN": (["--lr", "nan"], 2, "optimizer.lr must be a number"),
     "LR below 0": (["--set", "optimizer.lr=-1"], 2, "optimizer.lr is -1"),
     "no such recipe": (["--recipe", "fastest"], 2, "no recipe 'fastest'"),
-    "distil without teacher": (["--distill"], 2, "--distill needs --teacher"),
     "teacher of other classes": (["--teacher", "{tmp}/other.pth", "--teacher-cfg", "{tmp}/other.yaml"], 2, "5 classes"),
     "teacher that is not there": (["--teacher", "{tmp}/none.pth"], 1, "no such checkpoint"),
     "more than there is": (["--batch", 13], 2, "12 training pictures do not fill one step"),

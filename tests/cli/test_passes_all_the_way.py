@@ -51,7 +51,7 @@ def test_deltas_are_to_the_file_that_the_user_had(run, changed, pictures, card_o
 
 def test_training_goes_on_from_the_changed_weights(run, changed, pictures, tmp_path, card_of):
     done = run("finetune", changed, "--data-path", pictures, "--epochs", 1, "--batch", 4, "--half", "none",
-               "--teacher", tmp_path / "planted.pth", "--output", tmp_path / "qat", "--device", "cpu")  # fmt: skip
+               "--output", tmp_path / "qat", "--device", "cpu")  # fmt: skip
     assert done.code == 0, done
     (trained,) = (tmp_path / "qat").glob("*_qat.pth")
     results = card_of(trained)["results"]
