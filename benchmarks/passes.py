@@ -2,10 +2,12 @@
 
     python benchmarks/passes.py --shared DIR [--work DIR] [--reference] [--limit N]
     python benchmarks/passes.py --shared DIR --planted
+    python benchmarks/passes.py --shared DIR --training
 
 The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints, too) on DIR/data/cifar10: 512
 pictures of train calibrate, all of val score. A run that was cut off goes on where it stopped. --planted: outlier
 channels in those models, made by tests/outliers.py, and what is left of them, on 512 other pictures of train.
+--training: 256 pictures of train calibrate and 512 others score, by which passes are chosen; kept in training.json.
 """
 
 import argparse
@@ -55,12 +57,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/passes"))
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--training", action="store_true")
     parser.add_argument("--limit", type=int, help="end after so many measurements")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     args.work.mkdir(parents=True, exist_ok=True)
-    wanted = planted_rows(args.shared) if args.planted else accuracy_rows(args.shared, args.reference)
-    kept = args.work / ("planted.json" if args.planted else "accuracy.json")
+    wanted = planted_rows(args.shared) if args.planted else accuracy_rows(args.shared, args.reference, args.training)
+    kept = args.work / f"{'planted' if args.planted else 'training' if args.training else 'accuracy'}.json"
     rows = json.loads(kept.read_text()) if kept.exists() else {}
     for key, measure in wanted:
         if key in rows:
@@ -71,10 +74,11 @@ def main() -> None:
         kept.write_text(json.dumps(rows, indent=1))
         print(key, rows[key], flush=True)
         args.limit = args.limit and args.limit - 1
-    write(args.work)
+    if not args.training:
+        write(args.work)
 
 
-def accuracy_rows(shared: Path, reference: bool) -> list:
+def accuracy_rows(shared: Path, reference: bool, training: bool) -> list:
     places = {"example": (ROOT / "examples" / "checkpoints", "safetensors")}
     if reference:
         places["reference"] = (shared / "checkpoints", "pth")
@@ -88,19 +92,25 @@ def accuracy_rows(shared: Path, reference: bool) -> list:
     )
     return [
         (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",
-         partial(accuracy, shared, folder / f"{name}.{suffix}", policy, w, a, VARIANTS[variant]))
+         partial(accuracy, shared, folder / f"{name}.{suffix}", policy, w, a, VARIANTS[variant], training))
         for title, folder, suffix, name, policy, w, a, variant in wanted
     ]  # fmt: skip
 
 
-def accuracy(shared: Path, file: Path, policy: str, w: int, a: int, passes: object) -> dict:
+def accuracy(shared: Path, file: Path, policy: str, w: int, a: int, passes: object, training: bool) -> dict:
     import swin_quant as sq
     from swin_quant.engines.difference import difference
 
-    images, labels, expected = validation(shared, file)
     model = sq.load(file, file.with_suffix(".yaml"))
+    if training:
+        both, classes = pictures(shared, file, "train", 768, seed=11)
+        seen, images, labels = both[:256], both[256:], classes[256:]
+        expected = answers(model, images)
+    else:
+        seen = pictures(shared, file, "train", CALIBRATE)[0]
+        images, labels, expected = validation(shared, file)
     start = time.process_time()
-    sq.calibrate(model, pictures(shared, file, "train", CALIBRATE)[0].split(8), chosen(policy, w, a), passes=passes)
+    sq.calibrate(model, seen.split(8), chosen(policy, w, a), passes=passes)
     seconds = time.process_time() - start
     found = answers(model, images)
     right, before = ((logits.argmax(1) == labels).double() for logits in (found, expected))

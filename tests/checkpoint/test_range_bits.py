@@ -98,6 +98,17 @@ def test_learned_ranges_are_for_the_bits_that_they_were_learned_at(model, caplog
     assert "by learned" not in message and "learned for 4 bits" in message and "finetune with these bits" in message
 
 
+def test_weights_that_a_pass_fitted_to_their_ranges_are_for_these_bits(model, caplog):
+    gptq = {"name": "gptq", "options": {}, "note": "", "seconds": 1.0, "kept": True, "keeps_function": False,
+            "sqnr_db": [1.0, 2.0], "agreement": [1.0, 2.0]}  # fmt: skip
+    made = card("mse", policy(4, 8), bits=8, other_bits={}, passes=[gptq])
+    assert warned(model, made, policy(4, 8), caplog=caplog) == []
+    message = refused(model, made, policy(8, 8))
+    assert "found by gptq for 4 bits" in message and "calibrate the float checkpoint with these bits" in message
+    taken_back = card("mse", policy(4, 8), bits=8, other_bits={}, passes=[gptq | {"kept": False}])
+    assert warned(model, taken_back, policy(8, 8), caplog=caplog) == []
+
+
 def test_qat_of_some_ranges_leaves_the_others_as_they_were_calibrated(model):
     made = card("mse", policy(4, 8), {"weights": "learned", "activations": None}, bits=8, other_bits={})
     found = origins(model, made)

@@ -62,6 +62,15 @@ def test_a_range_per_channel_is_saved_as_the_range_of_the_tensor():
     assert saved.shape == () and saved == weight.abs().max()
 
 
+def test_ranges_of_rows_that_do_not_follow_from_the_weight_are_saved_as_they_are():
+    made = model("swin")
+    name = "layers.0.blocks.0.attn.qkv._weight_quantizer"
+    weight = made.layers[0].blocks[0].attn.qkv.weight
+    ranges = 0.9 * weight.detach().abs().amax(dim=1, keepdim=True)
+    named_nodes(made)[name].amax = ranges
+    assert torch.equal(calibrated_state(made)[f"{name}._amax"], ranges)
+
+
 @pytest.mark.parametrize("amax", [None, torch.tensor(0.0), torch.tensor(float("nan")), torch.tensor(float("inf"))])
 def test_a_model_with_a_node_that_has_no_range_is_not_saved(tmp_path, amax):
     made = model("swin")

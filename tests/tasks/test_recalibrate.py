@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import save_float
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
+from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.tasks.passes import PassPlan
 from swin_quant.tasks.recalibrate import recalibrate
 
 PLAN = CalibrationPlan(batches=1, batch_size=4)
@@ -99,6 +101,13 @@ def test_bits_that_are_not_uniform_are_recorded_by_node(cfg, before, tmp_path):
     mixed = policy(8).and_then(Rule(nodes=(node,), bits=4))
     done = recalibrate(cfg, before / f"{NAME}_calib.stats.npz", None, mixed, Method("max"), tmp_path)
     assert (done.card.calibration["bits"], done.card.calibration["other_bits"]) == (8, {node: 4})
+
+
+def test_ranges_to_which_a_pass_fitted_weights_are_not_searched_again(cfg, weights, tmp_path):
+    plan = replace(PLAN, passes=PassPlan(steps_of([{"name": "gptq", "pictures": 8}])))
+    calibrate_checkpoint(cfg, weights, policy(4), plan, tmp_path / "made")
+    with pytest.raises(UsageError, match="ranges were chosen by gptq: calibrate again, with pictures"):
+        recalibrate(cfg, tmp_path / "made" / f"{NAME}_calib.stats.npz", None, policy(8), Method(), tmp_path / "again")
 
 
 WRONG = {
