@@ -67,7 +67,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
             found[name] = Origin(Method().for_bits(setting.bits), setting.bits)  # QAT calibrates anew what it left out
         elif trained and setting and (method := trained[kind]):
             found[name] = Origin(method, setting.bits)
-        elif kind == "weights" and fitted and setting and setting.enabled:
+        elif fitted and setting and setting.enabled:
             found[name] = Origin(fitted[-1], setting.bits)
         elif kind == "weights" or card.calibration is None:
             found[name] = Origin("max")

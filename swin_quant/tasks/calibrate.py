@@ -38,6 +38,7 @@ from swin_quant.quant.advice import Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
 from swin_quant.quant.names import AUTO
+from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
@@ -91,8 +92,9 @@ def calibrate_checkpoint(
     """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
 
     What was counted is kept in `<NAME>_calib.stats.npz` (not by `max`, which counts nothing). Everything that can be
-    refused is refused before the first forward. `checkpoint` None calibrates the seeded random weights of the config,
-    for timing. Every rank returns the same ranges; rank 0 writes.
+    refused is refused before the first forward. Where it is cut off in a long pass, the next call with the same
+    arguments goes on there: what is done lies in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
+    seeded random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
     """
     check_channels(cfg)
     path = Path(output) / f"{cfg.MODEL.NAME}_calib.pth"
@@ -110,7 +112,8 @@ def calibrate_checkpoint(
     preprocess = Preprocess.from_config(cfg)
     pictures, transform = _open(cfg, plan), _transform(cfg, preprocess, plan)
     found = calibrate_pictures(model, pictures, transform, plan, world, _workers(cfg, plan, world))
-    found = found.improved(model, plan.passes, world, before)
+    scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
+    found = found.improved(model, plan.passes, world, before, scratch)
     record = found.checked(model, policy, world)
     card = RunCard(
         name=cfg.MODEL.NAME,
@@ -121,7 +124,9 @@ def calibrate_checkpoint(
         calibration=record,
         training=calibrated_again(before),
     )
-    return finish(model, path, card, found.calibration, world)
+    done = finish(model, path, card, found.calibration, world)
+    scratch.clear()
+    return done
 
 
 def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
@@ -185,7 +190,10 @@ class Found:
     images: Sequence[tuple[int, Tensor]] = ()
     standouts: Sequence[Standout] = ()
 
-    def improved(self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None) -> "Found":
+    def improved(
+        self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None,
+        scratch: Scratch = Scratch(),  # noqa: B008
+    ) -> "Found":  # fmt: skip
         """What is found behind the passes of `plan`, and recorded with those that the weights have seen `before`.
 
         Calibrator auto chooses between them: behind those after which ranges are observed anew.
@@ -193,11 +201,11 @@ class Found:
         recorded = before.calibration.get("passes", []) if before and before.calibration else []
         earlier = [one for one in recorded if one["kept"]]
         method, record, (first, then) = self.method, self.record, plan.around_ranges()
-        calibration, done = improve(model, self.calibration, self.images, method, first, world)
+        calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)
         if method.is_auto:
             method = choose(model, calibration, self.images, method, world)
             record = {**record, **found_by(method, model, calibration)}
-        calibration, more = improve(model, calibration, self.images, method, then, world)
+        calibration, more = improve(model, calibration, self.images, method, then, world, scratch)
         if passes := [*earlier, *done, *more]:
             again = found_by(method, model, calibration)
             record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}

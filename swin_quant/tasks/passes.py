@@ -19,6 +19,7 @@ from swin_quant.quant.passes.equalize import outliers
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep, steps_of
 from swin_quant.quant.passes.run import Gain, run_passes
+from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.standouts import Standout, standouts
 
@@ -56,17 +57,19 @@ def improve(
     method: Method,
     plan: PassPlan,
     world: World = World(),  # noqa: B008
+    scratch: Scratch = Scratch(),  # noqa: B008
 ) -> tuple[Calibration, list[PassRecord]]:
     """Run the passes of `plan` on a calibrated model under its policy; what it saw last, and what each pass did.
 
-    `images`: the numbered batches of this rank that calibrated it.
+    `images`: the numbered batches of this rank that calibrated it. `scratch`: where long passes keep what is done.
     """
     steps = plan.steps
     if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
         return calibration, []
     architecture_of(model)
     everyone = gathered(images, world)
-    piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model))
+    piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model),
+                      scratch)  # fmt: skip
     if not steps:
         if not piece.units or not (found := outliers(piece)):
             return calibration, []

@@ -6,6 +6,7 @@ import torch
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
+from swin_quant.quant.passes import reconstruct
 from tests.outliers import plant
 
 
@@ -97,3 +98,49 @@ def test_figures_compare_with_the_float_file_that_the_user_had(run, float_flags,
 def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
     done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags)
     assert message in done.error(2)
+
+
+@pytest.fixture
+def long_recipe(tmp_path):
+    path = tmp_path / "long.yaml"
+    path.write_text("passes:\n  - equalize\n  - {name: reconstruct, iterations: 4, batch: 4}\n  - bias_correction\n")
+    return path
+
+
+def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
+    run, float_flags, long_recipe, card_of, tmp_path, monkeypatch
+):
+    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", "--wprec", 4, "--aprec", 4, "--no-eval", "--passes",
+             long_recipe, "--output"]  # fmt: skip
+    assert run("calibrate", *flags, tmp_path / "whole").code == 0
+    learn, learned = reconstruct.learn, []
+
+    def cut_off(*given):
+        if len(learned) == 3:
+            raise KeyboardInterrupt
+        learned.append(given)
+        return learn(*given)
+
+    monkeypatch.setattr(reconstruct, "learn", cut_off)
+    assert run("calibrate", *flags, tmp_path / "cut").code == 130
+    assert len(list((tmp_path / "cut" / "swin_micro_calib.passes").iterdir())) == 3
+    monkeypatch.setattr(reconstruct, "learn", learn)
+    done = run("calibrate", *flags, tmp_path / "cut")
+    assert done.code == 0 and "reconstruct: 3 of" in done.err, done
+    whole, cut = (tmp_path / folder / "swin_micro_calib.pth" for folder in ("whole", "cut"))
+    assert whole.read_bytes() == cut.read_bytes()
+    assert without_seconds(card_of(whole)) == without_seconds(card_of(cut))
+    assert {path.name for path in cut.parent.iterdir()} == {path.name for path in whole.parent.iterdir()}
+
+
+def test_ranges_of_a_reconstruction_are_for_its_bits_and_come_from_pictures(
+    run, micro, pictures, float_flags, long_recipe, tmp_path
+):
+    bits = ["--wprec", 4, "--aprec", 4]
+    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", *bits, "--no-eval", "--passes", long_recipe]
+    assert run("calibrate", *flags, "--output", tmp_path).code == 0
+    calibrated = tmp_path / "swin_micro_calib.pth"
+    scored = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
+    assert "found by reconstruct for 4 bits" in run("evaluate", calibrated, *scored, "--policy", "qdq").error(2)
+    again = run("calibrate", "--statistics", tmp_path / "swin_micro_calib.stats.npz", "--output", tmp_path / "b")
+    assert "ranges were chosen by reconstruct" in again.error(2)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange, Part
+from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.units import UnitRun, walk
 
 
@@ -18,7 +19,7 @@ class Workpiece:
 
     `units`: what the forward pass runs one after the other, each on what the one before gave; `outputs`: parameters
     that are added to what a unit gives; `exchanges`: where factors and offsets are free. A pass changes the network;
-    `original` is a copy of what it was, by which every pass measures.
+    `original` is a copy of what it was, by which every pass measures. `scratch`: where a long one keeps what is done.
     """
 
     model: nn.Module
@@ -27,6 +28,7 @@ class Workpiece:
     units: Mapping[str, nn.Module] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
     outputs: Sequence[Part] = ()
+    scratch: Scratch = Scratch()
     original: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:

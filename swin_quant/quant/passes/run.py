@@ -17,8 +17,8 @@ from swin_quant.quant.calibration import check_weights
 from swin_quant.quant.check import distance
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep
+from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
-from swin_quant.quant.quantizer import named_nodes
 
 PICTURES = 64  # that measure
 _HARM_DB = 0.5  # less may be chance
@@ -49,16 +49,16 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
     expected = _logits(piece.model, shown)
     before, gains = _measured(piece.model, shown, expected), []
     for step in steps:
-        kept, start = _state(piece.model), time.perf_counter()
+        kept, start = state_of(piece.model), time.perf_counter()
         note = step.kind.run(piece, step.options)
         _agree(piece.model)
-        renewed = step.kind.observes_again and not _same(_state(piece.model), kept)
+        renewed = step.kind.observes_again and not _same(state_of(piece.model), kept)
         if renewed:
             observe_again()
         after = _measured(piece.model, shown, expected)
         harmless = after[1] >= before[1] - _HARM_DB
         if not harmless:
-            _restore(piece.model, kept)
+            give_state(piece.model, kept)
         elif renewed:
             piece = replace(piece)  # its function in other weights is what the next ones measure by
         seconds = time.perf_counter() - start
@@ -102,29 +102,10 @@ def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> t
     return agreement, sqnr if sqnr == sqnr else float("-inf")
 
 
-_Values = dict[str, Tensor]
-
-
-def _state(model: nn.Module) -> _Values:
-    """Weights and ranges, copied."""
-    ranges = {f"{name}._amax": node.known_amax for name, node in named_nodes(model).items()}
-    ends = {f"{name}._bounds": node.bounds for name, node in named_nodes(model).items() if node.bounds is not None}
-    values = {**dict(model.named_parameters()), **ranges, **ends}
-    return {name: value.detach().clone() for name, value in values.items()}
-
-
-def _same(one: _Values, other: _Values) -> bool:
+def _same(one: Values, other: Values) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-@torch.no_grad()
-def _restore(model: nn.Module, state: _Values) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(state[name])
-    for name, node in named_nodes(model).items():
-        node.amax, node.bounds = state[f"{name}._amax"], state.get(f"{name}._bounds")
 
 
 def _agree(model: nn.Module) -> None:
     device = next(model.parameters()).device
-    _restore(model, {name: value.to(device) for name, value in from_main(_state(model)).items()})
+    give_state(model, {name: value.to(device) for name, value in from_main(state_of(model)).items()})

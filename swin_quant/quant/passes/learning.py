@@ -1,0 +1,170 @@
+"""A unit learns what it is to give: its weights which way to round, its activations their ranges; biases and norms,
+which stay float, take what is left.
+
+While it learns, each value that a node quantizes is now and then float's, and so is each of the input: what is learned
+then fits more than the pictures that it was learned from. At the end weights are at levels, and only the rest goes on.
+(Nagel et al., "Up or Down?", 2020; Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Esser et al., "Learned Step
+Size Quantization", 2020; Finkelstein et al., "QFT", 2022, for biases and norms.)
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes.lesson import Lesson
+from swin_quant.quant.passes.soft_rounding import Rounding, rounding_of, undecided
+from swin_quant.quant.passes.trial import enabled_in
+from swin_quant.quant.quantizer import Role, State
+
+_WARM, _ROUNDED = 0.2, 0.8  # of the iterations: from here weights are pulled to levels, from there they are at them
+_PULL, _STEEP, _FLAT = 0.01, 20.0, 2.0  # AdaRound's
+_ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3  # of Adam at the start; that of a range is relative to it
+_SMALLEST = 1e-3  # of a range, relative to where it started: one that reached zero could not come back
+
+
+@dataclass(frozen=True)
+class Course:
+    """How many iterations, of how many pictures, and how often a value is float's."""
+
+    iterations: int
+    batch: int
+    drop: float
+
+
+@torch.enable_grad()
+def learn(unit: nn.Module, lesson: Lesson, course: Course, generator: torch.Generator) -> bool:
+    """Change `unit`, whose weights are then on the grids of their nodes; whether every loss was finite."""
+    scale = lesson.cost(unit, lesson.shown)
+    batches = _batches(len(lesson.shown), course.batch, generator)
+
+    def coin(x: Tensor) -> Tensor:
+        return heads(x.shape, course.drop, generator)
+
+    student = _Student(unit)
+    with ExitStack() as hooks:
+        if course.drop:
+            for node in student.nodes:
+                hooks.enter_context(_giving(node, lambda x, y: torch.where(coin(x), x, y)))
+        soft = hooks.enter_context(ExitStack())
+        for layer, rounding in student.roundings.items():
+            soft.enter_context(_giving(layer._weight_quantizer, partial(_soft, rounding)))
+        try:
+            for number, rows in zip(range(course.iterations), batches, strict=False):
+                done = number / course.iterations
+                if done >= _ROUNDED and student.is_soft:
+                    soft.close()
+                    student.round()
+                x = lesson.given[rows]
+                loss = lesson.error(unit(torch.where(coin(x), lesson.inputs[rows], x)), rows) / (len(rows) * scale)
+                if not loss.isfinite():
+                    return False
+                student.step(loss + student.pull(done), left=(1 + math.cos(math.pi * done)) / 2)
+            soft.close()
+            student.round()
+        finally:
+            student.leave()
+    return True
+
+
+class _Student:
+    """A unit, and what of it learns."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        self.nodes = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
+        layers = [part for part in unit.modules() if isinstance(part, QuantizedLayer)]
+        self.roundings = {layer: rounding_of(layer) for layer in layers if layer._weight_quantizer.enabled}
+        floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
+        for node in self.nodes:
+            node.state = State.QUANTIZE
+            node.learn_range()
+        self.least = [_SMALLEST * node.known_range.detach().abs().sum() for node in self.nodes]
+        self.variables = [rounding.variable.requires_grad_() for rounding in self.roundings.values()]
+        rated = [(self.variables, _ROUNDING_RATE), (floating, _FLOAT_RATE)]
+        rated += [
+            ([node.known_range], _RANGE_RATE * node.known_range.detach().abs().max().item()) for node in self.nodes
+        ]
+        self.rates = [rate for parameters, rate in rated if parameters]
+        self.optimizer = torch.optim.Adam([{"params": parameters} for parameters, _ in rated if parameters])
+        self.is_soft = True
+
+    def pull(self, done: float) -> Tensor | float:
+        """What draws weights to levels, at this share of the course; it reaches farther and farther from them."""
+        if not self.is_soft or done < _WARM:
+            return 0.0
+        steepness = _STEEP + (_FLAT - _STEEP) * (done - _WARM) / (_ROUNDED - _WARM)
+        return _PULL * sum(undecided(variable, steepness) for variable in self.variables)
+
+    def step(self, loss: Tensor, left: float) -> None:
+        """One step down, at this share of the rates."""
+        groups = self.optimizer.param_groups
+        learned = [each for group in groups for each in group["params"] if each.requires_grad]
+        for each, gradient in zip(learned, torch.autograd.grad(loss, learned, allow_unused=True), strict=True):
+            each.grad = gradient
+        for group, rate in zip(groups, self.rates, strict=True):
+            group["lr"] = rate * left
+        self.optimizer.step()
+        for node, least in zip(self.nodes, self.least, strict=True):
+            with torch.no_grad():
+                if node.symmetric:
+                    node.known_amax.clamp_(min=least)
+                else:
+                    node.keep_zero_point(least)
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Put weights at levels, for good."""
+        if self.is_soft:
+            for layer, rounding in self.roundings.items():
+                layer.weight.copy_(rounding.hard())
+                layer._weight_quantizer.amax = rounding.amax
+            for variable in self.variables:
+                variable.requires_grad_(False).grad = None
+        self.is_soft = False
+
+    def leave(self) -> None:
+        """Ranges are buffers again, nodes off."""
+        for node in self.nodes:
+            node.freeze_range()
+            node.state = State.OFF
+        for group in self.optimizer.param_groups:
+            for each in group["params"]:
+                each.grad = None
+
+
+def heads(shape: torch.Size, share: float, generator: torch.Generator) -> Tensor:
+    """A mask with `share` of it set, to a 256th: a random byte a value."""
+    count = math.prod(shape)
+    words = torch.empty(count // 8 + 1, dtype=torch.int64, device=generator.device)
+    words.random_(-(2**63), None, generator=generator)
+    return (words.view(torch.uint8)[:count] < round(256 * share)).view(shape)
+
+
+def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows, each picture once an epoch, without an end."""
+    while True:
+        yield from torch.randperm(count, generator=generator, device=generator.device).split(size)
+
+
+def _soft(rounding: Rounding, x: Tensor, y: Tensor) -> Tensor:
+    return rounding.soft()
+
+
+@contextmanager
+def _giving(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Inside, the module gives `what(x, y)` in place of y."""
+
+    def hook(module: nn.Module, given: tuple[Any, ...], y: Tensor) -> Tensor:
+        return what(given[0], y)
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,102 @@
+"""Ranges by what they cost at the output of their unit, not at their own node.
+
+Wider and narrower ones are tried node after node, activations, operands of attention and weights, all rows of a weight
+together, in the quantized unit and on what the quantized units before it give; an error of a channel weighs what the
+logits feel of it (`fisher`). (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from swin_quant.base.schema import check_fields, within
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes.fisher import channel_weights
+from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.lesson import Lesson, lesson_of
+from swin_quant.quant.passes.state import give_state, state_of
+from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.ranges import weight_range
+
+_FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
+_BETTER = 0.999  # of the error before
+
+
+@dataclass(frozen=True)
+class RangeSearchOptions:
+    """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as those of
+    `reconstruct`."""
+
+    pictures: Annotated[int, within(least=1)] = 64
+    rounds: Annotated[int, within(least=1)] = 2
+    weighted: bool = True
+    seed: Annotated[int, within(least=0)] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def run(piece: Workpiece, options: RangeSearchOptions) -> str:
+    """Choose the ranges of every unit in order; one whose output is no better on pictures held out keeps its own."""
+    images = piece.first(options.pictures)
+    weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
+    gains: list[float] = []
+    given: list[Tensor] = []
+    for step in piece.walk(options.pictures):
+        given = given or step.inputs
+        if enabled_in(step.unit):
+            before, lesson = state_of(step.unit), lesson_of(step, given, weights.get(step.name))
+            error = lesson.cost(step.unit, lesson.judging)
+            _search(step.unit, lesson, options.rounds)
+            after = lesson.cost(step.unit, lesson.judging)
+            if after < error:
+                gains.append(10 * math.log10(error / after) if after else math.inf)
+            else:
+                give_state(step.unit, before)
+        given = quantized(step.unit, given)
+    return f"{len(gains)} of {len(piece.units)} units gain, {max(gains, default=0.0):.1f} dB at most"
+
+
+def _search(unit: nn.Module, lesson: Lesson, rounds: int) -> None:
+    least = lesson.cost(unit, lesson.shown)
+    weights = {part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)}
+    for finer in range(rounds):
+        for node in enabled_in(unit):
+            best = _range(node)
+            for candidate in _candidates(node, weights.get(node), finer):
+                _give(node, candidate)
+                error = lesson.cost(unit, lesson.shown)
+                if error < least * _BETTER:
+                    least, best = error, candidate
+            _give(node, best)
+
+
+def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
+    """Ranges around the one that a node has, nearer to it in each round."""
+    start = _range(node)
+    if weight is not None:
+        start = node.range_for(weight.detach())
+        least = weight_range("mse", weight, node)
+        if least is not None and not finer:
+            yield start
+            start = least
+            yield start
+    yield from (start * factor**0.5**finer for factor in _FACTORS)
+
+
+def _range(node: Quantizer) -> Tensor:
+    return node.known_range.clone()
+
+
+def _give(node: Quantizer, value: Tensor) -> None:
+    if node.symmetric:
+        node.amax = value
+    else:
+        node.bounds = value
+
+
+PASS = Pass(run, RangeSearchOptions, keeps_function=True, of_ranges=True)

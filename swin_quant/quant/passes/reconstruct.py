@@ -1,0 +1,93 @@
+"""Block reconstruction: each unit learns to give, quantized and on what the quantized units before it give, what the
+float one gives on float's input (`learning`).
+
+An error of a channel weighs what the logits feel of it (`fisher`). Kept only where the output is better on pictures
+that nothing was learned from. (Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Wu et al., "FIMA-Q", 2025.)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log
+from swin_quant.base.schema import check_fields, within
+from swin_quant.quant.passes.fisher import channel_weights
+from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.learning import Course, learn
+from swin_quant.quant.passes.lesson import lesson_of
+from swin_quant.quant.passes.scratch import key_of
+from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.passes.units import UnitRun
+
+_PRIME = 7919  # a unit's random numbers are its own: going on at a unit gives what going through gives
+
+
+@dataclass(frozen=True)
+class ReconstructOptions:
+    """`pictures` at most; `iterations` a unit, each of `batch` pictures; `drop`: how often a value is float's; `seed`;
+    `weighted`: errors by what the logits feel of them."""
+
+    pictures: Annotated[int, within(least=1)] = 1024
+    iterations: Annotated[int, within(least=1)] = 200
+    batch: Annotated[int, within(least=1)] = 32
+    drop: Annotated[float, within(least=0, most=0.95)] = 0.5
+    weighted: bool = True
+    seed: Annotated[int, within(least=0)] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def run(piece: Workpiece, options: ReconstructOptions) -> str:
+    """Reconstruct the units in order; one whose output is no better for it is left as it was."""
+    images = piece.first(options.pictures)
+    key = key_of([piece.model, piece.original], images, ["reconstruct", asdict(options)])
+    weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
+    gains: dict[str, float] = {}
+    known = 0
+    given: list[Tensor] = []
+    for number, step in enumerate(piece.walk(options.pictures)):
+        given = given or step.inputs
+        if enabled_in(step.unit):
+            name = f"{key}-{number}"
+            found = piece.scratch.known(name, [*state_of(step.unit), "gain"], given[0].device)
+            known += found is not None
+            if found is None:
+                found = _improved(step, given, weights.get(step.name), options, number)
+                piece.scratch.keep(name, found)
+            gains[step.name] = found.pop("gain").item()
+            give_state(step.unit, found)
+        given = quantized(step.unit, given)
+    if known:
+        log.info("reconstruct: %d of %d units were done before", known, len(gains))
+    lost = [name for name, gain in gains.items() if math.isnan(gain)]
+    better = [gain for gain in gains.values() if gain > 0]
+    words = f"{len(better)} of {len(gains)} units gain, {max(better, default=0.0):.1f} dB at most"
+    return words + (f"; not finite, and left as they were: {listed(lost)}" if lost else "")
+
+
+def _improved(
+    step: UnitRun, given: Sequence[Tensor], weights: Tensor | None, options: ReconstructOptions, number: int
+) -> Values:
+    """The state that the unit is to have, and its `gain` in dB: 0 where it stays what it was, NaN if that is because
+    something was not finite."""
+    before, lesson = state_of(step.unit), lesson_of(step, given, weights)
+    generator = torch.Generator(lesson.given.device).manual_seed(_PRIME * options.seed + number)
+    course = Course(options.iterations, options.batch, options.drop)
+    error, after = lesson.cost(step.unit, lesson.judging), math.inf
+    if 0 < error < math.inf and learn(step.unit, lesson, course, generator):
+        after = lesson.cost(step.unit, lesson.judging)
+    if after < error:
+        gain = 10 * math.log10(error / after) if after else math.inf
+        return {**state_of(step.unit), "gain": torch.tensor(gain)}
+    give_state(step.unit, before)
+    return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
+
+
+PASS = Pass(run, ReconstructOptions, of_ranges=True)

@@ -1,0 +1,71 @@
+"""What a long pass has done so far, kept in files: one that was cut off goes on where it was, with the same bits.
+
+A file is called by the hash of all that its content depends on. So what was kept of other weights, ranges, pictures or
+options is never found, and nothing has to be compared.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import atomic_write_bytes, read_bounded
+from swin_quant.base.progress import log
+from swin_quant.quant.passes.state import state_of
+from swin_quant.quant.quantizer import Quantizer
+
+_MAX_BYTES = 8 << 30
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A folder for a pass's files, made when the first is written; `writes`: on rank 0 alone. No folder: no files."""
+
+    folder: Path | None = None
+    writes: bool = True
+
+    def known(self, key: str, names: Collection[str], device: torch.device) -> dict[str, Tensor] | None:
+        """The tensors that were kept under `key`, which are called `names`; None where there is no such file."""
+        path = self.folder and self.folder / f"{key}.safetensors"
+        if not path or not path.is_file():
+            return None
+        try:
+            found = safetensors.torch.load(read_bounded(path, "state of a pass", _MAX_BYTES))
+            if found.keys() == set(names):
+                return {name: value.to(device) for name, value in found.items()}
+        except (SwinQuantError, safetensors.SafetensorError):
+            pass
+        log.warning("%s: cannot be read; done anew", path)
+        return None
+
+    def keep(self, key: str, values: Mapping[str, Tensor]) -> None:
+        """Keep `values` under `key`."""
+        if self.folder and self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            content = {name: value.detach().cpu().contiguous() for name, value in values.items()}
+            atomic_write_bytes(self.folder / f"{key}.safetensors", safetensors.torch.save(content))
+
+    def clear(self) -> None:
+        """All is done."""
+        if self.folder and self.writes:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def key_of(models: Sequence[nn.Module], images: Sequence[Tensor], plain: Any) -> str:
+    """The hash of weights, ranges and settings of networks, of pictures, and of `plain` data."""
+    nodes = [node for model in models for node in model.modules() if isinstance(node, Quantizer)]
+    settings = [(node.enabled, node.bits, node.per_channel, node.narrow_range, node.symmetric) for node in nodes]
+    digest = hashlib.sha256(json.dumps([plain, settings, torch.__version__], sort_keys=True).encode())
+    for name, value in (*(pair for model in models for pair in state_of(model).items()), *(("", b) for b in images)):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,76 @@
+"""Learned rounding: each weight goes to the level below or above it, whichever serves the output, not the nearer one.
+
+How far up is a variable that gradients can move, a sigmoid stretched beyond both ends and cut there, so that it reaches
+them; a term that grows less steep pulls it to either. (Nagel et al., "Up or Down? Adaptive Rounding for Post-Training
+Quantization", 2020, section 3.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swin_quant.quant.fake_quant import TINY_AMAX, grid, quantize_dequantize
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.ranges import weight_range
+
+_LOW, _HIGH = -0.1, 1.1  # what the sigmoid is stretched to
+
+
+def rectified(variable: Tensor) -> Tensor:
+    """How far above the level below, 0 to 1."""
+    return (variable.sigmoid() * (_HIGH - _LOW) + _LOW).clamp(0, 1)
+
+
+def variable_of(share: Tensor) -> Tensor:
+    """The variable of which `rectified` gives `share`, 0 to 1."""
+    return torch.logit((share - _LOW) / (_HIGH - _LOW))
+
+
+def undecided(variable: Tensor, steepness: float) -> Tensor:
+    """The sum of 1 - |2 h - 1| ** steepness: nothing of a weight at a level, one of each that is half-way."""
+    return (1 - (2 * rectified(variable) - 1).abs().pow(steepness)).sum()
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A weight [out, ...] between the levels of its grid: those `below`, from qmin to qmax (`ends`), the `step` to the
+    next, and the `variable`; `amax` is the range of the grid."""
+
+    below: Tensor
+    step: Tensor
+    variable: Tensor
+    amax: Tensor
+    ends: tuple[int, int]
+
+    @classmethod
+    def of(cls, weight: Tensor, amax: Tensor, qmin: int, qmax: int) -> "Rounding":
+        """`weight` as it is; of what lies beyond the grid, the end."""
+        step = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
+        level = (weight.detach().float() / step).clamp(qmin, qmax)
+        below = level.floor()
+        step = torch.where(amax > TINY_AMAX, step, 0.0)
+        return cls(below, step, variable_of(level - below), amax, (qmin, qmax))
+
+    def soft(self) -> Tensor:
+        """Between two levels; gradients pass to `variable`."""
+        return (self.below + rectified(self.variable)).clamp(*self.ends) * self.step
+
+    def hard(self) -> Tensor:
+        """At the nearer of the two: what quantizing leaves as it is, to the bit."""
+        return (self.below + (self.variable.detach() >= 0)).clamp(*self.ends) * self.step
+
+
+def rounding_of(layer: QuantizedLayer) -> Rounding:
+    """The weight of a layer on the grid of its node; of two ranges, the one in effect and that of least squared error,
+    it takes what its nearest levels are nearer in. So one that was chosen with the weight stays."""
+    node, weight = layer._weight_quantizer, layer.weight.detach()
+    ends = grid(node.bits, node.narrow_range)
+    candidates = [node.range_for(weight).detach(), weight_range("mse", weight, node)]
+    errors = [
+        torch.inf if amax is None else (quantize_dequantize(weight, amax, *ends) - weight).square().sum().item()
+        for amax in candidates
+    ]
+    amax = candidates[errors.index(min(errors))]
+    assert amax is not None
+    return Rounding.of(weight, amax, *ends)

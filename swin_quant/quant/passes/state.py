@@ -1,0 +1,32 @@
+"""The weights and ranges of a network or a part of it, as they were, and back again."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.quantizer import Quantizer
+
+Values = dict[str, Tensor]
+
+
+def state_of(module: nn.Module) -> Values:
+    """Weights and ranges by name, copied."""
+    values: dict[str, Tensor | None] = dict(module.named_parameters())
+    for name, node in _nodes(module).items():
+        values |= {f"{name}._amax": node.amax, f"{name}._bounds": node.bounds}
+    return {name: value.detach().clone() for name, value in values.items() if value is not None}
+
+
+@torch.no_grad()
+def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Make `module` what it was when `state_of` gave `state`."""
+    nodes = _nodes(module)
+    for name, parameter in module.named_parameters():
+        parameter.copy_(state[name])
+    for name, node in nodes.items():
+        node.amax, node.bounds = state.get(f"{name}._amax"), state.get(f"{name}._bounds")
+
+
+def _nodes(module: nn.Module) -> dict[str, Quantizer]:
+    return {name: each for name, each in module.named_modules() if isinstance(each, Quantizer)}

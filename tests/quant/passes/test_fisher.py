@@ -1,0 +1,43 @@
+"""The Fisher matrix's diagonal, against closed forms and brute force."""
+
+import itertools
+
+import torch
+from torch import nn
+
+from swin_quant.quant.passes.fisher import channel_weights, root_times_signs
+
+
+def test_the_mean_of_outer_products_over_all_signs_is_the_hessian_of_the_divergence():
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64)
+    signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=4)), dtype=torch.float64)
+    vectors = root_times_signs(logits.expand(len(signs), 4), signs)
+    found = vectors.T @ vectors / len(signs)
+    p = logits.softmax(0)
+
+    def divergence(other):
+        return (p * (p.log() - other.log_softmax(0))).sum()
+
+    assert torch.allclose(found, torch.autograd.functional.hessian(divergence, logits), atol=1e-12)
+
+
+def test_the_weights_of_a_linear_network_are_those_of_the_closed_form():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    picture = torch.randn(1, 3)
+    found = channel_weights(model, ["0"], [picture.expand(4000, 3)] * 4, seed=0)["0"]
+    p = model(picture).softmax(1)[0].detach()
+    w = model[1].weight.detach()
+    wanted = (w.T @ (p.diag() - p.outer(p)) @ w).diagonal()
+    assert torch.allclose(found, wanted / wanted.mean(), rtol=0.05)
+
+
+def test_a_seed_gives_the_same_and_parameters_have_no_gradient(tiny_model):
+    model, images = tiny_model("swin", DEPTHS=[1, 1], NUM_HEADS=[1, 2]), [torch.randn(2, 3, 32, 32)]
+    units = ["layers.0.blocks.0", "layers.0.downsample"]
+    with torch.inference_mode():
+        one = channel_weights(model, units, images, seed=3)
+    two = channel_weights(model, units, images, seed=3)
+    assert all(torch.equal(one[name], two[name]) for name in units)
+    assert all(abs(one[name].mean() - 1) < 1e-5 and (one[name] >= 0).all() for name in units)
+    assert all(parameter.grad is None for parameter in model.parameters())

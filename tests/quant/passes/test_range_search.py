@@ -1,0 +1,61 @@
+"""Ranges by their unit's output: spoilt ones are mended, and no unit is worse."""
+
+import pytest
+import torch
+
+from swin_quant.models.registry import units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.range_search import RangeSearchOptions, run
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.quant.quantizer import State, named_nodes
+
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+SHORT = RangeSearchOptions(pictures=8, rounds=1)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+def sqnr(model, images):
+    with torch.inference_mode():
+        expected = model(images)
+        quantize(model)
+        found = model(images)
+    dequantize(model)
+    return distance(found, expected)[1]
+
+
+@pytest.fixture
+def calibrated(tiny_model, images):
+    def make(kind, policy="qdq", bits=4):
+        model = tiny_model(kind, **SMALL, **MORE[kind])
+        apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", bits))
+        calibrate(model, images.split(8))
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1"), ("swin", "cpu")])
+def test_weights_stay_and_logits_of_other_pictures_come_nearer(kind, policy, calibrated, images):
+    model = calibrated(kind, policy)
+    before, plain = sqnr(model, images[8:]), {name: p.clone() for name, p in model.named_parameters()}
+    note = run(Workpiece(model, [images[:8]], units=units_of(model)), SHORT)
+    assert sqnr(model, images[8:]) > before, note
+    assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
+    assert all(node.state is State.OFF for node in named_nodes(model).values())
+
+
+def test_a_spoilt_range_is_mended(calibrated, images):
+    model = calibrated("swin", bits=8)
+    node = model.layers[0].blocks[0].mlp.fc1._input_quantizer
+    node.amax = good = 2 * node.amax
+    node.amax = 0.25 * good
+    run(Workpiece(model, [images[:8]], units=units_of(model)), RangeSearchOptions(pictures=8, rounds=2))
+    assert node.amax > 0.3 * good

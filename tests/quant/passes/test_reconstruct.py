@@ -1,0 +1,149 @@
+"""Block reconstruction: what it is worth, what it leaves behind, and that it goes on where it was cut off."""
+
+import pytest
+import torch
+
+from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.fake_quant import quantize_dequantize
+from swin_quant.quant.layer import weighted_layers
+from swin_quant.quant.passes import reconstruct
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.learning import heads
+from swin_quant.quant.passes.reconstruct import ReconstructOptions, run
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import State, named_nodes
+
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+SHORT = ReconstructOptions(iterations=6, batch=8)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def pieced(tiny_model, images):
+    """make(kind, policy, bits) -> a calibrated piece of work."""
+
+    def make(kind="swin", policy="qdq", bits=4, activations=8, scratch=Scratch(), pictures=16):  # noqa: B008
+        model = tiny_model(kind, **SMALL, **MORE[kind])
+        apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", activations))
+        calibrate(model, images.split(8))
+        return Workpiece(model, images[:pictures].split(8), units=units_of(model), exchanges=exchanges_of(model),
+                         outputs=outputs_of(model), scratch=scratch)  # fmt: skip
+
+    return make
+
+
+def sqnr(piece, images):
+    """dB of the logits of the quantized network against the original one."""
+    quantize(piece.model)
+    with torch.inference_mode():
+        found, expected = piece.model(images), piece.original(images)
+    dequantize(piece.model)
+    return distance(found, expected)[1]
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items()) and one.keys() == other.keys()
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
+    piece = pieced(kind, bits=3, pictures=24)
+    before = sqnr(piece, images[24:])
+    note = run(piece, ReconstructOptions(iterations=30, batch=8))
+    assert sqnr(piece, images[24:]) > before + 1, note
+    assert "units gain" in note and "finite" not in note
+
+
+@pytest.mark.parametrize("policy", ["qdq", "ft-mode1", "cpu"])
+def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, pieced):
+    piece = pieced(policy=policy)
+    zero_points = {name: node.grid for name, node in enabled_nodes(piece.model).items()}
+    before = piece.original.state_dict()
+    run(piece, SHORT)
+    changed = 0
+    for name, layer in weighted_layers(piece.model).items():
+        node = layer._weight_quantizer
+        changed += not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")])
+        if node.enabled and not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")]):
+            assert torch.equal(
+                quantize_dequantize(layer.weight, node.range_for(layer.weight), *node.grid), layer.weight
+            )
+            assert node.amax.dim() == (2 if policy != "ft-mode1" else 0)
+    assert changed
+    for name, node in named_nodes(piece.model).items():
+        assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
+        assert not node.enabled or node.grid == zero_points[name]
+
+
+def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):
+    states = []
+    for seed in (0, 0, 1):
+        piece = pieced()
+        run(piece, ReconstructOptions(iterations=4, batch=8, seed=seed))
+        states.append(piece.model.state_dict())
+    assert same(states[0], states[1]) and not same(states[0], states[2])
+
+
+def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(pieced, tmp_path, monkeypatch, caplog):
+    whole = pieced()
+    note = run(whole, SHORT)
+    learn, learned = reconstruct.learn, []
+
+    def cut_off(*given):
+        if len(learned) == 2:
+            raise KeyboardInterrupt
+        learned.append(given)
+        return learn(*given)
+
+    monkeypatch.setattr(reconstruct, "learn", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(pieced(scratch=Scratch(tmp_path)), SHORT)
+    monkeypatch.setattr(reconstruct, "learn", lambda *given: learned.append(given) or learn(*given))
+    piece = pieced(scratch=Scratch(tmp_path))
+    caplog.set_level("INFO")
+    assert run(piece, SHORT) == note
+    assert same(piece.model.state_dict(), whole.model.state_dict())
+    assert len(learned) == len(piece.units) and "2 of " in caplog.text
+
+
+def test_a_unit_that_is_no_better_stays_what_it_was(pieced, monkeypatch):
+    piece = pieced()
+    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+    monkeypatch.setattr(reconstruct, "learn", lambda unit, *others: [p.data.mul_(1.5) for p in unit.parameters()])
+    assert run(piece, SHORT).startswith("0 of ")
+    assert same(piece.model.state_dict(), before)
+
+
+def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(pieced, monkeypatch):
+    piece = pieced()
+    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+    monkeypatch.setattr("swin_quant.quant.passes.learning._FLOAT_RATE", float("nan"))
+    note = run(piece, SHORT)
+    assert "not finite" in note and next(iter(piece.units)) in note
+    assert same(piece.model.state_dict(), before)
+
+
+def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
+    for pictures in (torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)):
+        model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
+        calibrate(model, [pictures])
+        piece = Workpiece(model, [pictures], units=units_of(model))
+        before = sqnr(piece, pictures)
+        run(piece, ReconstructOptions(iterations=3))
+        assert sqnr(piece, pictures) > before - 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
+def test_coins_fall_as_often_as_they_should(share):
+    generator = torch.Generator().manual_seed(0)
+    mask = heads(torch.Size((50, 401)), share, generator)
+    assert mask.shape == (50, 401) and mask.double().mean().item() == pytest.approx(share, abs=0.02)
