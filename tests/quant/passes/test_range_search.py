@@ -42,7 +42,7 @@ def calibrated(tiny_model, images):
     return make
 
 
-@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1"), ("swin", "cpu")])
+@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1")])
 def test_weights_stay_and_logits_of_other_pictures_come_nearer(kind, policy, calibrated, images):
     model = calibrated(kind, policy)
     before, plain = sqnr(model, images[8:]), {name: p.clone() for name, p in model.named_parameters()}
@@ -50,12 +50,3 @@ def test_weights_stay_and_logits_of_other_pictures_come_nearer(kind, policy, cal
     assert sqnr(model, images[8:]) > before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
     assert all(node.state is State.OFF for node in named_nodes(model).values())
-
-
-def test_a_spoilt_range_is_mended(calibrated, images):
-    model = calibrated("swin", bits=8)
-    node = model.layers[0].blocks[0].mlp.fc1._input_quantizer
-    node.amax = good = 2 * node.amax
-    node.amax = 0.25 * good
-    run(Workpiece(model, [images[:8]], units=units_of(model)), RangeSearchOptions(pictures=8, rounds=2))
-    assert node.amax > 0.3 * good
