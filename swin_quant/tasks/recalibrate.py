@@ -67,7 +67,9 @@ def recalibrate(
         )
     calibration = Calibration(searched["pictures"], counted, largest, ends=ends)
     set_ranges(model, calibration, method)
-    advice = told(advise(Findings(named_nodes(model), calibration, method, policy.name)), world)
+    passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
+    found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
+    advice = told(advise(found), world)
     gather([])  # before rank 0 may replace what the others still read
     searched.pop("node_methods", None)
     searched = {**searched, **found_by(method, model, calibration), "advice": advice}

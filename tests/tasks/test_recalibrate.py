@@ -60,7 +60,8 @@ def copy(before, tmp_path):
 
 def content(folder):
     card = json.loads((folder / f"{NAME}_calib.json").read_text())
-    card["calibration"].pop("check", None)  # is made with pictures
+    for key in ("check", "advice"):  # are made with pictures
+        card["calibration"].pop(key, None)
     return (folder / f"{NAME}_calib.pth").read_bytes(), {**card, "created": None}
 
 
