@@ -24,7 +24,7 @@ def test_teacher_and_distillation_go_together(tiny_config, tiny_model, tmp_path)
     assert load_teacher(None, tiny_config(), Distillation(), tiny_model(), CPU) == (None, None)
     with pytest.raises(UsageError, match="teacher needs a recipe that distils"):
         load_teacher("teacher.pth", tiny_config(), Distillation(), tiny_model(), CPU)
-    with pytest.raises(UsageError, match="give the float checkpoint of the teacher"):
+    with pytest.raises(UsageError, match="give a teacher FILE"):
         load_teacher(None, tiny_config(), Distillation(features=1.0), tiny_model(), CPU)
     with pytest.raises(SwinQuantError, match="no such checkpoint"):
         load_teacher(str(tmp_path / "none.pth"), tiny_config(), Distillation(weight=1.0), tiny_model(), CPU)
