@@ -99,7 +99,8 @@ class Watchdog:
 
     def _tell(self, why: str) -> None:
         self._own_reason = " ".join(why.split())[:500]
-        if self._answered is not None and not self._broken and self._told.wait(_TELL_TICKS * _TICK_SECONDS):
+        met = self._joined or self._answered is not None  # a rank may fail before this thread had its first answer
+        if met and not self._broken and self._told.wait(_TELL_TICKS * _TICK_SECONDS):
             if self.host == f"rank {self.rank}":
                 time.sleep(2 * _TICK_SECONDS)  # the store goes when this rank goes
 

@@ -122,6 +122,27 @@ def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 
 
+def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monkeypatch):
+    """Between its first question to the store, which it asks when it has nothing to say yet, and the answer."""
+    check = torch.distributed.PrefixStore.check
+    asked = []
+
+    def late(store, keys):
+        time.sleep(1.0 if os.environ["RANK"] == "1" and not asked else 0)
+        asked.append(keys)
+        return check(store, keys)
+
+    monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.3)
+    monkeypatch.setattr(torch.distributed.PrefixStore, "check", late)
+
+    def work(world):
+        if world.rank == 1:
+            raise SwinQuantError("no picture left")
+        all_sum(torch.zeros(1), world.device)
+
+    assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
+
+
 def test_a_rank_that_waits_for_the_others_ends_when_it_is_told_to(monkeypatch, tmp_path):
     """The main thread waits in the library that connects ranks, where no handler of a signal runs."""
     monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.1)
