@@ -220,6 +220,7 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
         assert done.code == 0, (line, done)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme(reader, monkeypatch, capsys):
     pytest.importorskip("openvino")
     monkeypatch.chdir(reader)

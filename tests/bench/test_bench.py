@@ -79,6 +79,7 @@ def test_every_contender_has_a_row_for_every_batch_in_order(report):
     ]
 
 
+@pytest.mark.slow
 def test_a_row_holds_what_the_report_promises(report):
     row = report.rows[4]
     assert (row.engine, row.precision, row.policy) == ("onnxruntime", "float32", None)

@@ -26,6 +26,7 @@ def kinds(card):
     return [one["kind"] for one in card["calibration"]["advice"]]
 
 
+@pytest.mark.slow
 def test_outliers_that_were_left_alone_are_advised_of_and_reported(run, float_flags, planted, card_of, tmp_path):
     flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1"]
     done = run("calibrate", *flags, "--no-equalize", "--output", tmp_path / "out")
@@ -41,6 +42,7 @@ def test_outliers_that_were_left_alone_are_advised_of_and_reported(run, float_fl
     assert cured.code == 0 and "outliers" not in kinds(card_of(tmp_path / "cured" / FILE))
 
 
+@pytest.mark.slow
 def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_flags, card_of, tmp_path):
     flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto", "--no-eval"]
     done = run("calibrate", *flags, "--output", tmp_path)
@@ -59,6 +61,7 @@ def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_fl
     assert anew.code == 0 and "node_methods" not in card_of(tmp_path / "again" / FILE)["calibration"], anew
 
 
+@pytest.mark.slow
 def test_auto_chooses_alike_on_any_number_of_ranks(run, forked, float_flags, card_of, tmp_path):
     flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "qdq", "--calibrator", "auto", "--no-eval"]
     assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
@@ -83,6 +86,7 @@ def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, 
     assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_any_policy_gives_int4_weights(run, calibrated, tmp_path):
     words = ["--checkpoint", calibrated, "--for", "onnxruntime", "--output", tmp_path, "--int4-weights"]
     assert "policy onnxruntime has no weights of 4 bits: give --policy w4a16" in run("export", *words).error(2)

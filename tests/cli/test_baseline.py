@@ -186,6 +186,7 @@ def export(run, runs):
     return go
 
 
+@pytest.mark.slow
 def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     artifact = export("--policy", "qdq")
     flags = ["--data-path", pictures, "--device", "cpu", "--half", "none", *ENGINES]

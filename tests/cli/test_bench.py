@@ -62,6 +62,7 @@ def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact)
     assert all(row["acc1"] is None for row in content["rows"])
 
 
+@pytest.mark.slow
 def test_the_checkpoint_must_be_found(run, artifact, tmp_path):
     for file in (artifact, artifact.with_suffix(".json")):
         shutil.copy(file, tmp_path)

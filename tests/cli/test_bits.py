@@ -28,6 +28,7 @@ def of_8_bits(float_flags, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_other_bits_are_refused_and_the_statistics_find_them(run, scoring_flags, of_8_bits, float_flags, tmp_path):
     four = ["--policy", "ft-mode1", "--aprec", 4]
     line = run("evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", *four).error(2)

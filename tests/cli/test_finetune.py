@@ -205,6 +205,7 @@ def slow_down():
     loop._agree = agree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
     slow = [*float_run, "--epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]

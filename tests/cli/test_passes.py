@@ -107,6 +107,7 @@ def long_recipe(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     run, float_flags, long_recipe, card_of, tmp_path, monkeypatch
 ):
@@ -133,6 +134,7 @@ def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     assert {path.name for path in cut.parent.iterdir()} == {path.name for path in whole.parent.iterdir()}
 
 
+@pytest.mark.slow
 def test_ranges_of_a_reconstruction_are_for_its_bits_and_come_from_pictures(
     run, micro, pictures, float_flags, long_recipe, tmp_path
 ):

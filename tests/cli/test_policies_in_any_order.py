@@ -88,6 +88,7 @@ def test_any_list_in_any_order_scores_as_each_alone(scored, name, order):
     assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
 
 
+@pytest.mark.slow
 def test_policies_differ_and_learned_ranges_are_not_those_of_the_weights(scored):
     """Else the test above would compare nothing."""
     for name, (model, _, alone) in scored.items():

@@ -58,6 +58,7 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     assert snapshot(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_cut_off(run, words, made, tmp_path):
     made.unlink()  # the artifact's card is written last
     again = run("quantize", *words)
@@ -79,12 +80,14 @@ def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp
         parser_of(name, command_of(name)).parse_args(rest)
 
 
+@pytest.mark.slow
 def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.err and "tensorrt-cu" in done.err
     assert done.out.strip().endswith("swin_micro_int8_tensorrt.onnx")
 
 
+@pytest.mark.slow
 def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monkeypatch, tmp_path):
     monkeypatch.setattr("swin_quant.tasks.verify.tolerance_of", lambda *_: 0.0)
     assert "verification failed" in run("quantize", *words).err
@@ -107,6 +110,7 @@ def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pict
     assert again.code == 0 and again.err.count("done before") == 1 + 4
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path):
     good, bad = named(micro, "swin", tmp_path), named(micro, "swinv2", tmp_path, fill=float("nan"))
     common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "onnxruntime", "--half", "none"]

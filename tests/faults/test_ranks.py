@@ -190,6 +190,7 @@ def make_case(start, commands, out, delay, command, fault, victim, launcher):
     return Case(command, fault, victim, launcher, delay, out, run)
 
 
+@pytest.mark.slow
 def test_whatever_becomes_of_one_rank_the_other_ends_and_nothing_is_lost(start, commands, undisturbed, tried, tmp_path):
     chance = random.Random(1)
     delays = [chance.uniform(0, 1) * undisturbed(command)[1] for command, *_ in FEW]

@@ -24,6 +24,7 @@ def quantized(tiny_model, use_policy):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swinv2", "ft-mode1"), ("swinv2", "qdq")])
 def test_export_serves_any_batch(kind, policy, quantized):
     model = quantized(kind, policy)
@@ -39,6 +40,7 @@ def test_export_serves_any_batch(kind, policy, quantized):
             assert torch.equal(exported(x), model(x))
 
 
+@pytest.mark.slow
 @KINDS
 def test_compile_makes_one_graph(kind, quantized):
     torch._dynamo.reset()

@@ -65,6 +65,7 @@ def test_nodes_that_want_different_methods_get_them(bits):
     assert nodes["keeps._input_quantizer"].amax > 1.5 * nodes["drops._input_quantizer"].amax
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "more"), [("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0, 0]})])
 def test_a_swin_is_never_worse_than_by_one_method(kind, more, tiny_model):
     model, images = tiny_model(kind, **SMALL, **more), torch.randn(8, 3, 32, 32)

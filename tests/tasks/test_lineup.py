@@ -73,6 +73,7 @@ def test_a_float_export_that_is_given_is_the_baseline(names, exported, tmp_path)
     assert list(tmp_path.iterdir()) == []  # nothing had to be exported
 
 
+@pytest.mark.slow
 def test_the_baseline_runs_in_float32_whatever_else_is_asked_for(names, exported, monkeypatch):
     monkeypatch.setattr(openvino, "float_types", lambda: ["float32", "bfloat16"])
     found, _ = names(exported, float_types=["bfloat16"])

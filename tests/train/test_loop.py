@@ -328,6 +328,7 @@ def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_p
     return made, keeper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("mode", ["frozen", "learned", "learned with zero points", "reestimated"])
 def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy, mode, kind):

@@ -12,6 +12,7 @@ from swin_quant.backends.openvino.engine import _core
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("level", ["ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL"])
 def test_onnx_runtime_at_every_level(kind, level, exported, run, images, assert_quantized_alike):

@@ -22,6 +22,7 @@ def weights(model):
     return {name: node for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calibrated):
     model, _ = calibrated(kind, policy)
@@ -37,6 +38,7 @@ def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calib
         assert np.array_equal(levels, (simulate(weight, amax, -8, 7) / (amax / 7)).round().numpy()), name
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_weights_take_half_of_what_int8_takes(kind, policy, exported, calibrated):
     count = sum(model.weight.numel() for model in calibrated(kind, policy)[0].modules() if hasattr(model, "add_nodes"))
@@ -106,6 +108,7 @@ def test_a_policy_without_such_weights(calibrated, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 5, 6, 7])
 def test_weights_of_fewer_bits_in_int8_are_exact(bits, calibrated, tmp_path, run, images, sqnr):
     """Levels of 4 to 7 bits are levels of int8."""

@@ -48,6 +48,7 @@ def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
     torch.testing.assert_close(attn.matmul_q_input_quantizer.scale, amax * trained.scale / 127)
 
 
+@pytest.mark.slow
 def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count):
     """The int8 product of q, k and v has one range: its q cannot be scaled apart. It is scaled behind the pair."""
     modes = count(graph("swin", "ft-mode1"))

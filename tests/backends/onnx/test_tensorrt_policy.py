@@ -32,6 +32,7 @@ def trt(graph):
     return lambda kind, **options: Graph(graph(kind, "tensorrt", target="tensorrt", **options))
 
 
+@pytest.mark.slow
 @KINDS
 def test_all_inputs_of_products_are_quantized_and_no_output(kind, trt):
     found = trt(kind)

@@ -38,6 +38,7 @@ def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results
     assert "onnxruntime" in done.out and "openvino" in done.out and "FasterTransformer (emulated)" in done.out
 
 
+@pytest.mark.slow
 def test_artifacts_of_one_name_in_two_folders_keep_their_own_results(evaluate, exports, tmp_path):
     other = shutil.copytree(exports.onnx.parent, tmp_path / "other") / exports.onnx.name
     card = json.loads(other.with_suffix(".json").read_text())
