@@ -5,10 +5,12 @@
  *     CPU_VENDOR=AuthenticAMD LD_PRELOAD=...                (12 letters; MKL has other kernels for it)
  *
  * Linux on x86-64 lets a process trap CPUID (arch_prctl ARCH_SET_CPUID) where CPU and hypervisor can; the handler
- * executes it and changes leaves 0 and 7. Where they cannot, the process ends with exit code 77.
+ * executes it and changes leaves 0 and 7. Where they cannot, the process ends with exit code 77. Programs that would
+ * take SIGSEGV for themselves, as compilers and torch's loader processes do, are told that they have it.
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,16 +22,27 @@
 
 static const unsigned char CPUID_INSTRUCTION[] = {0x0f, 0xa2};
 static const char *kind, *vendor;
-static int hide_avx512;
+static int hide_avx512, trapping;
 
 static long trap_cpuid(int on) { return syscall(SYS_arch_prctl, 0x1012 /* ARCH_SET_CPUID */, !on); }
+
+int sigaction(int number, const struct sigaction *wanted, struct sigaction *before) {
+    int (*next)(int, const struct sigaction *, struct sigaction *) = dlsym(RTLD_NEXT, "sigaction");
+    return next(number, trapping && number == SIGSEGV ? NULL : wanted, before);
+}
+
+sighandler_t signal(int number, sighandler_t wanted) {
+    sighandler_t (*next)(int, sighandler_t) = dlsym(RTLD_NEXT, "signal");
+    return trapping && number == SIGSEGV ? SIG_DFL : next(number, wanted);
+}
 
 static void answer(int number, siginfo_t *info, void *context) {
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
     unsigned leaf = registers[REG_RAX], part = registers[REG_RCX], a, b, c, d;
     (void)number, (void)info;
     if (memcmp((void *)registers[REG_RIP], CPUID_INSTRUCTION, sizeof CPUID_INSTRUCTION)) {
-        signal(SIGSEGV, SIG_DFL); /* a real fault: it happens again, and ends the process */
+        trapping = 0; /* a real fault: it happens again, and ends the process */
+        signal(SIGSEGV, SIG_DFL);
         return;
     }
     trap_cpuid(0);
@@ -64,4 +77,5 @@ __attribute__((constructor)) static void imitate(void) {
     sigaction(SIGSEGV, &action, NULL);
     if (trap_cpuid(1))
         _exit(77);
+    trapping = 1;
 }

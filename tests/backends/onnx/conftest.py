@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.saturation import saturates
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
@@ -120,6 +121,17 @@ def assert_quantized_alike(fake_quant, sqnr, images):
     def check(logits, kind, policy="qdq"):
         quantized, unquantized = fake_quant(kind, images, policy)
         assert sqnr(quantized, logits) > sqnr(unquantized, quantized) + 3
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def exact_on():
+    """exact_on(engine): no test of it where its products of 8-bit weights saturate on this CPU: test_saturation."""
+
+    def check(engine):
+        if saturates(engine):
+            pytest.skip(f"products of 8-bit weights saturate in {engine} on this CPU: test_saturation has that")
 
     return check
 

@@ -20,8 +20,9 @@ def test_onnx_runtime_at_every_level(kind, level, exported, run, images, assert_
 
 
 @KINDS
-def test_openvino(kind, exported, images, assert_quantized_alike):
+def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     pytest.importorskip("openvino")
+    exact_on("openvino")
     compiled = _core(os.getpid()).compile_model(str(exported(kind).file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert_quantized_alike(compiled(images.numpy())[0], kind)
 
