@@ -31,6 +31,7 @@ VARIANTS: dict[str, object] = {
     "ridge": ["ridge"],
     "gptq": ["gptq"],
     "range search": ["range_search"],
+    "range search, gptq": ["range_search", "gptq"],
     "reconstruct": ["reconstruct"],
     "fast": "fast",
     "best": "best",
