@@ -11,7 +11,9 @@ from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.learning import heads
+from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.reconstruct import ReconstructOptions, run
+from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
@@ -138,8 +140,8 @@ def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
         calibrate(model, [pictures])
         piece = Workpiece(model, [pictures], units=units_of(model))
         before = sqnr(piece, pictures)
-        run(piece, ReconstructOptions(iterations=3))
-        assert sqnr(piece, pictures) > before - 1
+        run_passes(piece, steps_of([{"name": "reconstruct", "iterations": 3}]), lambda: None)
+        assert sqnr(piece, pictures) > before - 0.6  # a loss of more than half a dB is taken back
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
