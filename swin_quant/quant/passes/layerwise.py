@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from swin_quant.base.errors import listed
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.kind import Workpiece
-from swin_quant.quant.passes.trial import copied, enabled_in, quantized, quantizing, restore, squared_error
+from swin_quant.quant.passes.state import give_state, state_of
+from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 
@@ -65,7 +66,7 @@ def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
     given: list[Tensor] = []
     for step in piece.walk(pictures):
         given = given or step.inputs
-        values, ranges = copied(step.unit), [(node, node.amax) for node in enabled_in(step.unit)]
+        original = state_of(step.unit)
         outputs = quantized(step.unit, given)
         before = squared_error(outputs, step.outputs)
         try:
@@ -80,9 +81,7 @@ def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
             gains.append(10 * math.log10(before / after) if after else 0.0)
             outputs = solved
         else:
-            restore(step.unit, values)
-            for node, amax in ranges:
-                node.amax = amax
+            give_state(step.unit, original)
         given = outputs
     note = f"{len(gains)} of {len(piece.units)} units gain, {max(gains, default=0.0):.1f} dB at most"
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
