@@ -60,7 +60,7 @@ class AsAlone:
         return same
 
     def _prints(self, images: Tensor, run: Callable[[Tensor], object], at: list[int], beside: bool = False) -> Tensor:
-        """int64 [calls, len(at)]: of what each node sees of the pictures `at`, a number made of all its bits.
+        """int32 [calls, len(at)]: of what each node sees of the pictures `at`, a number made of all its bits.
 
         `beside`: the nodes' own observers see it too.
         """
@@ -70,7 +70,9 @@ class AsAlone:
         def watching(observer: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
             def watch(x: Tensor) -> None:
                 bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
-                prints.append((bits * bits).sum(1))  # squares, since errors of one bit up and down must not cancel
+                # Squares, since errors of one bit up and down must not cancel; modulo 2**32, where a sum takes a quarter
+                # of the time.
+                prints.append((bits * bits).sum(1, dtype=torch.int32))
                 if beside and observer is not None:
                     observer(x)
 

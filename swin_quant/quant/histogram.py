@@ -56,8 +56,11 @@ def add_sides(below: Histogram, above: Histogram, values: Tensor, low: float, hi
     above.widen(exponent_above(max(high, 0.0)))
     values = values.flatten().float()
     negative = values < 0
-    scale = torch.where(negative, -BINS / 2.0**below.exponent, BINS / 2.0**above.exponent)
-    bins = values.mul(scale).to(torch.int64).add_(negative, alpha=BINS)  # one pass: to split the values costs more
+    bins = values * (BINS / 2.0**above.exponent)
+    if below.exponent != above.exponent:
+        bins = torch.where(negative, values * (BINS / 2.0**below.exponent), bins)
+    # One pass, since to split the values costs more; in 32 bits, which stay in the cache.
+    bins = bins.abs_().to(torch.int32).add_(negative.to(torch.int32), alpha=BINS)
     counts = torch.bincount(bins, minlength=2 * BINS)
     above.counts += counts[:BINS]
     below.counts += counts[BINS:]
