@@ -33,7 +33,9 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 def add_pictures(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pictures")
-    group.add_argument("--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; or: digits")
+    group.add_argument(
+        "--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; digits, csv:FILE, ..."
+    )
     group.add_argument("--images", nargs="+", metavar="PLACE", help="instead: files, folders, 'patterns'")
     group.add_argument("--zip", action="store_true", help="DIR holds <split>.zip and <split>_map.txt")
     group.add_argument("--split", default="val", help="of --data-path (default val)")

@@ -98,7 +98,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser, words: Words = {}) -> None:  # noqa: B006
     group = parser.add_argument_group("pictures")
-    group.add_argument("--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; or: digits")
+    group.add_argument(
+        "--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; digits, csv:FILE, ..."
+    )
     group.add_argument("--zip", action="store_true", default=None, help="DIR holds train.zip and train_map.txt, ...")
     group.add_argument("--cache-mode", choices=("no", "full", "part"), help="zip: keep no, all, or this rank's bytes")
     group.add_argument(words.get("--batch", "--batch"), type=whole, dest="batch", metavar="N",

@@ -1,6 +1,9 @@
 """From a data path and a split to pictures: the one place that knows every kind of source."""
 
+import importlib
+import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -9,9 +12,11 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures, is_picture
+from swin_quant.data.source import DataSource, Wanted
 from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
+KINDS = ("wnids", "ilsvrc", "csv_table", "shards", "parquet", "cifar")  # files here with a SOURCE, in the order tried
 
 
 def open_pictures(
@@ -25,10 +30,11 @@ def open_pictures(
     world: int = 1,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Pictures:
-    """Open one split of `data_path`: class folders, with `zip_mode` an archive and its map, or the digits.
+    """Open one split of `data_path`: class folders, with `zip_mode` a zip and its map, the digits, or one of KINDS.
 
     Args:
-        data_path: `‹data_path›/<split>/<class>/*`, `‹data_path›/<split>.zip` and `<split>_map.txt`, or "digits".
+        data_path: `‹data_path›/<split>/<class>/*`, `‹data_path›/<split>.zip` and `<split>_map.txt`, "digits", or what
+            another kind recognises or is asked for by its prefix: `csv:my.csv`.
         num_classes: the classes of the model. None: labels are not needed, so nothing about them is checked, and
             the pictures may lie flat in `‹data_path›/<split>` or `‹data_path›`.
         cache_mode, rank, world, track: see ZipPictures.
@@ -45,6 +51,9 @@ def open_pictures(
     elif zip_mode:
         _find(Path(data_path), split, zip_mode, labelled)
         pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
+    elif found := _found(asked := _asked(data_path, split, num_classes)):
+        source, files = found
+        pictures = source.open(files, asked)
     else:
         pictures = FolderPictures(_find(Path(data_path), split, zip_mode, labelled), labelled)
     if labelled and num_classes != len(pictures.class_names):
@@ -53,6 +62,47 @@ def open_pictures(
             "correct one of them"
         )
     return pictures
+
+
+@cache
+def sources() -> dict[str, DataSource]:
+    """The kinds by their prefixes."""
+    found: list[DataSource] = [importlib.import_module(f"swin_quant.data.{kind}").SOURCE for kind in KINDS]
+    return {source.prefix: source for source in found}
+
+
+def is_data_set(data_path: str) -> bool:
+    """Whether a path says by itself that it is a data set, with labels, and not a folder or file of pictures."""
+    asked = _asked(data_path, "val", None)
+    return data_path == DIGITS or bool(asked.prefix) or (not os.path.isdir(data_path) and _found(asked) is not None)
+
+
+def has_split(cfg: CfgNode, split: str) -> bool:
+    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
+    data_path = cfg.DATA.DATA_PATH
+    if data_path == DIGITS or (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
+        return True
+    asked = _asked(data_path, split, cfg.MODEL.NUM_CLASSES)
+    return not cfg.DATA.ZIP_MODE and asked.has_splits and any(source.find(asked) for source in _kinds(asked))
+
+
+def _asked(data_path: str, split: str, classes: int | None) -> Wanted:
+    prefix, mark, place = data_path.partition(":")
+    return Wanted(place, split, classes, prefix) if mark and prefix in sources() else Wanted(data_path, split, classes)
+
+
+def _kinds(asked: Wanted) -> list[DataSource]:
+    return [sources()[asked.prefix]] if asked.prefix else list(sources().values())
+
+
+def _found(asked: Wanted) -> tuple[DataSource, list[Path]] | None:
+    """The kind that the place is of, and its files; None where it is folders, or nothing."""
+    for source in _kinds(asked):
+        if files := source.find(asked):
+            return source, files
+        if asked.prefix:
+            raise SwinQuantError(f"{asked.place}: split {asked.split}: found no {source.what}")
+    return None
 
 
 def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
@@ -77,9 +127,3 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}"
     held = listed([*sorted(folders), *sorted(item.name for item in archives.values())])
     raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}")
-
-
-def has_split(cfg: CfgNode, split: str) -> bool:
-    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
-    root = Path(cfg.DATA.DATA_PATH)
-    return cfg.DATA.DATA_PATH == DIGITS or (root / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists()

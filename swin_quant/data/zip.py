@@ -12,13 +12,12 @@ from typing import Any
 from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import open_plain, read_bounded, read_lines
+from swin_quant.data.labels import CLASSES_FILE, MAX_CLASSES
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.sampling import shard
 
 CACHE_MODES = ("no", "part", "full")
-CLASSES_FILE = "classes.txt"
 MAX_MAP_BYTES = 1 << 30  # ImageNet-22k's has half of it
-MAX_CLASSES = 1_000_000  # where the model does not say how many
 
 
 class ZipPictures(Pictures):

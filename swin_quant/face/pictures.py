@@ -13,7 +13,7 @@ from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import sample
-from swin_quant.data.sources import DIGITS, open_pictures
+from swin_quant.data.sources import is_data_set, open_pictures
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PictureSet:
 
     def open(self, classes: int | None = None) -> Pictures:
         """The pictures; labelled if the number of `classes` is given, which is checked. Errors as `open_pictures`."""
-        if self.split is None and self.path != DIGITS:
+        if self.split is None and not is_data_set(self.path):
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
             return NamedPictures([self.path])
@@ -54,7 +54,8 @@ Source: TypeAlias = "PictureSet | Iterable[Any]"
 
 
 def pictures(path: str | Path, split: str | None = None, count: int | None = None, seed: int = 0) -> PictureSet:
-    """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, or the word "digits".
+    """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, the word "digits", or
+    another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
 
     Without a split, `path` is a picture, a folder of them or a pattern, and there are no labels. `count` of them are
     drawn by `seed`. Nothing is read yet.

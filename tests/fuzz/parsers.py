@@ -12,6 +12,7 @@ import io
 import json
 import random
 import sys
+import tarfile
 import tempfile
 import zipfile
 from argparse import ArgumentParser
@@ -46,8 +47,10 @@ from swin_quant.checkpoint import load_calibrated, load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.cli import report
 from swin_quant.config import from_dict, load_config, to_dict
+from swin_quant.data.imagenet import wnids_of
 from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sources import open_pictures
 from swin_quant.data.zip import ZipPictures
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
@@ -71,6 +74,7 @@ Files = dict[str, bytes]
 TESTS = Path(__file__).parents[1]
 MICRO = {"EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
 NODES = ["layers.0.a_quantizer", "layers.0.b_quantizer"]
+has_pyarrow = importlib.util.find_spec("pyarrow") is not None
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
 
 
@@ -313,6 +317,68 @@ def read_archive(folder: Path) -> None:
             opened.read(index)
 
 
+def tables() -> list[Files]:
+    files = {f"c{number}.png": picture("PNG", "RGB", number) for number in range(3)}
+    texts = ("path,label\nc0.png,0\nc1.png,2\n", "c0.png\tcat\nc1.png\tdog\nc2.png\tfox\n",
+             '"label";"split";"file_name"\r\n0;val;"c2.png"\r\n1;train;c1.png\r\n')  # fmt: skip
+    return [{"val.csv": text.encode(), **files} for text in texts]
+
+
+def shards() -> list[Files]:
+    made = []
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+            for number in range(3):
+                key = ("" if form == tarfile.USTAR_FORMAT else "x" * 120 + "/") + f"{number:04d}"
+                for name, data in ((f"{key}.png", picture("PNG", "L", number)), (f"{key}.cls", str(number).encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        made.append({"val-0000.tar": buffer.getvalue(), "classes.txt": b"cat\ndog\nfox\n"})
+    return made
+
+
+def cifars() -> list[Files]:
+    ten = b"".join(bytes([label]) + bytes(range(256)) * 12 for label in (0, 9, 3))
+    hundred = b"".join(bytes([1, label]) + bytes(range(256)) * 12 for label in (0, 99))
+    return [{"test_batch.bin": ten, "batches.meta.txt": b"a\n" * 10}, {"test.bin": hundred}]
+
+
+def parquets() -> list[Files]:
+    import pyarrow
+    import pyarrow.parquet
+
+    note = json.dumps({"info": {"features": {"label": {"names": ["cat", "dog", "fox"]}}}})
+    images = [{"bytes": picture("PNG", "L", number), "path": f"{number}.png"} for number in range(3)]
+    table = pyarrow.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata({"huggingface": note})
+    return [
+        {"val.parquet": encoded(table, pyarrow.parquet.write_table, row_group_size=2, compression=kind)}
+        for kind in ("none", "snappy")
+    ]
+
+
+def validations() -> list[Files]:
+    """Labels of the flat validation folder, in each of their forms; one picture, since labels are what is read."""
+    jpeg = {"ILSVRC2012_val_00000001.JPEG": picture("JPEG", "L")}
+    wnids = wnids_of(1000)
+    ids = "\n".join(f"{wnid} {number} name" for number, wnid in enumerate(reversed(wnids), 1)).encode()
+    texts = (
+        {"val.txt": b"ILSVRC2012_val_00000001.JPEG 7\n", "synset_words.txt": "\n".join(wnids).encode()},
+        {"LOC_val_solution.csv": f"ImageId,PredictionString\nILSVRC2012_val_00000001,{wnids[3]} 1 2 3 4\n".encode()},
+        {"imagenet_2012_validation_synset_labels.txt": wnids[5].encode()},
+        {"ILSVRC2012_validation_ground_truth.txt": b"490\n", "map_clsloc.txt": ids},
+    )
+    return [{**jpeg, **files} for files in texts]
+
+
+def read_data_set(kind: str, folder: Path, classes: int | None = 3) -> None:
+    opened = open_pictures(f"{kind}:{folder}", "val", num_classes=classes)
+    for index in range(min(len(opened), 8)):
+        with contextlib.suppress(UnreadablePicture):
+            opened.read(index)
+
+
 def labels() -> list[Files]:
     return [{"x.txt": text.encode()} for text in ("cat\ndog\nfox\n", "\ufeffchat\n\nchien\r\nrenard é")]
 
@@ -444,6 +510,11 @@ PARSERS = (
     Parser("recipe", lambda: shipped("recipes"), lambda folder: load_recipe(str(folder / "x.yaml"))),
     Parser("recipe of passes", lambda: shipped("passes"), lambda folder: load_passes(str(folder / "x.yaml"))),
     Parser("zip and map", archives, read_archive),
+    Parser("table of pictures", tables, lambda folder: read_data_set("csv", folder, None)),
+    Parser("tar shards", shards, functools.partial(read_data_set, "wds")),
+    Parser("CIFAR", cifars, lambda folder: read_data_set("cifar", folder, None)),
+    Parser("ILSVRC labels", validations, lambda folder: read_data_set("ilsvrc", folder, 1000)),
+    *([Parser("Parquet", parquets, functools.partial(read_data_set, "parquet"))] if has_pyarrow else []),
     Parser("class names", labels, lambda folder: class_names(3, str(folder / "x.txt"))),
     Parser("PNG", lambda: pictures(*PNGS), see),
     Parser("JPEG", lambda: pictures(*JPEGS), see),

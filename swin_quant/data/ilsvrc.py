@@ -1,0 +1,181 @@
+"""ImageNet's validation pictures as they are published: flat, ILSVRC2012_val_00000001.JPEG ..., labels in a file.
+
+Files of labels go by three numberings. The devkit's ILSVRC2012_validation_ground_truth.txt has its own ILSVRC2012_IDs
+(1 to 1000), which only its meta.mat, or map_clsloc.txt of later devkits, translates. val.txt counts from 0 in the order
+of synset_words.txt: sorted wnids. The others name wnids.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.extras import library
+from swin_quant.base.files import read_bounded, read_lines
+from swin_quant.data.folder import FolderPictures
+from swin_quant.data.imagenet import ILSVRC_CLASSES, is_wnid, wnids_of
+from swin_quant.data.pictures import printable
+from swin_quant.data.source import DataSource, Wanted, subfolders
+
+PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
+_WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")  # a wnid first in each line, sorted as published
+_SPLITS = ("val", "validation")
+_MAX_META_BYTES = 8 << 20
+
+Labels = Callable[[str, int], str]
+"""From a picture's stem and number to its wnid; KeyError where it has none."""
+
+
+class IlsvrcPictures(FolderPictures):
+    """ILSVRC2012's validation pictures in a flat `folder`, in the order of their numbers, all or a part of them.
+
+    Labels are places in the sorted list of the 1000 wnids, as published models have them. They are from the first of
+    val.txt, LOC_val_solution.csv, imagenet_2012_validation_synset_labels.txt and ILSVRC2012_validation_ground_truth.txt
+    that lies in one of the `places`; a number is looked up in the synset_words.txt that lies there, too.
+
+    Raises:
+        SwinQuantError: no such file, one that leaves pictures out or says no class, and ids that nothing translates.
+    """
+
+    def __init__(self, folder: Path, places: list[Path]) -> None:
+        self.folder = folder
+        self._files = sorted(name for name in os.listdir(folder) if PICTURE.fullmatch(name))
+        self.names = list(self._files)
+        self.class_names = list(wnids_of(ILSVRC_CLASSES) or ())
+        path, labels = _labels(folder, places, self.class_names)
+        index = {wnid: number for number, wnid in enumerate(self.class_names)}
+        self.labels = []
+        for name in self._files:
+            try:
+                wnid = labels(name.partition(".")[0], int(PICTURE.fullmatch(name)[1]))  # type: ignore[index]
+            except KeyError as error:
+                raise SwinQuantError(f"{path}: has no label for {name}") from error
+            if wnid not in index:
+                raise SwinQuantError(f"{path}: {name}: {printable(wnid)[:40]!r} is none of ImageNet's 1000 wnids")
+            self.labels.append(index[wnid])
+
+
+def _labels(folder: Path, places: list[Path], order: list[str]) -> tuple[Path, Labels]:
+    for name, read in _FORMS.items():
+        for path in (place / name for place in places):
+            if path.is_file():
+                return path, read(path, places, order)
+    raise SwinQuantError(f"{folder}: no labels of its pictures: put one of {', '.join(_FORMS)} beside it")
+
+
+def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
+    """Lines of a name and a number from 0: a place in synset_words.txt, else in the sorted wnids."""
+    words = next((place / name for place in places for name in _WORDS if (place / name).is_file()), None)
+    if words:
+        order = [line.split()[0] for line in read_lines(words, "list of wnids")]
+        if len(order) != ILSVRC_CLASSES or not all(map(is_wnid, order)):
+            raise SwinQuantError(f"{words}: is no list of 1000 wnids, one a line")
+    found = {}
+    for number, line in enumerate(read_lines(path, "list of labels"), 1):
+        name, _, label = line.replace("\t", " ").rpartition(" ")
+        if not re.fullmatch("[0-9]{1,4}", label) or int(label) >= len(order):
+            raise SwinQuantError(f"{path}, line {number}: expected a name and a number from 0 to {len(order) - 1}")
+        found[Path(name.strip()).name.partition(".")[0]] = order[int(label)]
+    return lambda stem, number: found[stem]
+
+
+def _solution(path: Path, places: list[Path], order: list[str]) -> Labels:
+    """Kaggle's: the stem, a comma, the wnid and its box."""
+    rows = [line.replace(",", " ").split() for line in _lines(path)]
+    found = {row[0]: row[1] for row in rows if len(row) > 1}
+    return lambda stem, number: found[stem]
+
+
+def _line_by_line(path: Path, places: list[Path], order: list[str]) -> Labels:
+    """A wnid a line, in the order of the pictures' numbers."""
+    return _at(_lines(path))
+
+
+def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
+    """The devkit's: an ILSVRC2012_ID a line."""
+    wnids = _devkit_ids(path, places)
+    lines = _lines(path)
+    for number, line in enumerate(lines, 1):
+        if line not in wnids:
+            raise SwinQuantError(f"{path}, line {number}: {printable(line)[:40]!r} is no ILSVRC2012_ID")
+    return _at([wnids[line] for line in lines])
+
+
+def _at(wnids: list[str]) -> Labels:
+    numbered = dict(enumerate(wnids, 1))
+    return lambda stem, number: numbered[number]
+
+
+def _lines(path: Path) -> list[str]:
+    return read_lines(path, "list of labels")
+
+
+_FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
+    "val.txt": _numbered_names,
+    "LOC_val_solution.csv": _solution,
+    "imagenet_2012_validation_synset_labels.txt": _line_by_line,
+    "ILSVRC2012_validation_ground_truth.txt": _ground_truth,
+}
+
+
+def _devkit_ids(truth: Path, places: list[Path]) -> dict[str, str]:
+    """ILSVRC2012_ID -> wnid, of the devkit's own table."""
+    readers = {"meta.mat": _matlab, "map_clsloc.txt": _text}
+    for name, read in readers.items():
+        for path in (place / name for place in places):
+            if path.is_file():
+                found = {number: wnid for number, wnid in read(path) if is_wnid(wnid)}
+                if missing := [n for n in range(1, ILSVRC_CLASSES + 1) if str(n) not in found]:
+                    raise SwinQuantError(f"{path}: has no wnid of ILSVRC2012_ID {missing[0]}")
+                return found
+    raise SwinQuantError(
+        f"{truth}: numbers classes by the devkit's ids, not by sorted wnids: put the devkit's {' or '.join(readers)} "
+        "beside it"
+    )
+
+
+def _text(path: Path) -> Iterator[tuple[str, str]]:
+    rows = (line.split() for line in read_lines(path, "table of wnids"))
+    return ((row[1], row[0]) for row in rows if len(row) > 1)
+
+
+def _matlab(path: Path) -> list[tuple[str, str]]:
+    read_bounded(path, "table of wnids", _MAX_META_BYTES)
+    try:
+        table: Any = library("scipy.io", "data").loadmat(str(path), variable_names=["synsets"], squeeze_me=True)
+        return [(str(int(row["ILSVRC2012_ID"])), str(row["WNID"])) for row in table["synsets"]]
+    except SwinQuantError:
+        raise
+    except Exception as error:  # scipy raises a dozen unrelated types on damaged files
+        raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
+
+
+def _folder(asked: Wanted) -> Path | None:
+    for folder in (asked.folder, Path(asked.place)):
+        try:
+            if any(PICTURE.fullmatch(item.name) for item in os.scandir(folder)) and not (
+                folder == asked.folder and subfolders(folder)
+            ):
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def _find(asked: Wanted) -> list[Path]:
+    if asked.split not in _SPLITS or (asked.classes is None and not asked.prefix):
+        return []
+    folder = _folder(asked)
+    return [folder] if folder else []
+
+
+def _open(files: list[Path], asked: Wanted) -> IlsvrcPictures:
+    root, folder = Path(asked.place), files[0]
+    kits = [kit for kit in sorted(root.glob("*devkit*")) if kit.is_dir()]
+    places = [folder, root, root / "data", *kits, *(kit / "data" for kit in kits)]
+    return IlsvrcPictures(folder, places)
+
+
+SOURCE = DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)

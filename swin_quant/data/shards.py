@@ -1,0 +1,162 @@
+"""Pictures in tar archives, webdataset's shards: `key.jpg` with its label in `key.cls`, read without extracting."""
+
+import io
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import open_plain, reason
+from swin_quant.data.labels import classed
+from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.source import DataSource, Wanted, files_of
+
+_MAX_LABEL_BYTES = 64
+_MAX_HEADER_BYTES = 1 << 16  # of what tarfile reads at once: long names, pax records
+_MAX_MEMBERS = 1 << 24  # of all shards together
+
+
+@dataclass(frozen=True)
+class _Member:
+    shard: int
+    start: int
+    size: int
+
+
+class ShardPictures(Pictures):
+    """The pictures of shards, in their order and that of the members; a member's name up to the first dot of its last
+    part is its key, the rest its kind. Names are `<shard>/<member>`.
+
+    The shards are gone through once, header by header; a picture is then read from its place. Classes are named by
+    the `classes.txt` beside the first shard, if there is one.
+
+    Raises:
+        SwinQuantError: a shard that is missing, compressed, cut off or damaged, a label that is wrong: file and member.
+    """
+
+    def __init__(self, shards: Sequence[Path], asked: Wanted) -> None:
+        self._shards = list(shards)
+        pictures: dict[tuple[int, str], tuple[str, _Member]] = {}
+        labels: dict[tuple[int, str], str] = {}
+        for number, shard in enumerate(shards):
+            for name, member, label in _members(number, shard):
+                folder, _, last = name.rpartition("/")
+                key = number, f"{folder}/{last.partition('.')[0]}"
+                if label is not None:
+                    labels[key] = label
+                    continue
+                if key in pictures:
+                    raise SwinQuantError(f"{shard}: {printable(name)[:200]}: a second picture of its key")
+                pictures[key] = f"{shard.name}/{name}", member
+                if len(pictures) > _MAX_MEMBERS:
+                    raise SwinQuantError(f"{shard}: more than {_MAX_MEMBERS:,} pictures in one data set")
+        if not pictures:
+            raise SwinQuantError(f"{listed_shards(shards)}: no pictures in it; expected key.jpg and key.cls")
+        self.names = [printable(name) for name, _ in pictures.values()]
+        self._members = [member for _, member in pictures.values()]
+        written = [labels.get(key) for key in pictures]
+        self.labels, self.class_names = classed(
+            written, asked.classes, self._shards[0].parent, lambda place: f"{shards[0].parent / self.names[place]}"
+        )
+
+    def open(self, index: int) -> bytes:
+        """Return the bytes of one member. Raises UnreadablePicture, also when it is over 64 MiB."""
+        member = self._members[index]
+        if member.size > MAX_BYTES:
+            raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
+        try:
+            with open_plain(self._shards[member.shard]) as file:
+                file.seek(member.start)
+                data = file.read(member.size)
+        except OSError as error:
+            raise UnreadablePicture(f"{self.names[index]}: {reason(error)}") from error
+        if len(data) < member.size:
+            raise UnreadablePicture(f"{self.names[index]}: its shard is shorter than it was")
+        return data
+
+
+def listed_shards(shards: Sequence[Path]) -> str:
+    """The shards in a message: the first, and how many more."""
+    return f"{shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
+
+
+class _Careful(io.RawIOBase):
+    """A file for tarfile, which reads as much as a header says: no more than a header needs."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _members(number: int, shard: Path) -> Iterator[tuple[str, _Member, str | None]]:
+    """Name, place, and the label where it is one, of the pictures and labels in a shard."""
+    try:
+        with open_plain(shard) as file:
+            if file.read(4)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
+                raise SwinQuantError(f"{shard}: is compressed: unpack it to a plain .tar, whose members can be reached")
+            file.seek(0)
+            careful = _Careful(file)
+            archive = tarfile.TarFile(fileobj=careful)
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                if not member.isreg() or member.issparse():
+                    continue
+                name, place = _plain(member.name), _Member(number, member.offset_data, member.size)
+                if is_picture(name):
+                    yield name, place, None
+                elif name.endswith(".cls"):
+                    yield name, place, _label(file, member, name)
+            _check_end(file, archive.offset)
+    except SwinQuantError:
+        raise
+    except FileNotFoundError as error:
+        raise SwinQuantError(f"{shard}: no such shard") from error
+    except OSError as error:
+        raise SwinQuantError(f"{shard}: cannot be read: {reason(error)}") from error
+    except Exception as error:  # tarfile's own errors, and ValueError, UnicodeError, OverflowError of damaged headers
+        raise SwinQuantError(f"{shard}: not a readable tar archive: {error}") from error
+
+
+def _plain(name: str) -> str:
+    """Nothing is extracted, but a name is shown and hashed."""
+    while name.startswith("./"):
+        name = name[2:]
+    if name.startswith("/") or ".." in name.split("/") or "\\" in name:
+        raise ValueError(f"{printable(name)[:200]!r} is not a plain relative path with '/'")
+    return name
+
+
+def _label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> str:
+    if member.size > _MAX_LABEL_BYTES:
+        raise ValueError(f"{printable(name)[:200]}: a label of {member.size} bytes")
+    file.seek(member.offset_data)
+    text = file.read(member.size).decode("ascii", "replace").strip()
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"{printable(name)[:200]}: label {printable(text)!r} is not a whole number")
+    return text
+
+
+def _check_end(file: BinaryIO, offset: int) -> None:
+    """tarfile takes damage in the middle for the end: there is a block of zeros only at the true one."""
+    file.seek(offset)
+    if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+        problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"
+        raise tarfile.ReadError(f"{problem} at byte {offset}")
+
+
+SOURCE = DataSource(
+    "wds", "tar shards of key.jpg and key.cls", lambda asked: files_of(asked, ".tar", "*.tar"), ShardPictures
+)

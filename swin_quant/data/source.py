@@ -1,0 +1,102 @@
+"""A kind of data set: how it is asked for, how it is recognised where it lies, and how it is opened."""
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from swin_quant.base.errors import UsageError
+from swin_quant.data.pictures import Pictures
+
+SPLIT = "{split}"  # stands for the split in a path or pattern
+_MAX_FILES = 100_000  # that a pattern of braces may mean
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A split of what lies at `place`, for a model of `classes`; None: labels are not needed.
+
+    `prefix` is that of the kind that was asked for by it, and need not be guessed.
+    """
+
+    place: str
+    split: str
+    classes: int | None = None
+    prefix: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where the split lies if `place` is a folder of splits."""
+        return Path(self.place, self.split)
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether another split is other data: one file is the same data, whatever its split is called."""
+        return SPLIT in self.place or os.path.isdir(self.place)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One kind. `prefix:PLACE` asks for it; `what` it is made of, for messages.
+
+    `find` says which files it would read, none where there is nothing of the kind; `open` reads them.
+    """
+
+    prefix: str
+    what: str
+    find: Callable[[Wanted], list[Path]]
+    open: Callable[[list[Path], Wanted], Pictures]
+
+
+def files_of(asked: Wanted, ending: str, inside: str) -> list[Path]:
+    """The files with an `ending` that a place means: itself, or what its pattern means (`{0..9}`, `{a,b}`, `*`).
+
+    Of a folder those of the pattern `inside` the folder `<split>`, if it holds no folders of classes; where there is no
+    such folder, `<split>.csv`, or else `<split>-*.csv`, also below `data`.
+    """
+    if not os.path.isdir(asked.place):
+        place = asked.place.replace(SPLIT, asked.split)
+        return [file for each in _braces(place) for file in _matches(each)] if place.endswith(ending) else []
+    root, split = Path(asked.place), glob.escape(asked.split)
+    if asked.folder.is_dir():
+        return [] if subfolders(asked.folder) else sorted(asked.folder.glob(inside))
+    whole = root / f"{asked.split}{ending}"
+    parts = (sorted(folder.glob(f"{split}[-_]*{ending}")) for folder in (root, root / "data"))
+    return [whole] if whole.is_file() else next(filter(None, parts), [])
+
+
+def subfolders(folder: Path) -> list[str]:
+    """The folders in a folder, sorted, but hidden ones; none if it cannot be listed."""
+    try:
+        return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _matches(place: str) -> list[Path]:
+    """A file that is not there stays: whoever opens it says so."""
+    return [Path(file) for file in sorted(glob.glob(place))] if glob.has_magic(place) else [Path(place)]
+
+
+def _braces(place: str) -> Iterator[str]:
+    """What `{0000..0009}` and `{a,b}` stand for, in their order, as in webdataset's names of shards."""
+    parts = re.split(r"\{([^{}]*)\}", place)
+    choices = [_choices(part, place) if index % 2 else [part] for index, part in enumerate(parts)]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count > _MAX_FILES:
+        raise UsageError(f"{place}: stands for {count:,} files: at most {_MAX_FILES:,}")
+    return map("".join, product(*choices))
+
+
+def _choices(inside: str, place: str) -> list[str]:
+    if found := re.fullmatch(r"([0-9]{1,9})\.\.([0-9]{1,9})", inside):
+        first, last = int(found[1]), int(found[2])
+        if last - first >= _MAX_FILES:
+            raise UsageError(f"{place}: {{{inside}}} stands for {last - first + 1:,} files: at most {_MAX_FILES:,}")
+        return [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
+    return inside.split(",") if "," in inside else ["{" + inside + "}"]

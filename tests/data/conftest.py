@@ -1,0 +1,53 @@
+"""The same few pictures in folders, which every other kind of data set is held against."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_quant.data.folder import FolderPictures
+from swin_quant.data.pictures import Pictures
+
+CLASSES = ("cat", "dog", "fox")
+
+
+@pytest.fixture
+def folders(tmp_path) -> FolderPictures:
+    """`<tmp_path>/folders/<class>/<number>.png`: two of each of three classes, 32 x 32 noise."""
+    rng = np.random.default_rng(0)
+    for name in CLASSES:
+        (tmp_path / "folders" / name).mkdir(parents=True)
+        for number in range(2):
+            noise = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(tmp_path / "folders" / name / f"{number}.png")
+    return FolderPictures(tmp_path / "folders")
+
+
+@pytest.fixture
+def files(folders) -> dict[str, bytes]:
+    """Their files by name."""
+    return {name: folders.open(index) for index, name in enumerate(folders.names)}
+
+
+@pytest.fixture
+def alike(folders):
+    """Holds pictures against those in the folders: in number, labels, and every pixel."""
+
+    def check(pictures: Pictures, order: list[int] | None = None, labels: bool = True) -> None:
+        order = list(range(len(folders))) if order is None else order
+        assert len(pictures) == len(order)
+        for index, other in enumerate(order):
+            assert np.array_equal(np.asarray(pictures.read(index)), np.asarray(folders.read(other)))
+            assert not labels or pictures.labels[index] == folders.labels[other]
+
+    return check
+
+
+@pytest.fixture
+def imagenet() -> list[str]:
+    """The 1000 wnids in the order of published heads, as timm's file has them."""
+    import timm.data
+
+    listing = Path(timm.data.__file__).parent / "_info" / "imagenet_synsets.txt"
+    return listing.read_text().split()
