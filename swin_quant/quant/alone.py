@@ -70,8 +70,8 @@ class AsAlone:
         def watching(observer: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
             def watch(x: Tensor) -> None:
                 bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
-                # Squares, since errors of one bit up and down must not cancel; modulo 2**32, where a sum takes a quarter
-                # of the time.
+                # Squares, since errors of one bit up and down must not cancel; modulo 2**32, where a sum takes a
+                # quarter of the time.
                 prints.append((bits * bits).sum(1, dtype=torch.int32))
                 if beside and observer is not None:
                     observer(x)
