@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swin_quant.base.reproducible import reproducible as reproducible
+    from swin_quant.face.analysis import analyze as analyze
     from swin_quant.face.calibration import calibrate as calibrate
     from swin_quant.face.checking import Verification as Verification
     from swin_quant.face.checking import predict as predict
@@ -42,6 +43,7 @@ _FACE = {
     "policy": ("swin_quant.face.policy", "policy"),
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
+    "analyze": ("swin_quant.face.analysis", "analyze"),
     "calibrate": ("swin_quant.face.calibration", "calibrate"),
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),

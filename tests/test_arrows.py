@@ -14,7 +14,7 @@ FLOORS = [
     ["config", "cards"],
     ["data", "quant"],
     ["models", "checkpoint"],
-    ["engines"],
+    ["engines", "operators"],
     ["backends", "train", "bench"],
     ["report"],
     ["tasks"],

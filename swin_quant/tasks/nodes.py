@@ -7,6 +7,7 @@ from swin_quant.cards.lineage import card_of
 from swin_quant.checkpoint import load_calibrated, load_float, read_weights
 from swin_quant.config import architecture
 from swin_quant.models import build_model
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
 
@@ -16,6 +17,12 @@ def nodes_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None 
 
     Those of a float checkpoint have no ranges.
     """
+    model = model_of(cfg, checkpoint, policy)
+    return list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+
+
+def model_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None = None) -> Classifier:
+    """The model that `cfg` describes, float or calibrated as its checkpoint is; without one, shapes alone."""
     with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
     card = card_of(checkpoint) if checkpoint else None
@@ -26,4 +33,4 @@ def nodes_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None 
     if checkpoint:
         weights = read_weights(checkpoint)
         (load_calibrated if weights.source.calibrated else load_float)(model, weights)
-    return list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    return model

@@ -1,0 +1,157 @@
+"""Equivalent replacements: the same values by other operators, for a compiler that lacks one. One table.
+
+Each is a pure function with the arguments of the torch function that it stands for; NotImplemented says that this call
+stays as it is. Those that only move data, and products with ones and zeros, are equal to the bit; the others to the
+rounding of float32 (`exact`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import UsageError
+
+
+def pool1d_by_mean(x: Tensor, output_size: int | Sequence[int]) -> Any:
+    """adaptive_avg_pool1d, x [..., C, L], where each output is the mean of as many inputs."""
+    (size,) = _sizes(output_size, 1)
+    if size == 1:
+        return x.mean(-1, keepdim=True)
+    length = x.shape[-1]
+    if size is None or length % size:
+        return NotImplemented
+    return x.reshape(*x.shape[:-1], size, length // size).mean(-1)
+
+
+def pool2d_by_mean(x: Tensor, output_size: int | Sequence[int | None]) -> Any:
+    """adaptive_avg_pool2d, x [..., C, H, W], where each output is the mean of as many inputs."""
+    rows, columns = _sizes(output_size, 2)
+    if rows == columns == 1:
+        return x.mean((-2, -1), keepdim=True)
+    height, width = x.shape[-2:]
+    rows, columns = rows or height, columns or width
+    if height % rows or width % columns:
+        return NotImplemented
+    parts = x.reshape(*x.shape[:-2], rows, height // rows, columns, width // columns)
+    return parts.mean((-3, -1))
+
+
+def roll_by_slices(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Any:
+    """roll along named dimensions: two slices and a concatenation each."""
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    if dims is None or dims == ():
+        return NotImplemented  # of the flattened tensor: no Swin has it
+    for shift, dim in zip(shifts, [dims] if isinstance(dims, int) else dims, strict=True):
+        length = x.shape[dim]
+        cut = -shift % length
+        if cut:
+            x = torch.cat([x.narrow(dim, cut, length - cut), x.narrow(dim, 0, cut)], dim)
+    return x
+
+
+def unbind_by_split(x: Tensor, dim: int = 0) -> Any:
+    """unbind (of q, k and v, say) by a split and reshapes: no index is left."""
+    dim %= x.dim()
+    shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
+    return tuple(part.reshape(shape) for part in x.split(1, dim))
+
+
+def select_by_narrow(x: Tensor, *index: Any) -> Any:
+    """`x[i]` of the first dimension (how q, k and v are taken from qkv) by a slice of one and a reshape."""
+    if len(index) != 1 or type(index[0]) is not int or x.dim() < 2:
+        return NotImplemented
+    return x.narrow(0, index[0] % x.shape[0], 1).reshape(x.shape[1:])
+
+
+def linear_in_three(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A linear of 3C outputs from C inputs, as q, k and v have it, by one linear each; weight [3C, C]."""
+    if weight.dim() != 2 or weight.shape[0] != 3 * weight.shape[1]:
+        return NotImplemented
+    biases = bias.chunk(3) if bias is not None else (None, None, None)
+    parts = [torch.nn.functional.linear(x, part, own) for part, own in zip(weight.chunk(3), biases, strict=True)]
+    return torch.cat(parts, -1)
+
+
+def matmul_in_three(x: Tensor, weight: Tensor) -> Any:
+    """The same where the weight [C, 3C] is the second factor of a product, as exported graphs have it."""
+    if weight.dim() != 2 or weight.shape[1] != 3 * weight.shape[0]:
+        return NotImplemented
+    return torch.cat([x @ part for part in weight.chunk(3, dim=1)], -1)
+
+
+def index_by_one_hot(table: Tensor, index: Any) -> Any:
+    """`table[index]`, table float [N, ...], by the product of a matrix of ones and zeros [..., N] with it."""
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or not table.is_floating_point():
+        return NotImplemented
+    rows = torch.arange(table.shape[0], device=index.device, dtype=index.dtype)
+    chosen = (index.unsqueeze(-1) == rows).to(table.dtype)
+    return (chosen @ table.reshape(table.shape[0], -1)).reshape(*index.shape, *table.shape[1:])
+
+
+def flatten_by_reshape(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """flatten; x of at least one dimension."""
+    if x.dim() == 0:
+        return NotImplemented
+    start, end = start_dim % x.dim(), end_dim % x.dim()
+    return x.reshape(*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
+
+
+def squeeze_by_reshape(x: Tensor, dim: int | Sequence[int] | None = None) -> Any:
+    """squeeze."""
+    dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {d % x.dim() for d in dims if x.shape[d] == 1} if x.dim() else set()
+    return x.reshape([length for place, length in enumerate(x.shape) if place not in gone])
+
+
+def unsqueeze_by_reshape(x: Tensor, dim: int) -> Any:
+    """unsqueeze."""
+    shape = list(x.shape)
+    shape.insert(dim % (x.dim() + 1), 1)
+    return x.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """`by`: operator name -> the function that stands for it; `what` happens, in words; equal to the bit if `exact`."""
+
+    by: dict[str, Callable[..., Any]]
+    what: str
+    exact: bool = True
+
+
+REPLACEMENTS: dict[str, Replacement] = {
+    "pool1d": Replacement({"adaptive_avg_pool1d": pool1d_by_mean}, "AdaptiveAvgPool1d -> mean", exact=False),
+    "pool2d": Replacement({"adaptive_avg_pool2d": pool2d_by_mean}, "AdaptiveAvgPool2d -> mean", exact=False),
+    "roll": Replacement({"roll": roll_by_slices}, "roll -> slice + concat"),
+    "qkv_split": Replacement(
+        {"unbind": unbind_by_split, "select": select_by_narrow}, "q, k, v by split + reshape, without an index"
+    ),
+    "qkv_linears": Replacement(
+        {"linear": linear_in_three, "matmul": matmul_in_three}, "qkv linear -> a linear each for q, k, v", exact=False
+    ),
+    "patch_merging": Replacement({}, "strided slices + concat -> reshape + transpose"),
+    "gather": Replacement({"index": index_by_one_hot}, "table[index] -> one-hot product"),
+    "reshape": Replacement(
+        {"flatten": flatten_by_reshape, "squeeze": squeeze_by_reshape, "unsqueeze": unsqueeze_by_reshape},
+        "flatten, squeeze, unsqueeze -> reshape",
+    ),
+}  # fmt: skip
+
+
+def chosen(names: Sequence[str]) -> dict[str, Replacement]:
+    """The replacements of these names. UsageError for one that there is not, or that is named twice."""
+    for name in names:
+        if name not in REPLACEMENTS:
+            raise UsageError(f"‹replace› {name!r:.60}: there are {', '.join(REPLACEMENTS)}")
+        if list(names).count(name) > 1:
+            raise UsageError(f"‹replace› {name}: is named twice")
+    return {name: REPLACEMENTS[name] for name in names}
+
+
+def _sizes(size: Any, dims: int) -> tuple[Any, ...]:
+    sizes = tuple(size) if isinstance(size, (list, tuple)) else (size,) * dims
+    return sizes if len(sizes) == dims else sizes * dims

@@ -1,0 +1,92 @@
+"""Runs a model with some of its operators replaced: any model, whoever wrote it, its code and weights as they are."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from swin_quant.operators.names import operator_name
+from swin_quant.operators.replacements import Replacement
+
+_ORDERS = {  # where the four neighbours of a patch lie, in the order in which they are joined -> how to transpose
+    ((0, 0), (1, 0), (0, 1), (1, 1)): (0, 1, 3, 4, 2, 5),
+    ((0, 0), (0, 1), (1, 0), (1, 1)): (0, 1, 3, 2, 4, 5),
+}
+
+
+class Replacing(TorchFunctionMode):
+    """Inside, calls of what `replacements` stand for are theirs; `done` counts them by the replacement's name.
+
+    For eager runs, tracing and torch.export alike: what is written down is what ran.
+    """
+
+    def __init__(self, replacements: Mapping[str, Replacement]) -> None:
+        super().__init__()
+        self.by = {op: (name, function) for name, one in replacements.items() for op, function in one.by.items()}
+        self.merges = "patch_merging" in replacements
+        self.quarters: Any = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self.done: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = operator_name(func, args)
+        if op in self.by:
+            name, function = self.by[op]
+            out = function(*args, **kwargs)
+            if out is not NotImplemented:
+                self.done[name] += 1
+                return out
+        if self.merges and op == "cat":
+            merged = self._merged(*args, **kwargs)
+            if merged is not None:
+                self.done["patch_merging"] += 1
+                return merged
+        out = func(*args, **kwargs)
+        if self.merges and op == "slice" and (start := _quarter(args)):
+            self.quarters[out] = (args[0], start)
+        return out
+
+    def _merged(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+        """Four quarters of one map [B, H, W, C], joined along the channels, in one transposition."""
+        found = [self.quarters.get(tensor) for tensor in tensors]
+        if len(found) != 4 or None in found or dim not in (-1, 3):
+            return None
+        x = found[0][0]
+        order = _ORDERS.get(tuple(start for _, start in found))
+        if order is None or any(source is not x for source, _ in found) or x.shape[1] % 2 or x.shape[2] % 2:
+            return None
+        batch, height, width, channels = x.shape
+        parts = x.reshape(batch, height // 2, 2, width // 2, 2, channels).permute(order)
+        return parts.reshape(batch, height // 2, width // 2, 4 * channels)
+
+
+def _quarter(args: Sequence[Any]) -> tuple[int, int] | None:
+    """Where `x[:, r::2, c::2, :]`, x [B, H, W, C], starts."""
+    x, index = args[0], args[1] if len(args) > 1 else None
+    if not isinstance(index, tuple) or x.dim() != 4 or len(index) not in (3, 4):
+        return None
+    if any(not isinstance(part, slice) for part in index):
+        return None
+    whole, rows, columns, *rest = index
+    if any(part != slice(None) for part in (whole, *rest)) or rows.step != 2 or columns.step != 2:
+        return None
+    starts = rows.start or 0, columns.start or 0
+    return starts if set(starts) <= {0, 1} and rows.stop is None and columns.stop is None else None
+
+
+def compare(model: nn.Module, images: Tensor, replacements: Mapping[str, Replacement]) -> dict[str, tuple[int, float]]:
+    """Each replacement alone on `model`: how many calls it stood for, and the largest difference of the output."""
+    found: dict[str, tuple[int, float]] = {}
+    with torch.no_grad():
+        wanted = model(images)
+        for name, replacement in replacements.items():
+            with Replacing({name: replacement}) as replacing:
+                out = model(images)
+            found[name] = (replacing.done[name], float((out - wanted).abs().max()))
+    return found

@@ -1,0 +1,112 @@
+"""What a machine's peaks allow, block by block, and what INT8 can at most give there. Computed, never measured.
+
+Williams et al., "Roofline: an insightful visual performance model", 2009: a call takes at least as long as its
+arithmetic at the peak, and as its bytes at the bandwidth.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from swin_quant.base.schema import checked, within
+from swin_quant.base.shipped import shipped_files
+from swin_quant.base.yaml_file import read_yaml, shipped_or_file
+from swin_quant.operators.trace import Call
+
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+TRACED = 4  # bytes of the float32 in which calls are traced
+OTHERS = "(other)"
+Peak = Annotated[float, within(above=0)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Peaks of a machine: floating-point operations and int8 operations a second in units of 10^12 (a MAC is two), and
+    bytes a second of its memory in units of 10^9. `source`: where they are from.
+    """
+
+    description: str
+    source: str
+    float_type: Literal["float32", "float16", "bfloat16"]
+    float_tflops: Peak
+    int8_tops: Peak
+    bandwidth_gbs: Peak
+
+
+def machines() -> list[str]:
+    """The names of those that come with the package."""
+    return [path.stem for path in shipped_files("machines")]
+
+
+def load_machine(name_or_path: str) -> Machine:
+    """A shipped one by name, or a YAML file. UsageError names the file and what is wrong in it."""
+    path = shipped_or_file(name_or_path, shipped_files("machines"), "machine")
+    return checked(Machine, read_yaml(path, "machine"), str(path))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least time of a block for the traced batch, in microseconds, and by how much INT8 can shorten it.
+
+    Each call on its own: `float_us`, `int8_us`. `fused_us` and `fused_int8_us`: matrix products alone, as if all else
+    were fused away. `bound`: by what most of the products' time is limited in float.
+    """
+
+    block: str
+    macs: int
+    bytes: int
+    float_us: float
+    int8_us: float
+    fused_us: float
+    fused_int8_us: float
+    bound: str
+
+    @property
+    def gain(self) -> float:
+        """At most so many times as fast, each call on its own."""
+        return self.float_us / self.int8_us if self.int8_us else 1.0
+
+    @property
+    def fused_gain(self) -> float:
+        """At most so many times as fast, all but products fused away."""
+        return self.fused_us / self.fused_int8_us if self.fused_int8_us else 1.0
+
+
+def limits(calls: Sequence[Call], blocks: Iterable[str], machine: Machine) -> list[Limit]:
+    """A limit for each block of these names, one for all that is outside, and the whole model last."""
+    names = list(blocks)
+    parts: dict[str, list[Call]] = {name: [] for name in (*names, OTHERS)}
+    for call in calls:
+        parts[_block_of(call.module, names)].append(call)
+    found = [_limit(name, part, machine) for name, part in parts.items() if part]
+    return [*found, _limit("all", calls, machine)]
+
+
+def _block_of(module: str, names: Sequence[str]) -> str:
+    return next((name for name in names if module == name or module.startswith(f"{name}.")), OTHERS)
+
+
+def _limit(block: str, calls: Sequence[Call], machine: Machine) -> Limit:
+    width = _WIDTHS[machine.float_type] / TRACED
+    sums: Mapping[str, list[float]] = {key: [] for key in ("float", "int8", "fused", "fused_int8", "compute")}
+    for call in calls:
+        compute, memory = _us(call, machine.float_tflops, width, machine)
+        sums["float"].append(max(compute, memory))
+        if call.macs:
+            sums["int8"].append(max(_us(call, machine.int8_tops, 1 / TRACED, machine)))
+            sums["fused"].append(max(compute, memory))
+            sums["fused_int8"].append(sums["int8"][-1])
+            sums["compute"].append(max(compute, memory) if compute >= memory else 0.0)
+        else:
+            sums["int8"].append(max(compute, memory))
+    total = {key: sum(values) for key, values in sums.items()}
+    bound = "compute" if 2 * total["compute"] >= total["fused"] and total["fused"] else "memory"
+    macs, moved = sum(call.macs for call in calls), sum(call.bytes for call in calls)
+    return Limit(
+        block, macs, int(moved * width), total["float"], total["int8"], total["fused"], total["fused_int8"], bound
+    )
+
+
+def _us(call: Call, tera: float, width: float, machine: Machine) -> tuple[float, float]:
+    """Microseconds of arithmetic and of memory."""
+    return 2 * call.macs / (tera * 1e6), call.bytes * width / (machine.bandwidth_gbs * 1e3)

@@ -1,0 +1,122 @@
+"""Which target has which operator: tables of configs/targets, each row with its source. What none says is not known."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import checked
+from swin_quant.base.shipped import shipped_files
+from swin_quant.base.yaml_file import read_yaml
+
+SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN = "supported", "replaced", "unsupported", "not known"
+KINDS = (SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN)
+_EXPORTER = "onnx"  # the table of what becomes of torch's operators in ONNX; no target itself
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a target takes an operator; `by` what, where it does not as it is, and the `source` that says so."""
+
+    kind: str
+    by: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What a target computes an operator by; `source` is a key of the table's sources."""
+
+    by: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table: operators of ONNX or of torch (`reads`) that a compiler or framework has, `expanded` into others, or
+    `replaced` by its own. `networks`: the only architectures that it runs, None for any; `whole` says so in words.
+    """
+
+    title: str
+    reads: Literal["onnx", "torch"]
+    sources: dict[str, str]
+    supported: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
+    expanded: tuple[str, ...] = ()
+    replaced: dict[str, Instead] = field(default_factory=dict)
+    networks: tuple[str, ...] | None = None
+    whole: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """What torch's exporter writes for its operators."""
+
+    description: str
+    sources: dict[str, str]
+    writes: dict[str, tuple[str, ...]]
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """Every table by the name of its file."""
+    files = [path for path in shipped_files("targets") if path.stem != _EXPORTER]
+    return {path.stem: checked(Target, read_yaml(path, "table of operators"), str(path)) for path in files}
+
+
+@cache
+def exporter() -> Exporter:
+    """The table of torch's exporter."""
+    (path,) = (path for path in shipped_files("targets") if path.stem == _EXPORTER)
+    return checked(Exporter, read_yaml(path, "table of operators"), str(path))
+
+
+def chosen_targets(names: Sequence[str] | None) -> dict[str, Target]:
+    """The tables of these names, all of them for None. UsageError for one that there is not."""
+    known = targets()
+    for name in names or ():
+        if name not in known:
+            raise UsageError(f"‹target› {name!r:.60}: there are {', '.join(known)}")
+    return {name: known[name] for name in names} if names else dict(known)
+
+
+def status_of(target: Target, operator: str, network: str | None, of_onnx: bool = False) -> Status:
+    """How `target` takes an operator of torch, or with `of_onnx` of ONNX, in an architecture called `network`."""
+    if target.networks is not None and network not in target.networks:
+        return Status(UNSUPPORTED, target.whole, "; ".join(target.sources.values()))
+    if target.reads == "torch":
+        return Status(NOT_KNOWN) if of_onnx else _by_name(target, operator)
+    parts = (operator,) if of_onnx else exporter().writes.get(operator, ())
+    kinds = [_of_part(target, part) for part in parts]
+    source = "; ".join(target.sources.values())
+    if UNSUPPORTED in kinds:
+        return Status(UNSUPPORTED, " + ".join(parts), source)
+    if not kinds or NOT_KNOWN in kinds:
+        return Status(NOT_KNOWN, " + ".join(part for part, kind in zip(parts, kinds, strict=True) if kind == NOT_KNOWN))
+    whole = len(parts) == 1 and kinds == [SUPPORTED]
+    return Status(SUPPORTED if whole else REPLACED, " + ".join(parts), source)
+
+
+def _by_name(target: Target, operator: str) -> Status:
+    if operator in target.replaced:
+        instead = target.replaced[operator]
+        return Status(REPLACED, instead.by, target.sources.get(instead.source, instead.source))
+    for kind, names in ((SUPPORTED, target.supported), (UNSUPPORTED, target.unsupported)):
+        if operator in names:
+            return Status(kind, "", "; ".join(target.sources.values()))
+    return Status(NOT_KNOWN)
+
+
+def _of_part(target: Target, part: str) -> str:
+    if part in target.supported:
+        return SUPPORTED
+    if part in target.expanded:
+        return REPLACED
+    return UNSUPPORTED if part in target.unsupported else NOT_KNOWN
+
+
+def unknown_everywhere(statuses: Mapping[str, Mapping[str, Status]]) -> list[str]:
+    """Operators that no table knows; `statuses`: operator -> target -> status."""
+    return [name for name, of in statuses.items() if of and all(status.kind == NOT_KNOWN for status in of.values())]

@@ -1,0 +1,142 @@
+"""Every operator that a model calls for one batch, in order: name, module, shapes, cost. Nothing is computed.
+
+The model runs on torch's meta device, where tensors have shapes and no values; whoever asks for a value there lets the
+computation depend on data, and is named.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.operators.costs import CostCounter
+from swin_quant.operators.names import HOUSEKEEPING, operator_name, tensors_in
+
+Shape: TypeAlias = tuple[int, ...]
+_NEEDS_VALUES = ("meta tensor", "Meta tensor", "'Meta' backend", "Cannot copy out of meta")
+
+
+class NotTraceable(SwinQuantError):
+    """A model that cannot be followed; `module` is where, `on_data` whether it asks for values."""
+
+    def __init__(self, module: str, reason: str, on_data: bool) -> None:
+        self.module, self.reason, self.on_data = module, reason, on_data
+        why = "its control flow or shapes depend on data: " if on_data else ""
+        super().__init__(f"the model cannot be traced: module {module or '(the model itself)'}: {why}{reason}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator, in the module that made it.
+
+    Bytes are those of the model's own types: `activations` read and written, `weights` read; a view moves none.
+    """
+
+    name: str
+    module: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    macs: int = 0
+    parameters: int = 0
+    activations: int = 0
+    weights: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.activations + self.weights
+
+
+class Recorder(TorchFunctionMode):
+    """Writes down each function that is called inside; `stack` holds the names of the modules that are running."""
+
+    def __init__(self, costs: CostCounter, stack: list[str]) -> None:
+        super().__init__()
+        self.costs, self.stack, self.calls = costs, stack, list[Call]()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.costs.reset()
+        with self.costs:
+            out = func(*args, **kwargs)
+        inputs, outputs = tensors_in([list(args), kwargs]), tensors_in([out])
+        name = operator_name(func, args)
+        does = any(all(tensor is not given for given in inputs) for tensor in outputs)  # dropout, when evaluated, not
+        if does and name and name not in HOUSEKEEPING and not _is_attribute(func, name):
+            costs = self.costs
+            shapes = [tuple(tuple(map(int, tensor.shape)) for tensor in tensors) for tensors in (inputs, outputs)]
+            module = self.stack[-1] if self.stack else ""
+            self.calls.append(
+                Call(name, module, *shapes, costs.macs, costs.parameters, costs.activations, costs.weights)
+            )
+        return out
+
+
+def _is_attribute(func: Callable[..., Any], name: str) -> bool:
+    """`x.data`, `x.grad`: properties that compute nothing, but for transpositions."""
+    return getattr(func, "__name__", "") in ("__get__", "__set__") and name != "transpose"
+
+
+def trace(
+    model: nn.Module, images: Sequence[int], inside: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> list[Call]:
+    """The calls of `model` in evaluation mode for pictures of shape `images`, [B, in, H, W].
+
+    `inside` makes a context in which it runs. NotTraceable names the module that cannot be followed, and why.
+    """
+    model = on_meta(model).eval()
+    stack: list[str] = []
+    recorder = Recorder(CostCounter(model), stack)
+    with ExitStack() as contexts:
+        contexts.enter_context(_naming(model, stack))
+        contexts.enter_context(torch.no_grad())
+        contexts.enter_context(torch.device("meta"))
+        contexts.enter_context(recorder)
+        contexts.enter_context(inside())
+        pictures = torch.empty(tuple(images), dtype=torch.float32, device="meta")
+        recorder.calls.clear()
+        try:
+            model(pictures)
+        except SwinQuantError:
+            raise
+        except Exception as error:  # whatever a model of others raises
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            said = (lines or [type(error).__name__])[0]
+            module = stack[-1] if stack else ""
+            raise NotTraceable(module, said[:300], any(words in str(error) for words in _NEEDS_VALUES)) from error
+    return recorder.calls
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have shapes and no memory."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(model, memo)
+
+
+@contextmanager
+def _naming(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Inside, `stack` is the names of the modules that run, outermost first. After an error it says where that was."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _, __, name=name: stack.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: _pop(stack)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pop(stack: list[str]) -> None:
+    stack.pop()

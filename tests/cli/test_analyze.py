@@ -1,0 +1,52 @@
+"""swin-quant analyze: the report, its JSON, and what it refuses."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import swin_quant as sq
+
+
+def test_the_report_fits_80_columns_and_says_what_it_computed(run, micro, pictures):
+    done = run("analyze", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", "2",
+               "--check-replacements")  # fmt: skip
+    assert done.code == 0, done
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert done.out.startswith("swin_micro, pictures 1 x 3 x 32 x 32: ")
+    for said in ("batch: may vary", "size: fixed", "never measured", "control flow does not depend on data",
+                 "2 pictures", "equal to the bit"):  # fmt: skip
+        assert said in " ".join(done.out.split()), said
+
+
+def test_as_json_after_replacements(run, micro):
+    done = run("analyze", "--cfg", micro / "swinv2.yaml", "--replace", "roll", "--target", "tensorrt", "--json")
+    report = json.loads(done.out)
+    assert report["replaced"] == ["roll"] and list(report["targets"]) == ["tensorrt"]
+    names = [one["name"] for one in report["operators"]]
+    assert "roll" not in names and "linear" in names
+    assert report["macs"] == sum(one["macs"] for one in report["operators"]) > 0
+    assert report["roofline"]["blocks"][-1]["block"] == "all" and report["roofline"]["computed, not measured"]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--replace", "rol"], "--replace 'rol': there are pool1d, "),
+        (["--target", "tvm"], "--target 'tvm': there are cuda, "),
+        (["--machine", "tpu"], "no machine 'tpu'"),
+        (["--check-replacements"], "give a checkpoint"),
+        (["--data-path", "digits"], "give a checkpoint"),
+    ],
+)
+def test_bad_input_is_one_line(run, micro, words, said):
+    assert said in run("analyze", "--cfg", micro / "swin.yaml", *words).error(2)
+
+
+def test_a_model_of_ones_own_from_python():
+    found = sq.analyze(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), check_replacements=True)
+    assert "conv2d" in str(found) and found.to_dict()["pictures"] == 2 and "<table" in found._repr_html_()
+    assert all(one["calls"] == 0 for one in found.to_dict()["replacements"])
+    with pytest.raises(sq.UsageError, match="of what size"):
+        sq.analyze(nn.ReLU())

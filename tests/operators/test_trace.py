@@ -1,0 +1,85 @@
+"""Operators and costs: against torch's own counter, the formula of the Swin paper, and sums made by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from swin_quant.models.geometry import geometry_of
+from swin_quant.operators.trace import NotTraceable, trace
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_macs_are_half_of_what_torch_counts(tiny_model, kind):
+    model = tiny_model(kind)
+    images = torch.zeros(2, model.in_chans, model.image_size, model.image_size)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images)
+    assert 2 * sum(call.macs for call in trace(model, images.shape)) == counter.get_total_flops()
+
+
+def test_macs_are_those_of_the_papers_formula(tiny_config, tiny_model):
+    """Liu et al. 2021, equation 2: W-MSA 4 hwC^2 + 2 M^2 hwC; an MLP 8 hwC^2 at ratio 4."""
+    g, model = geometry_of(tiny_config("swin")), tiny_model("swin")
+    wanted = g.resolution(0) ** 2 * g.patch_size**2 * g.in_chans * g.embed_dim
+    for stage, depth in enumerate(g.depths):
+        tokens, width, window = g.resolution(stage) ** 2, g.embed_dim * 2**stage, g.window_in_use(stage)
+        attention = 4 * tokens * width**2 + 2 * window**2 * tokens * width
+        wanted += depth * (attention + int(2 * g.mlp_ratio * tokens * width**2))
+        if stage < len(g.depths) - 1:
+            wanted += tokens // 4 * 4 * width * 2 * width
+    wanted += width * g.classes
+    calls = trace(model, (1, g.in_chans, g.image_size, g.image_size))
+    assert sum(call.macs for call in calls) == wanted
+
+
+class Small(nn.Module):
+    """What costs are known of by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, groups=2, padding=1)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.drop(self.conv(x)).flatten(2).transpose(1, 2)
+        x = F.scaled_dot_product_attention(x, x, x)
+        return self.fc(x[:, 0] + 1)
+
+
+def test_costs_of_a_model_of_ones_own():
+    calls = {call.name: call for call in trace(Small(), (2, 4, 6, 6))}
+    places, tokens = 2 * 36, 36
+    assert calls["conv2d"].macs == places * 8 * (4 // 2) * 9
+    assert calls["scaled_dot_product_attention"].macs == 2 * 2 * tokens * tokens * 8
+    assert calls["linear"].macs == 2 * 8 * 5 and calls["linear"].parameters == 8 * 5 + 5
+    assert (calls["linear"].weights, calls["linear"].activations) == (4 * 45, 4 * (2 * 8 + 2 * 5))
+    assert calls["add"].bytes == 2 * 4 * 2 * 8 and calls["transpose"].bytes == calls["select"].bytes == 0
+    assert "dropout" not in calls and calls["conv2d"].module == "conv"
+    assert calls["conv2d"].outputs == ((2, 8, 6, 6),)
+
+
+def test_a_model_that_asks_for_values_is_named_with_its_module():
+    class Gate(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.mean() > 0 else x
+
+    with pytest.raises(NotTraceable, match=r"module 1: its control flow or shapes depend on data: .*meta") as error:
+        trace(nn.Sequential(nn.ReLU(), Gate()), (1, 3, 4, 4))
+    assert error.value.module == "1" and error.value.on_data
+
+
+def test_a_module_that_fails_is_named_with_the_reason():
+    with pytest.raises(NotTraceable, match="module 1: .*(reduction dim|cannot be multiplied)") as error:
+        trace(nn.Sequential(nn.Flatten(), nn.Linear(7, 2)), (1, 3, 4, 4))
+    assert not error.value.on_data
+
+
+def test_the_model_stays_as_it_is(tiny_model):
+    model = tiny_model("swinv2").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trace(model, (1, 3, model.image_size, model.image_size))
+    assert model.training and not any(module._forward_hooks for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
