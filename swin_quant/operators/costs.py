@@ -64,7 +64,7 @@ class CostCounter(TorchDispatchMode):
     """Adds up what runs inside: `macs`, bytes of `activations` and `weights` that move, `parameters` that are read."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self._held = {place(p): p.numel() for p in model.parameters()}
         self.reset()
 

@@ -28,7 +28,7 @@ class Replacing(TorchFunctionMode):
         super().__init__()
         self.by = {op: (name, function) for name, one in replacements.items() for op, function in one.by.items()}
         self.merges = "patch_merging" in replacements
-        self.quarters: Any = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self.quarters: Any = WeakIdKeyDictionary()
         self.done: Counter[str] = Counter()
 
     def __torch_function__(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from swin_quant.base.errors import SwinQuantError
@@ -71,12 +71,16 @@ class Recorder(TorchFunctionMode):
         does = any(all(tensor is not given for given in inputs) for tensor in outputs)  # dropout, when evaluated, not
         if does and name and name not in HOUSEKEEPING and not _is_attribute(func, name):
             costs = self.costs
-            shapes = [tuple(tuple(map(int, tensor.shape)) for tensor in tensors) for tensors in (inputs, outputs)]
             module = self.stack[-1] if self.stack else ""
+            into, out_of = _shapes(inputs), _shapes(outputs)
             self.calls.append(
-                Call(name, module, *shapes, costs.macs, costs.parameters, costs.activations, costs.weights)
+                Call(name, module, into, out_of, costs.macs, costs.parameters, costs.activations, costs.weights)
             )
         return out
+
+
+def _shapes(tensors: Sequence[Tensor]) -> tuple[Shape, ...]:
+    return tuple(tuple(map(int, tensor.shape)) for tensor in tensors)
 
 
 def _is_attribute(func: Callable[..., Any], name: str) -> bool:
