@@ -38,7 +38,16 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[2] / "shared"))
-ROOT_KEYS = {"IMG_SIZE": "DATA", "NUM_CLASSES": "MODEL", "DROP_RATE": "MODEL", "DROP_PATH_RATE": "MODEL"}
+ROOT_KEYS = {
+    "IMG_SIZE": "DATA",
+    "OUTPUT_KIND": "MODEL",
+    "STAGES": "MODEL.FEATURES",
+    "WINDOWS": "MODEL.FEATURES",
+    "NORM": "MODEL.FEATURES",
+    "NUM_CLASSES": "MODEL",
+    "DROP_RATE": "MODEL",
+    "DROP_PATH_RATE": "MODEL",
+}
 
 
 # Two stages on 8 x 8 or 16 x 16 tokens: shifted windows, a mask and a patch merging, in milliseconds.

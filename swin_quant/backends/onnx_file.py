@@ -1,6 +1,6 @@
 """ONNX files that nobody vouched for: checked before an engine sees them, and what goes in and comes out of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,19 @@ from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import MAX_SIZE
+from swin_quant.quant.outputs import Output
 
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
+MOST_MAPS = 16
 GEMMS = ("MatMul", "Gemm", "Conv")
 
 
 @dataclass(frozen=True)
 class OnnxFile:
     """What a checked file says of itself. `batch` is None where any will do; `parts` hold its external data.
+
+    `image_size`: the side of its square pictures, None where they may be of any height and width. `outputs`: logits or
+    an embedding, or the maps of a backbone.
 
     `gemms` are the names of its MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes.
     """
@@ -43,8 +48,8 @@ class OnnxFile:
     dtype: str
     batch: int | None
     channels: int
-    image_size: int
-    output: str
+    image_size: int | None
+    outputs: tuple[str, ...]
     opset: int
     gemms: tuple[str, ...]
     quantizers: int
@@ -55,8 +60,9 @@ class OnnxFile:
 def open_onnx(path: str | Path) -> OnnxFile:
     """Check the ONNX file at `path` and say what it is. SwinQuantError names the file and the node or tensor at fault.
 
-    It must be a classifier of one picture input [batch, channels, side, side], float32 or float16, and one output,
-    of standard operators of opset 17 to 20, every Q/DQ node with a constant positive scale.
+    It must take one picture input [batch, channels, side, side], float32 or float16, and give one output, or be a
+    backbone, whose pictures may have any size and which may give several; of standard operators of opset 17 to 20,
+    every Q/DQ node with a constant positive scale.
     """
     path = Path(path)
     model = read_model(path)
@@ -93,7 +99,7 @@ def verified(artifact: Artifact) -> OnnxFile:
     if strange := [part.name for part in file.parts if part.name not in known]:
         raise SwinQuantError(f"{file.path}: its run card does not know its external data {listed(strange)}")
     size = artifact.card.preprocess.get("size", file.image_size)
-    if size != file.image_size:
+    if file.image_size not in (None, size):
         raise SwinQuantError(
             f"{file.path}: takes pictures of {file.image_size} x {file.image_size}, but its run card "
             f"{card_path(file.path).name} prepares {size} x {size}"
@@ -102,11 +108,11 @@ def verified(artifact: Artifact) -> OnnxFile:
 
 
 def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
-    """Pictures [B, channels, side, side] as the file wants them: its type, a fixed batch filled up with zeros.
+    """Pictures [B, channels, H, W] as the file wants them: its type, a fixed batch filled up with zeros.
 
     UsageError if they are of another size or more than a fixed batch.
     """
-    sizes = (file.channels, file.image_size, file.image_size)
+    sizes = (file.channels, *((file.image_size,) * 2 if file.image_size else images.shape[2:]))
     if tuple(images.shape[1:]) != sizes:
         given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
@@ -119,9 +125,12 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
     return np.pad(array, ((0, missing), (0, 0), (0, 0), (0, 0))) if missing else array
 
 
-def as_logits(output: np.ndarray, images: Tensor) -> Tensor:
-    """float32 [B, classes] on the images' device, without the rows that filled up a fixed batch."""
-    return torch.from_numpy(np.asarray(output[: len(images)], dtype=np.float32).copy()).to(images.device)
+def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
+    """float32 [B, classes] on the images' device, without the rows that filled up a fixed batch; or a list of maps."""
+    parts = [torch.from_numpy(np.asarray(part[: len(images)], dtype=np.float32).copy()) for part in found]
+    return (
+        parts[0].to(images.device) if len(parts) == 1 and parts[0].ndim == 2 else [x.to(images.device) for x in parts]
+    )
 
 
 def _checked(path: Path, model: Any) -> OnnxFile:
@@ -130,12 +139,13 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     check_scales(model.graph, path.parent)
     graph = infer_shapes(model)
     inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
-    if len(inputs) != 1 or len(graph.output) != 1:
+    maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in graph.output)
+    if len(inputs) != 1 or not 1 <= len(graph.output) <= (MOST_MAPS if maps else 1):
         raise SwinQuantError(
             f"has {len(inputs)} inputs and {len(graph.output)} outputs: a classifier of pictures has one of each"
         )
-    dtype, (batch, channels, height, width) = _picture_input(inputs[0])
-    if height != width or not 1 <= height <= MAX_SIZE:
+    dtype, (batch, channels, height, width) = _picture_input(inputs[0], maps)
+    if height is not None and (height != width or not 1 <= height <= MAX_SIZE):
         raise SwinQuantError(f"its pictures are of {height} x {width}: must be square, of 1 to {MAX_SIZE} pixels")
     return OnnxFile(
         path=path,
@@ -144,7 +154,7 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         batch=batch,
         channels=channels,
         image_size=height,
-        output=graph.output[0].name,
+        outputs=tuple(value.name for value in graph.output),
         opset=opset,
         gemms=tuple(label(node) for node in graph.node if node.op_type in GEMMS),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in graph.node),
@@ -153,13 +163,17 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     )
 
 
-def _picture_input(value: Any) -> tuple[str, tuple[int | None, int, int, int]]:
-    """The type of the input, and [batch, channels, height, width]; a batch of None is open."""
+def _picture_input(value: Any, maps: bool) -> tuple[str, tuple[int | None, int, int | None, int | None]]:
+    """The type of the input, and [batch, channels, height, width]; a batch of None is open.
+
+    Where the file gives `maps`, height and width may both be open, too.
+    """
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
     sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
     names = {getattr(onnx.TensorProto, name): type_ for name, type_ in (("FLOAT", "float32"), ("FLOAT16", "float16"))}
-    if kind.elem_type not in names or len(sizes) != 4 or None in sizes[1:]:
+    closed = sizes[1:2] if maps and sizes[2:] == [None, None] else sizes[1:]
+    if kind.elem_type not in names or len(sizes) != 4 or None in closed:
         given = ", ".join("?" if size is None else str(size) for size in sizes)
         raise SwinQuantError(
             f"its input {shown(value.name)} is [{given}]: must be [batch, channels, side, side] of a fixed side, "

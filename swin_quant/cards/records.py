@@ -192,11 +192,18 @@ class ArtifactRecord(TypedDict):
     others: list[CheckpointRecord]
 
 
-class VerificationRecord(TypedDict):
+class _Cosine(TypedDict, total=False):
+    """`cosine`: of a picture's values, in the mean, where they are no logits."""
+
+    cosine: float
+
+
+class VerificationRecord(_Cosine):
     """How far the logits of an artifact on one engine are from those of its checkpoint, on the same pictures.
 
     `mean` and `max` are of |Δlogit|; `step` is what int8 would resolve over the reference's logits, their amax / 127;
     `agreement` (top-1) is in percent, SQNR in dB (None if equal). `tolerance` is of the mean; None: not a criterion.
+    An embedding or maps have `cosine` in place of agreement, and differences in units of their mean magnitude.
     """
 
     engine: str
@@ -208,7 +215,7 @@ class VerificationRecord(TypedDict):
     mean: float
     max: float
     step: float
-    agreement: float
+    agreement: float | None
     sqnr_db: float | None
     tolerance: float | None
     passed: bool | None

@@ -15,6 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
+from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest
 from swin_quant.checkpoint.footprint import check_footprint
 from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows
@@ -23,6 +24,7 @@ from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config import default_config, from_dict, load_config
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.values import merge
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -44,7 +46,13 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if (card := card_of(file)) is not None:
         return from_dict(card.config, str(card_path(file)), overrides)
     weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file)
+    kind = overrides.get("MODEL.OUTPUT_KIND", LOGITS)
+    if kind == FEATURES:
+        weights, features = as_backbone(weights)
+        overrides = features | dict(overrides)
     told = _told(weights)
+    if kind != LOGITS:
+        told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # no part of it
     public = published(file, str(told["TYPE"]))
     known = _known(told, public, overrides, file)
     candidates = fitting(known)
@@ -67,7 +75,8 @@ def _told(weights: Weights) -> Geometry:
 def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, Any], file: Path) -> Geometry:
     """What the tensors tell, and of the rest what the user or else the publisher says."""
     if "NUM_CLASSES" not in told and "MODEL.NUM_CLASSES" not in overrides:
-        raise UsageError(f"{file}: has no head: set MODEL.NUM_CLASSES and have the head replaced by a new one")
+        another = "set MODEL.NUM_CLASSES and have the head replaced by a new one"
+        raise UsageError(f"{file}: has no head: {another}, or take what there is (‹output_kind› features)")
     places = {key: _place(key, told) for key in (*_OPEN, "NUM_CLASSES") if key not in told}
     cfg = default_config()
     merge(cfg, {"MODEL.TYPE": told["TYPE"], **public}, f"what describes {file}")

@@ -1,5 +1,6 @@
 """Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.progress import log
+from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.strangers import described, stranger
-from swin_quant.checkpoint.weights import Checkpoint, read_weights
+from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config.families import families
+from swin_quant.config.outputs import FEATURES, LOGITS
 
 
 def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
@@ -24,7 +28,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     head and ignores the file's (None: that cannot be had, and is not advised). Ranges (`_amax`) in the file are ignored
     and those of the model forgotten: they belong to other weights.
     """
-    read = read_weights(checkpoint)
+    read = _of_use(model, read_weights(checkpoint))
     weights = _checked_weights(model, read.state, read.source.path, replace_head)
     _assign(model, weights, ranges={})
     return read.source
@@ -34,7 +38,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
     """
-    read = read_weights(checkpoint)
+    read = _of_use(model, read_weights(checkpoint))
     state, path = read.state, read.source.path
     if not read.source.calibrated:
         raise SwinQuantError(
@@ -43,6 +47,18 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     weights = _checked_weights(model, state, path, replace_head=None)  # its ranges belong to its head
     _assign(model, weights, checked_ranges(model, state, path))
     return read.source
+
+
+def _of_use(model: nn.Module, read: Weights) -> Weights:
+    """What of a file is for a model without logits: the Swin in it, less the head and what else it has no use for."""
+    if getattr(model, "output_kind", LOGITS) == FEATURES:
+        read, _ = as_backbone(read)
+    if (pattern := getattr(model, "left_out", None)) is None:
+        return read
+    left = {key: value for key, value in read.state.items() if not re.match(pattern, key)}
+    if gone := [key for key in read.state if key not in left and not _is_derived(key) and not is_range(key)]:
+        log.info("%s: no part of the %s, left out: %s", read.source.path, model.output_kind, listed(gone, 3))
+    return Weights(left, read.source)
 
 
 @dataclass

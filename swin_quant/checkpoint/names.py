@@ -36,6 +36,7 @@ CONVENTIONS = (
     Convention("DistributedDataParallel", r"^module\.", r"^module\.", "", unseen=r"^(?!module\.)"),
     Convention("torch.compile", r"^_orig_mod\.", r"^_orig_mod\.", "", unseen=r"^(?!_orig_mod\.)"),
     Convention("Lightning", r"^model\.", r"^model\.", "", unseen=r"^(?!model\.)"),
+    Convention("timm features", r"^layers_0\.", r"^layers_(\d+)\.", lambda match: f"layers.{match[1]}."),
     Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
     Convention("timm", r"^head\.fc\.", r"^head\.fc\.", "head."),
     Convention(  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it

@@ -59,7 +59,9 @@ def stranger(state: Mapping[str, Tensor]) -> str | None:
     if what := _named(_RELATIVES, keys):
         return f"{what}: not supported"
     if whole := next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None):
-        return f"{whole} whose backbone is {_backbone(state)}: only classifiers are supported"
+        backbone = _backbone(state)
+        advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""
+        return f"{whole} whose backbone is {backbone}: only classifiers are supported{advice}"
     if geometry(state):
         return None
     if (inner := _prefix(state)) is not None and geometry(_below(state, inner)):

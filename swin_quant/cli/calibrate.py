@@ -9,6 +9,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, print_table
+from swin_quant.config.outputs import LOGITS
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -29,6 +30,7 @@ _PICTURES, _BATCH = 80, 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_checkpoint(parser, "float checkpoint: Microsoft's, timm's, Hugging Face's, ours")
+    options.add_output_kind(parser)
     options.add_data(parser)
     group = parser.add_argument_group("calibration")
     group.add_argument("--pictures", type=whole, metavar="N", help=f"how many calibrate (default {_PICTURES})")
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
     plan = plan_of(args, cfg.SEED)
     directory = getattr(args, "calib_output_path", None) or output_dir(args, cfg)
-    scored = not args.no_eval and has_split(cfg, "val")
+    scored = not args.no_eval and cfg.MODEL.OUTPUT_KIND == LOGITS and has_split(cfg, "val")
     if scored:
         open_labelled(cfg, "val", world, cache_mode="no")  # refused now, not after the calibration
     if statistics:
@@ -97,7 +99,9 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         done = calibrate_checkpoint(cfg, args.checkpoint, policies[0], plan, directory, world, args.replace_head)
     options.tell_bits(policies)
     if not scored:
-        if not args.no_eval and (cfg.DATA.DATA_PATH or not statistics):  # which need no pictures
+        if (
+            not args.no_eval and cfg.MODEL.OUTPUT_KIND == LOGITS and (cfg.DATA.DATA_PATH or not statistics)
+        ):  # which need no pictures
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
         return None
     try:

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--opset", type=whole, metavar="N", help="ONNX: 17 to 20 (default 20; 21 with --int4-weights)")
     parser.add_argument("--int4-weights", action="store_true",
                         help="ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")  # fmt: skip
+    options.add_output_kind(parser)
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
 
 
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     if not args.checkpoint:
         raise UsageError("no checkpoint: name the calibrated one")
-    cfg = options.config_of(args, {"checkpoint": options.CONFIG_KEYS["checkpoint"]})
+    cfg = options.config_of(args, {key: options.CONFIG_KEYS[key] for key in ("checkpoint", "output_kind")})
     policy = load_policy(args.policy) if args.policy else None
     backend = targets()[args.backend]
     checks_itself = "check" in backend.exporting.flags

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.cli.numbers import whole
+from swin_quant.config.outputs import OUTPUT_KINDS
 from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ CONFIG_KEYS = {
     "checkpoint": "MODEL.RESUME",
     "output": "OUTPUT",
     "tag": "TAG",
+    "output_kind": "MODEL.OUTPUT_KIND",
 }
 
 
@@ -76,6 +78,11 @@ def add_config(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None
     group.add_argument("--cfg", metavar="FILE",
                        help="YAML of the model, or a shipped one's name (default: the checkpoint says it)")  # fmt: skip
     group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
+
+
+def add_output_kind(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    group.add_argument("--output-kind", choices=OUTPUT_KINDS,
+                       help="what the model gives: logits, what its head reads, or the maps of its stages")  # fmt: skip
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

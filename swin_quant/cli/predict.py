@@ -71,6 +71,7 @@ def _of_artifact(args: argparse.Namespace, world: World) -> Answering:
 
 def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
     """Quantized as --policy or the card says, else in float."""
+    from swin_quant.config.outputs import need_logits
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.tasks.evaluate import load_for_scoring
     from swin_quant.tasks.predict import answering_model
@@ -80,6 +81,7 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
     args.checkpoint = args.model
     cfg = options.config_of(args)
     args.model = args.checkpoint
+    need_logits(cfg, "predict")
     subject = load_for_scoring(cfg, args.model, options.policies_of(args), world, args.replace_head)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     if preprocess.size != cfg.DATA.IMG_SIZE:

@@ -4,6 +4,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from swin_quant.config import outputs
 from swin_quant.config.families import families
 
 _ROOT: dict[str, Any] = {
@@ -32,6 +33,8 @@ _ROOT: dict[str, Any] = {
         "DROP_RATE": 0.0,
         "DROP_PATH_RATE": 0.1,
         "LABEL_SMOOTHING": 0.1,
+        "OUTPUT_KIND": outputs.LOGITS,
+        "FEATURES": outputs.DEFAULTS,
     },
     "TRAIN": {
         "START_EPOCH": 0,
@@ -69,7 +72,7 @@ _ROOT: dict[str, Any] = {
         "MIXUP_SWITCH_PROB": 0.5,
         "MIXUP_MODE": "batch",
     },
-    "TEST": {"CROP": True, "CROP_RATIO": 0.875, "SEQUENTIAL": False, "SHUFFLE": False},
+    "TEST": {"CROP": True, "CROP_RATIO": 0.875, "SHAPE": "square", "SEQUENTIAL": False, "SHUFFLE": False},
     "AMP_ENABLE": True,
     "AMP_OPT_LEVEL": "",
     "ENABLE_AMP": False,
@@ -95,7 +98,8 @@ def defaults() -> dict[str, Any]:
 def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
-    DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others.
+    DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others. So are
+    TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES: what a backbone is given, and gives.
     SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
     """
     return CfgNode(defaults())

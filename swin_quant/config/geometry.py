@@ -8,6 +8,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import Must, one_of, within
+from swin_quant.config import outputs
 from swin_quant.config.defaults import architecture
 from swin_quant.config.families import families
 from swin_quant.config.values import check_values, leaves
@@ -30,6 +31,7 @@ _KINDS: dict[str, Any] = {
     "MODEL.DROP_PATH_RATE": _Rate,
     "MODEL.LABEL_SMOOTHING": _Rate,
     "MODEL.NAME": Annotated[str, Must(_FILE, "a name for a file: no slashes, 1 to 200 characters")],
+    **outputs.KINDS,
     "TAG": Annotated[str, Must(_FOLDER, "a name for a folder: up to 200 characters of UTF-8")],
 }
 

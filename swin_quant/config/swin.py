@@ -6,6 +6,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.schema import counted, within
 from swin_quant.config.families import Family
+from swin_quant.config.outputs import FEATURES, LAST, stages_of
 from swin_quant.config.values import check_values, need
 
 _BOTH: dict[str, Any] = {
@@ -44,6 +45,8 @@ def _check(cfg: CfgNode, source: str) -> None:
     node = f"MODEL.{cfg.MODEL.TYPE.upper()}"
     swin = cfg.MODEL[cfg.MODEL.TYPE.upper()]
     _check_values(swin, node, source)
+    if cfg.MODEL.OUTPUT_KIND == FEATURES:
+        _check_features(cfg, swin, source)
     size, patch = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE
     need(size % patch == 0, source, f"DATA.IMG_SIZE {size} is not a multiple of {node}.PATCH_SIZE {patch}")
     resolution, channels = size // patch, swin.EMBED_DIM
@@ -58,6 +61,17 @@ def _check(cfg: CfgNode, source: str) -> None:
         last = stage == len(swin.NUM_HEADS) - 1
         need(last or resolution % 2 == 0, source, f"patches of an odd resolution cannot be merged: {here}")
         resolution, channels = resolution // 2, channels * 2
+
+
+def _check_features(cfg: CfgNode, swin: CfgNode, source: str) -> None:
+    """Maps that there are, each once and in order, of a network that takes pictures of any size."""
+    last, wanted = len(swin.DEPTHS) - 1, stages_of(cfg, len(swin.DEPTHS))
+    shown = f"MODEL.FEATURES.STAGES is {list(wanted)}"
+    need(max(wanted) <= last, source, f"{shown}, but the model has stages 0 to {last}")
+    need(list(wanted) == sorted(set(wanted)), source, f"{shown}: each stage once, in ascending order")
+    behind = cfg.MODEL.FEATURES.NORM != LAST or wanted[-1] == last
+    need(behind, source, f"MODEL.FEATURES.NORM {LAST} is behind stage {last}, and {shown}")
+    need(not swin.APE, source, "absolute positions (APE) fit one size of pictures: no features of such a model")
 
 
 def _check_values(swin: CfgNode, node: str, source: str) -> None:

@@ -20,6 +20,7 @@ from swin_quant.config.families import families
 # A value of the type where the default does not show it.
 _EXAMPLES: dict[str, Any] = {
     "AUG.CUTMIX_MINMAX": (0.0, 1.0),
+    "MODEL.FEATURES.STAGES": [0],
     "TRAIN.LR_SCHEDULER.MULTISTEPS": [0],
 }
 _OPTIONAL = ("AUG.CUTMIX_MINMAX", "AUG.AUTO_AUGMENT")

@@ -23,6 +23,7 @@ INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
 _LARGEST = 1e6  # of mean and std: beyond all scales that pictures have
 MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
+SQUARE, SHORTER, WHOLE = SHAPES = ("square", "shorter", "whole")
 _Mean = Annotated[float, within(least=-_LARGEST, most=_LARGEST)]
 _Std = Annotated[float, within(above=0, most=_LARGEST)]
 
@@ -46,6 +47,8 @@ class Preprocess:
         interpolation: one of INTERPOLATIONS.
         mean, std: of the RGB channels, on a scale of 0 to 1.
         crop_ratio: the side of the crop to that of the picture: Microsoft's 224 / 256, timm's crop_pct.
+        shape: square is the above. For models that take any size: shorter resizes the shorter side to size and crops
+            nothing, whole leaves the picture as it is.
 
     Raises:
         UsageError: a field is of the wrong type or out of range.
@@ -57,6 +60,7 @@ class Preprocess:
     mean: tuple[_Mean, _Mean, _Mean]
     std: tuple[_Std, _Std, _Std]
     crop_ratio: Annotated[float, within(least=0.5, most=1)] = CROP_RATIO
+    shape: Annotated[str, one_of(SHAPES)] = SQUARE
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -66,9 +70,10 @@ class Preprocess:
         """Take DATA.IMG_SIZE, INTERPOLATION, MEAN and STD, TEST.CROP and CROP_RATIO. Raises UsageError."""
         data, test = cfg.DATA, cfg.TEST
         try:
-            return cls(data.IMG_SIZE, test.CROP, data.INTERPOLATION, tuple(data.MEAN), tuple(data.STD), test.CROP_RATIO)
+            mean, std = tuple(data.MEAN), tuple(data.STD)
+            return cls(data.IMG_SIZE, test.CROP, data.INTERPOLATION, mean, std, test.CROP_RATIO, test.SHAPE)
         except UsageError as error:
-            keys = "DATA.IMG_SIZE, DATA.MEAN, DATA.STD, TEST.CROP, TEST.CROP_RATIO or DATA.INTERPOLATION"
+            keys = "DATA.IMG_SIZE, DATA.MEAN, DATA.STD, TEST.CROP, TEST.CROP_RATIO, TEST.SHAPE or DATA.INTERPOLATION"
             raise UsageError(f"{keys}: {error}") from error
 
     @classmethod
@@ -77,14 +82,21 @@ class Preprocess:
         return checked(cls, values, "preprocess")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON holds them, the crop ratio only where it is not Microsoft's."""
+        """Return the fields as JSON holds them, the crop ratio and the shape only where they are unusual."""
         values = plain(asdict(self))
         if self.crop_ratio == CROP_RATIO:
             del values["crop_ratio"]
+        if self.shape == SQUARE:
+            del values["shape"]
         return values
 
+    @property
+    def is_square(self) -> bool:
+        """Whether all pictures come out alike. Where they do not, they are taken one by one."""
+        return self.shape == SQUARE
+
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
-        """Map an RGB picture to float32 [3, size, size]; `index` is ignored."""
+        """Map an RGB picture to float32 [3, size, size], or [3, H, W] where it is not square; `index` is ignored."""
         return _evaluation(self)(image)
 
 
@@ -139,7 +151,9 @@ def _evaluation(preprocess: Preprocess) -> Callable[[Image.Image], Tensor]:
     from torchvision import transforms as tv
 
     size, method = preprocess.size, tv.InterpolationMode(preprocess.interpolation)
-    if preprocess.crop:
+    if preprocess.shape != SQUARE:
+        geometry = [tv.Resize(size, method)] if preprocess.shape == SHORTER else []
+    elif preprocess.crop:
         geometry = [tv.Resize(int(size / preprocess.crop_ratio), method), tv.CenterCrop(size)]
     else:
         geometry = [tv.Resize((size, size), method)]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,16 +12,21 @@ from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Transform
+from swin_quant.quant.outputs import Output, rows
 
-Run = Callable[[Tensor], Tensor]
-"""Images [B, 3, H, W] -> logits [B, classes]."""
+Run = Callable[[Tensor], Any]
+"""Images [B, 3, H, W] -> logits [B, classes], or what else a model gives (`quant.outputs.Output`)."""
 
 
 class Answer(NamedTuple):
-    """Logits of an engine for a batch, float32 [B, classes] on its device, and the wall time that they took."""
+    """Logits of an engine for a batch, float32 [B, classes] on its device, and the wall time that they took.
+
+    Of other outputs `logits` are their rows; `output` is what was given.
+    """
 
     logits: Tensor
     seconds: float
+    output: Output
 
 
 def carry(
@@ -59,11 +64,12 @@ def readable(
 
 def _answer(name: str, engine: Run, images: Tensor) -> Answer:
     start = _now(images.device)
-    logits = engine(images).float()
+    output = engine(images)
     seconds = _now(images.device) - start
+    logits = rows(output).float()
     if not logits.isfinite().all():
         raise SwinQuantError(f"engine {name}: logits hold NaN or infinity for {len(images)} pictures")
-    return Answer(logits, seconds)
+    return Answer(logits, seconds, output)
 
 
 def _now(device: torch.device) -> float:

@@ -1,9 +1,13 @@
 """How far the logits of one engine are from another's."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
+
+from swin_quant.quant.outputs import Output, rows
 
 INT8_LEVELS = 127
 
@@ -22,4 +26,29 @@ def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
         "step": reference.abs().max().item() / INT8_LEVELS,
         "agreement": 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item(),
         "sqnr_db": 10 * math.log10(signal / noise) if signal and noise else None,
+    }
+
+
+def difference_of_outputs(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
+    """As `difference`, of what has no classes: embeddings or maps, batch by batch, maybe of several sizes.
+
+    In place of agreement the mean cosine of a picture's values with the reference's. Differences and step are in units
+    of the reference's mean magnitude: embeddings and maps have any scale.
+    """
+    size = values = signal = noise = total = largest = top = cosines = pictures = 0.0
+    for one, other in zip(map(rows, found), map(rows, reference), strict=True):
+        one, other = one.double(), other.double()
+        delta = (one - other).abs()
+        values, total, size = values + delta.numel(), total + delta.sum().item(), size + other.abs().sum().item()
+        largest, top = max(largest, delta.max().item()), max(top, other.abs().max().item())
+        signal, noise = signal + other.square().sum().item(), noise + delta.square().sum().item()
+        cosines, pictures = cosines + F.cosine_similarity(one, other).sum().item(), pictures + len(one)
+    unit = size / values or 1.0
+    return {
+        "mean": total / values / unit,
+        "max": largest / unit,
+        "step": top / INT8_LEVELS / unit,
+        "agreement": None,
+        "sqnr_db": 10 * math.log10(signal / noise) if signal and noise else None,
+        "cosine": cosines / pictures,
     }

@@ -30,6 +30,7 @@ def half_type(name: str, device: torch.device) -> str | None:
 class Engine:
     """Images float32 [B, 3, H, W] to logits float [B, classes], at one precision and, if quantized, under one policy.
 
+    Or to what else its model gives: an embedding [B, channels], a list of maps [B, C, h, w].
     `details` is what the engine knows of itself (versions, types that its layers really run in), for reports;
     `weights` is whose they are, as in a card's results; `device` is where it runs: it takes images from anywhere, and
     what times it puts them there.
@@ -45,7 +46,7 @@ class Engine:
     weights: str | None = None
     device: str = "cpu"
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Any:
         if self.max_batch and len(images) > self.max_batch:
             raise UsageError(f"{self.name}: a batch of {len(images)} is above its limit of {self.max_batch} pictures")
         return self.run(images)

@@ -11,25 +11,31 @@ from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
-from swin_quant.engines.carry import carry, readable
+from swin_quant.engines.carry import Answer, carry, readable
 from swin_quant.engines.engine import Engine
+from swin_quant.quant.outputs import Output, rows
 
 
 @dataclass(frozen=True)
 class Inferred:
-    """Logits float32 [N, classes] of each engine for N readable pictures: their names, and labels int64 [N]."""
+    """What each engine gave for N readable pictures, batch by batch: their names, and labels int64 [N]."""
 
     names: list[str]
     labels: Tensor
-    logits: dict[str, Tensor]
+    outputs: dict[str, list[Output]]
     unreadable: list[str]
+
+    @property
+    def logits(self) -> dict[str, Tensor]:
+        """float32 [N, classes] of each engine; of other outputs their rows, where all have one size."""
+        return {key: torch.cat([rows(part) for part in parts]) for key, parts in self.outputs.items()}
 
 
 def infer(
     engines: Mapping[str, Engine],
     pictures: Pictures,
     preprocess: Preprocess,
-    classes: int,
+    classes: int | None,
     *,
     batch_size: int = 32,
     workers: int = 0,
@@ -40,8 +46,9 @@ def infer(
     """Run every engine on the same pictures: all of them, or `count` spread evenly over their order.
 
     Raises SwinQuantError when a larger share than `max_unreadable`, or every picture, cannot be read, and for logits
-    that are not finite or not [B, classes], naming the engine.
+    that are not finite or not [B, classes], naming the engine; `classes` None: the outputs may be any.
     """
+    batch_size = batch_size if preprocess.is_square else 1
     chosen = _spread(len(pictures), count)
     limit = UnreadableLimit(len(chosen), max_unreadable)
     batches = chunks(chosen, min([batch_size, *(engine.max_batch for engine in engines.values() if engine.max_batch)]))
@@ -49,13 +56,13 @@ def infer(
     loaded = readable(pictures, preprocess, batches, limit, workers, f"running {', '.join(engines)}")
     names: list[str] = []
     labels: list[Tensor] = []
-    logits: dict[str, list[Tensor]] = {key: [] for key in engines}
+    outputs: dict[str, list[Output]] = {key: [] for key in engines}
     for batch, answers in carry(engines, loaded, device):
         names += [pictures.names[index] for index in batch.indices]
         labels.append(batch.labels)
         for key, answer in answers.items():
-            logits[key].append(_checked(key, answer.logits, len(batch.indices), classes))
-    return Inferred(names, torch.cat(labels), {key: torch.cat(parts) for key, parts in logits.items()}, limit.names)
+            outputs[key].append(_checked(key, answer, len(batch.indices), classes))
+    return Inferred(names, torch.cat(labels), outputs, limit.names)
 
 
 def _spread(total: int, count: int | None) -> list[int]:
@@ -65,7 +72,10 @@ def _spread(total: int, count: int | None) -> list[int]:
     return [index * total // count for index in range(count)]
 
 
-def _checked(key: str, logits: Tensor, pictures: int, classes: int) -> Tensor:
-    if logits.shape != (pictures, classes):
+def _checked(key: str, answer: Answer, pictures: int, classes: int | None) -> Output:
+    if classes is None and not isinstance(answer.output, Tensor):
+        return [part.float().cpu() for part in answer.output]
+    logits = answer.logits
+    if logits.shape != (pictures, classes or logits.shape[1]):
         raise SwinQuantError(f"{key}: logits are {list(logits.shape)}, not [{pictures}, {classes}]: another model's")
     return logits.cpu()

@@ -12,6 +12,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.progress import log, track
 from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.config.geometry import check_channels
+from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
@@ -106,6 +107,7 @@ def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None
 
     `cache_mode` is in place of DATA.CACHE_MODE.
     """
+    need_logits(cfg, "accuracy")
     check_channels(cfg)
     return open_pictures(
         cfg.DATA.DATA_PATH,

@@ -11,6 +11,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.progress import track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
+from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline
@@ -64,6 +65,8 @@ def evaluate(
     results go into the model's card as well. SwinQuantError where an enabled node has no range.
     """
     model = model if isinstance(model, Model) else Model(model)
+    if model.card.config:
+        need_logits(model.config, "evaluate")
     own = [model.policy] if model.policy and model.is_calibrated else []
     chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
     world = World(device=model.device)

@@ -82,7 +82,7 @@ def export(
     file = model.file or model.save(ensure_writable_dir(folder) / f"{model.name}_calib.pth")
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     given: Mapping[str, Any] = options
-    cfg = None if model.card.checkpoint else model.config
+    cfg = None if model.card.checkpoint and not model.card.config else model.config
     made, _ = export_checkpoint(file, backend, folder, cfg, chosen, precision, given, saturation_safe)
     return Exported(made)
 

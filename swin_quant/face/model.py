@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import save_float
 from swin_quant.checkpoint.sources import local_file
-from swin_quant.config import from_dict, load_config
+from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.config.files import find_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
@@ -28,6 +29,7 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.html import html_facts
 from swin_quant.tasks.calibrate import finish, save_with_card
 from swin_quant.tasks.evaluate import load_for_scoring
+from swin_quant.tasks.export import giving
 
 _SAID = ("calibrated", "policy")  # by repr, after network and size
 
@@ -35,8 +37,9 @@ _SAID = ("calibrated", "policy")  # by repr, after network and size
 class Model:
     """A network, and its run card: config, preprocessing, policy, how its ranges were found, what was measured.
 
-    `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes]. Called,
-    a model gives the logits that it is deployed with: quantized under its policy once it is calibrated, else float.
+    `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes] (or what
+    `load(output_kind=...)` asks for). Called, a model gives the logits that it is deployed with: quantized under its
+    policy once it is calibrated, else float.
     `module(images)` is always float.
     """
 
@@ -151,21 +154,29 @@ def load(
     *,
     device: str = "cpu",
     replace_head: bool = False,
+    output_kind: str | None = None,
+    **features: Any,
 ) -> Model:
     """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
 
     What it is, is said by the run card beside it, else by its keys and shapes, else by `config` (a YAML file or the
-    name of a shipped one). `policy` is for a calibrated checkpoint without run card. SwinQuantError for a file that is
-    no Swin, is damaged, or fits no config or several (they are named).
+    name of a shipped one). `policy` is for a calibrated checkpoint without run card. `output_kind` "features" makes it
+    a backbone, which takes pictures of any size and gives the maps of its stages ("embedding": what the head reads);
+    then `features` are stages=[...], norm="each", windows="detection", as docs/backbones.md has them. SwinQuantError
+    for a file that is no Swin, is damaged, or fits no config or several (they are named).
     """
+    wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
+    wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
     checkpoint = local_file(checkpoint)
     if config is None:
         from swin_quant.checkpoint.identify import config_for
 
-        cfg = config_for(checkpoint)
+        cfg = config_for(checkpoint, wanted)
     else:
         cfg = config if isinstance(config, CfgNode) else load_config(find_config(config))
+        cfg = from_dict(to_dict(cfg), "load", wanted) if wanted else cfg
     chosen = [named_policy(policy) if isinstance(policy, str) else policy] if policy else []
     world = World(device=torch.device(device))
     subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)
-    return Model(subject.model, card=subject.card, file=Path(checkpoint))
+    card = giving(subject.card, cfg) if wanted else subject.card
+    return Model(subject.model, card=card, file=Path(checkpoint))

@@ -1,16 +1,49 @@
 """From a config to a model with freshly initialised weights and named nodes."""
 
+import importlib
+from dataclasses import replace
+
+from torch import nn
 from yacs.config import CfgNode
 
+from swin_quant.base.errors import UsageError
+from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import architectures
+from swin_quant.models.registry import Architecture, architectures
 from swin_quant.quant.quantizer import named_nodes
+
+MAP_REWRITES = "maps"  # the exporter's rewrites of any backbone
 
 
 def build_model(cfg: CfgNode) -> Classifier:
-    """The model of a checked `cfg` in evaluation mode, every node off."""
+    """The model of a checked `cfg` in evaluation mode, every node off; it gives what MODEL.OUTPUT_KIND says.
+
+    UsageError where its architecture gives no such thing.
+    """
     architecture = architectures()[cfg.MODEL.TYPE]
-    model = architecture.build(cfg)
-    model.architecture = architecture
+    if cfg.MODEL.OUTPUT_KIND == FEATURES:
+        model = _backbone(cfg, architecture)
+    else:
+        model = architecture.build(cfg)
+        model.architecture = architecture
+        if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
+            _take_head_off(model, architecture)
     named_nodes(model)
     return model.eval()
+
+
+def _backbone(cfg: CfgNode, architecture: Architecture) -> Classifier:
+    if architecture.backbone is None:
+        raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: {architecture.name} has no backbone: choose another")
+    module, _, name = architecture.backbone.partition(":")
+    model: Classifier = getattr(importlib.import_module(module), name)(cfg)
+    model.architecture = replace(architecture, rewrites=MAP_REWRITES)
+    return model
+
+
+def _take_head_off(model: Classifier, architecture: Architecture) -> None:
+    """What the head reads becomes the output: [B, channels]."""
+    if set(architecture.family.head) != {"head.weight", "head.bias"}:
+        raise UsageError(f"MODEL.OUTPUT_KIND {EMBEDDING}: the head of {architecture.name} is not called `head`")
+    model.add_module("head", nn.Identity())
+    model.output_kind, model.left_out, model.classes = EMBEDDING, r"head\.", 0

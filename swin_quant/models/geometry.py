@@ -11,7 +11,10 @@ from swin_quant.config.swin import SWIN, SWINV2
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a config says of an architecture; sizes in pixels, tokens or channels as the names say."""
+    """What a config says of an architecture; sizes in pixels, tokens or channels as the names say.
+
+    `whole_windows`: no map clips a window or takes a shift away, as in detection code.
+    """
 
     image_size: int
     patch_size: int
@@ -29,6 +32,7 @@ class Geometry:
     ape: bool
     patch_norm: bool
     pretrained_windows: tuple[int, ...]
+    whole_windows: bool = False
 
     def resolution(self, stage: int) -> int:
         """Side of the token map of a stage."""
@@ -36,11 +40,12 @@ class Geometry:
 
     def window_in_use(self, stage: int) -> int:
         """The window side, clipped to the map."""
-        return min(self.window, self.resolution(stage))
+        return self.window if self.whole_windows else min(self.window, self.resolution(stage))
 
     def shift(self, stage: int, block: int) -> int:
         """Odd blocks are shifted by half a window, unless one window covers the map."""
-        return self.window // 2 if block % 2 and self.resolution(stage) > self.window else 0
+        moves = self.whole_windows or self.resolution(stage) > self.window
+        return self.window // 2 if block % 2 and moves else 0
 
 
 def geometry_of(cfg: CfgNode) -> Geometry:

@@ -149,9 +149,14 @@ class Stage(nn.Module):
         self.downsample = downsample
         self.checkpointing = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def through_blocks(self, x: Tensor) -> Tensor:
+        """What the stage gives before its map is halved."""
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and self.training else block(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.through_blocks(x)
         return x if self.downsample is None else self.downsample(x)
 
 

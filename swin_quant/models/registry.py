@@ -33,6 +33,7 @@ class Architecture:
     else does, so that a factor can move from one to the others; stars stand for the same words in all. `no_decay`:
     what is in the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module
     that rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
+    `backbone` names a function "module:function" from a config to the model that gives maps; None: there is none.
     """
 
     family: Family
@@ -45,6 +46,7 @@ class Architecture:
     outputs: tuple[str, ...] = ()
     no_decay: tuple[str, ...] = ()
     rewrites: str | None = None
+    backbone: str | None = None
 
     @property
     def name(self) -> str:

@@ -80,16 +80,16 @@ class SwinPatchMerging(PatchMerging):
     norm_first = True
 
 
+def block_of(g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinBlock] = SwinBlock) -> SwinBlock:
+    """Block `index` of a stage, weights as initialised for training."""
+    dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
+    attn = WindowAttention(dim, window, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
+    return kind(attn, dim, g.resolution(stage), window, g.shift(stage, index), g.mlp_ratio, g.drop, drop_path)
+
+
 def swin(geometry: Geometry) -> Swin:
     """Swin V1 of a geometry, weights as initialised for training."""
-
-    def block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinBlock:
-        dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
-        attn = WindowAttention(dim, window, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
-        shift = g.shift(stage, index)
-        return SwinBlock(attn, dim, g.resolution(stage), window, shift, g.mlp_ratio, g.drop, drop_path)
-
-    return Swin(geometry, block, SwinPatchMerging)
+    return Swin(geometry, block_of, SwinPatchMerging)
 
 
 def _build(cfg: CfgNode) -> Swin:
@@ -130,4 +130,5 @@ ARCHITECTURE = Architecture(
     outputs=("layers.*.blocks.*.mlp.fc2.bias",),
     no_decay=("absolute_pos_embed", "relative_position_bias_table"),
     rewrites="swin",
+    backbone="swin_quant.models.backbone:swin_backbone",
 )

@@ -119,21 +119,27 @@ class SwinV2PatchMerging(PatchMerging):
     norm_first = False
 
 
+def block_of(
+    g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinV2Block] = SwinV2Block
+) -> SwinV2Block:
+    """Block `index` of a stage, weights as initialised for training."""
+    dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
+    attn = WindowAttentionV2(dim, window, g.heads[stage], g.qkv_bias, g.drop, g.pretrained_windows[stage])
+    return kind(attn, dim, g.resolution(stage), window, g.shift(stage, index), g.mlp_ratio, g.drop, drop_path)
+
+
 def swin_v2(geometry: Geometry) -> Swin:
     """Swin V2 of a geometry, weights as initialised for training."""
-
-    def block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinV2Block:
-        dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
-        attn = WindowAttentionV2(dim, window, g.heads[stage], g.qkv_bias, g.drop, g.pretrained_windows[stage])
-        shift = g.shift(stage, index)
-        return SwinV2Block(attn, dim, g.resolution(stage), window, shift, g.mlp_ratio, g.drop, drop_path)
-
-    return Swin(geometry, block, SwinV2PatchMerging)
+    return Swin(geometry, block_of, SwinV2PatchMerging)
 
 
 def _build(cfg: CfgNode) -> Swin:
-    """Every branch starts as zero (res-post-norm)."""
-    model = swin_v2(geometry_of(cfg)).apply(initialise)
+    return start(swin_v2(geometry_of(cfg)))
+
+
+def start(model: Swin) -> Swin:
+    """Weights for training from scratch: every branch starts as zero (res-post-norm)."""
+    model.apply(initialise)
     for block in (module for module in model.modules() if isinstance(module, SwinV2Block)):
         nn.init.zeros_(block.norm1.weight)
         nn.init.zeros_(block.norm2.weight)
@@ -166,4 +172,5 @@ ARCHITECTURE = Architecture(
     outputs=("layers.*.blocks.*.norm2.bias", "layers.*.downsample.norm.bias"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",
+    backbone="swin_quant.models.backbone:swin_v2_backbone",
 )

@@ -32,14 +32,23 @@ def relative_position_index(window: int) -> Tensor:
     return (y[:, None] - y + window - 1) * (2 * window - 1) + (x[:, None] - x + window - 1)
 
 
-def attention_mask(resolution: int, window: int, shift: int) -> Tensor:
-    """float32 [nW, L, L]: 0 where two tokens of a shifted window were neighbours before the shift, else -100."""
-    band = torch.zeros(resolution)
-    band[-window:-shift] = 1
-    band[-shift:] = 2
-    region = (3 * band[:, None] + band).view(1, resolution, resolution, 1)
+def attention_mask(height: int, window: int, shift: int, width: int | None = None) -> Tensor:
+    """float32 [nW, L, L]: 0 where two tokens of a shifted window were neighbours before the shift, else -100.
+
+    Of a map of `height` x `width` tokens, square if no width is given.
+    """
+    width = height if width is None else width
+    region = (3 * _bands(height, window, shift)[:, None] + _bands(width, window, shift)).view(1, height, width, 1)
     region = window_partition(region, window).squeeze(-1)
     return torch.where(region[:, :, None] == region[:, None, :], 0.0, MASKED)
+
+
+def _bands(length: int, window: int, shift: int) -> Tensor:
+    """float32 [length]: which of the three parts of a shifted axis each place belongs to."""
+    band = torch.zeros(length)
+    band[-window:-shift] = 1
+    band[-shift:] = 2
+    return band
 
 
 def relative_coords_table(window: int, pretrained_window: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ class AsAlone:
 
     def __init__(self, model: nn.Module, nodes: Iterable[Quantizer]) -> None:
         self.model, self.nodes = model, list(nodes)
-        self.together: dict[int, bool] = {0: True}
+        self.together: dict[tuple[int, ...], bool] = {}
         parameter = next(model.parameters())
         sharded = hasattr(parameter, "full_tensor")  # a DTensor, whose class takes a second to import
         # One by one is too slow for a GPU, and the ranks of a sharded model must run equally often.
@@ -31,8 +31,8 @@ class AsAlone:
 
     def run(self, images: Tensor, show: Callable[[Tensor], None]) -> None:
         """`show` the batch [B, 3, H, W], or its pictures [1, 3, H, W] one by one; `show` runs the model."""
-        size = len(images)
-        if not self.tried or self.together.get(size):
+        size = tuple(images.shape)
+        if not self.tried or not len(images) or self.together.get(size):
             show(images)
         elif size in self.together or not self._same_together(images, show):
             with _one_thread():
@@ -56,7 +56,7 @@ class AsAlone:
                 vars(node.observer).update(state)
             if all(self.together.values()):
                 log.info("pictures are calibrated one by one: in batches or on threads, this CPU's last bits differ")
-        self.together[size] = same
+        self.together[tuple(images.shape)] = same
         return same
 
     def _prints(self, images: Tensor, run: Callable[[Tensor], object], at: list[int], beside: bool = False) -> Tensor:

@@ -22,6 +22,7 @@ from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.names import AUTO, DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
+from swin_quant.quant.outputs import rows
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.ranges import Range, method_for, search_bounds, search_range
 from swin_quant.quant.statistics import Statistics
@@ -103,7 +104,7 @@ def observe(
 ) -> Calibration:
     """The statistics of every activation node over `batches` of images [B, 3, H, W]: this rank's share, maybe none.
 
-    `answers` is shown the float model's logits [B, classes] of each batch, which cost nothing here.
+    `answers` is shown the float model's logits [B, classes] of each batch (or other `rows`), which cost nothing here.
     A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
     The result is that of all ranks together. Raises SwinQuantError for NaN or infinity in weights or activations,
     naming the first module, and when no rank had a picture.
@@ -191,7 +192,7 @@ def _observe(model: nn.Module, observers: dict[str, ActivationObserver], logits:
     for observer in observers.values():
         observer.pictures = len(images)
     try:
-        logits.append(model(images))
+        logits.append(rows(model(images)))
         if not logits[-1].isfinite().all():
             raise NonFiniteError("the model's output")
     except NonFiniteError as error:
@@ -242,7 +243,7 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
         node.state = State.OFF
 
     def check(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        if not output.isfinite().all():
+        if not rows(output).isfinite().all():
             found.append(name)
 
     try:

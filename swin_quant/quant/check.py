@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
+from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
@@ -30,7 +31,10 @@ LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
 
 @dataclass(frozen=True)
 class CheckBatch:
-    """A batch of this rank: its `number` among those of all ranks, images [B, 3, H, W], float logits [B, classes]."""
+    """A batch of this rank: its `number` among those of all ranks, images [B, 3, H, W], float logits [B, classes].
+
+    Of a model without logits, `rows` of what it gives.
+    """
 
     number: int
     images: Tensor
@@ -66,12 +70,12 @@ def check_ranges(
     `batches`: this rank's part of some of the calibration pictures; the result is of all ranks, and the same on any
     number of them. None where the policy quantizes nothing, or there is no picture.
     """
-    expected = _joined([(batch.number, batch.logits) for batch in batches])
-    if not enabled_nodes(model) or not len(expected):
+    pictures = sum(gather([len(batch.images) for batch in batches]))
+    if not enabled_nodes(model) or not pictures:
         return None
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
-    agreement, sqnr = distance(_quantized(model, batches), expected)
-    check = Check(len(expected), agreement, sqnr)
+    agreement, sqnr = _compared(model, batches)
+    check = Check(pictures, agreement, sqnr)
     if sqnr >= LOSS_DB or not nodes:
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
@@ -82,12 +86,12 @@ def check_ranges(
         if any(method.for_node(place, node.bits) != name for place, node in nodes.items()):
             ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
             with _having(nodes, ranges[name]):
-                others[name] = distance(_quantized(model, batches), expected)[1]
+                others[name] = _compared(model, batches)[1]
     check = replace(check, others=others)
     if check.better:
         suspects = _suspects(nodes, calibration, ranges[check.better])
         with _having(nodes, {name: ranges[check.better][name] for name in suspects}):
-            mended = distance(_quantized(model, batches), expected)[1] if suspects else sqnr
+            mended = _compared(model, batches)[1] if suspects else sqnr
         if mended - sqnr >= (others[check.better] - sqnr) / 2:
             check = replace(check, at_fault=suspects)
     return check
@@ -116,27 +120,38 @@ def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, Range]) -> Iter
             nodes[name].amax, nodes[name].bounds = kept
 
 
-def _quantized(model: nn.Module, batches: Sequence[CheckBatch]) -> Tensor:
-    """Logits [N, classes] of the quantized model, of the batches of all ranks in the order of their numbers."""
+def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, float]:
+    """Top-1 agreement in percent and SQNR in dB of the quantized model, over the batches of all ranks.
+
+    Sums are of each batch, added up in the order of the batches' numbers: the same on any number of ranks.
+    """
     training = model.training
     model.eval()
     quantize(model)
     try:
         with torch.inference_mode():
-            return _joined([(batch.number, model(batch.images)) for batch in batches])
+            found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
     finally:
         dequantize(model)
         model.train(training)
-
-
-def _joined(mine: Sequence[tuple[int, Tensor]]) -> Tensor:
-    rows_of: list[tuple[int, list[list[float]]]] = [(number, logits.float().tolist()) for number, logits in mine]
-    return torch.tensor([row for _, rows in sorted(gather(rows_of), key=lambda pair: pair[0]) for row in rows])
+    return _figures([sums for _, *sums in sorted(gather(found))])
 
 
 def distance(logits: Tensor, expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent, and SQNR in dB."""
+    return _figures([_sums(logits, expected)])
+
+
+_Sums = Sequence[float]
+
+
+def _sums(logits: Tensor, expected: Tensor) -> _Sums:
+    """Of a batch: pictures, how many agree, signal and noise."""
     logits, expected = logits.double(), expected.double()
-    signal, noise = expected.square().sum().item(), (logits - expected).square().sum().item()
-    agreement = 100 * (logits.argmax(1) == expected.argmax(1)).double().mean().item()
-    return agreement, 10 * math.log10(signal / noise) if signal and noise else math.inf
+    agree = (logits.argmax(1) == expected.argmax(1)).sum().item()
+    return len(logits), agree, expected.square().sum().item(), (logits - expected).square().sum().item()
+
+
+def _figures(batches: Sequence[_Sums]) -> tuple[float, float]:
+    pictures, agree, signal, noise = (sum(column) for column in zip(*batches, strict=True))
+    return 100 * agree / pictures, 10 * math.log10(signal / noise) if signal and noise else math.inf

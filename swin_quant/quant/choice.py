@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.calibration import Calibration, Method, search_ranges
 from swin_quant.quant.check import distance
+from swin_quant.quant.outputs import rows
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import walk
@@ -131,7 +132,7 @@ def _keeping_ranges(nodes: Mapping[str, Quantizer]) -> Iterator[None]:
 
 def _logits(model: nn.Module, images: list[Tensor]) -> Tensor:
     with torch.inference_mode():
-        return torch.cat([model(batch) for batch in images]).float()
+        return torch.cat([rows(model(batch)) for batch in images]).float()
 
 
 def _measured(model: nn.Module, images: list[Tensor], expected: Tensor) -> float:

@@ -29,6 +29,7 @@ COLUMNS: tuple[Column[VerificationRecord], ...] = (
     figure("max", "max", _of("max"), "{:.5f}"),
     figure("steps", "max/step", lambda record: record["max"] / record["step"] if record["step"] else None, "{:.2f}"),
     figure("agreement", "agree %", _of("agreement"), "{:.2f}"),
+    figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}"),
     figure("sqnr_db", "SQNR dB", _of("sqnr_db"), "{:.1f}"),
     figure("tolerance", "limit", _of("tolerance"), "{:g}"),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
@@ -38,5 +39,8 @@ COLUMNS: tuple[Column[VerificationRecord], ...] = (
 def table_of(records: Sequence[VerificationRecord]) -> ReportTable[VerificationRecord]:
     """A line for each engine and reference."""
     pictures, scale = records[0]["pictures"], f"amax / {INT8_LEVELS}"
+    if "cosine" in records[0]:
+        said = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
+        return ReportTable(COLUMNS, records, [said])
     said = f"|Δlogit| on {pictures} pictures; step: of int8 over the reference's logits, {scale}"
     return ReportTable(COLUMNS, records, [said])

@@ -198,6 +198,8 @@ class Found:
 
         Calibrator auto chooses between them: behind those after which ranges are observed anew.
         """
+        if len({batch.shape[1:] for _, batch in self.images}) > 1:
+            return self._of_several_sizes(plan)
         recorded = before.calibration.get("passes", []) if before and before.calibration else []
         earlier = [one for one in recorded if one["kept"]]
         method, record, (first, then) = self.method, self.record, plan.around_ranges()
@@ -211,6 +213,14 @@ class Found:
             record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
         standouts = standing_out(model, self.images, passes, world)
         return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
+
+    def _of_several_sizes(self, plan: PassPlan) -> "Found":
+        if plan.steps or self.method.is_auto:
+            what = "‹passes›" if plan.steps else "‹calibrator› auto"
+            raise UsageError(
+                f"{what}: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
+            )
+        return self
 
     def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
         """The record, with what the ranges cost under `policy`, which is applied, and advice, which is also said."""
@@ -243,6 +253,8 @@ def calibrate_pictures(
     workers: int = 0,
 ) -> Found:
     """Give every node of `model` its range from a seeded sample of `pictures`, the same on any number of ranks."""
+    if isinstance(transform, Preprocess) and not transform.is_square:
+        plan = replace(plan, batches=plan.batches * plan.batch_size, batch_size=1)
     limit = UnreadableLimit(len(pictures), plan.max_unreadable)
     numbered = calibration_batches(
         pictures, transform, plan.batches, plan.batch_size, plan.seed, limit, world.rank, world.size, workers

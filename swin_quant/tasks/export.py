@@ -19,6 +19,7 @@ from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.weights import knows_ends
 from swin_quant.config import from_dict
+from swin_quant.config.portable import portable_config
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
 from swin_quant.quant.policy import Policy, policy_from_dict
@@ -110,7 +111,13 @@ def model_and_card(
             raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
         cfg = from_dict(card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
-    return subject.model, naming(subject.card, checkpoint)
+    return subject.model, naming(giving(subject.card, cfg), checkpoint)
+
+
+def giving(card: RunCard, cfg: CfgNode) -> RunCard:
+    """The card, whose config gives the outputs that `cfg` does: maps of what was calibrated as a classifier."""
+    model = {key: portable_config(cfg)["MODEL"][key] for key in ("OUTPUT_KIND", "FEATURES")}
+    return replace(card, config={**card.config, "MODEL": {**card.config["MODEL"], **model}})
 
 
 def naming(card: RunCard, checkpoint: str | Path) -> RunCard:

@@ -6,8 +6,9 @@ from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.bench.measure import noise
+from swin_quant.config.outputs import LOGITS
 from swin_quant.engines.baseline import engines_beside, unnamed_baseline
-from swin_quant.engines.difference import difference
+from swin_quant.engines.difference import difference, difference_of_outputs
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import policy_from_dict
@@ -30,7 +31,9 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     count = record["options"].get("batch") or PICTURES
     images = noise(count, model.in_chans, model.image_size).images
     with torch.inference_mode():
-        found = difference(engine_loader(name)(artifact, EngineOptions())(images), reference(images))
+        given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
+    has_logits = model.output_kind == LOGITS
+    found = difference(given, expected) if has_logits else difference_of_outputs([given], [expected])
     limit = tolerance_of(name, record["precision"])
     text = (
         f"{name} against {reference.name} {label}, {count} seeded pictures: mean |Δlogit| {found['mean']:.3g} "

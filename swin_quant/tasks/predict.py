@@ -11,6 +11,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import read_lines
+from swin_quant.config.outputs import need_logits
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
@@ -53,6 +54,7 @@ class Predictions:
 def answering_artifact(artifact: Artifact, engines: Sequence[str] | None, options: EngineOptions) -> Answering:
     """An artifact on one engine."""
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    need_logits(cfg, "predict")
     (engine,) = load_engines(artifact, [one_engine(artifact, engines)], options).values()
     return Answering(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, labels_in(artifact))
 

@@ -9,10 +9,11 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
+from swin_quant.config.outputs import LOGITS, classes_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
 from swin_quant.engines.baseline import engines_beside, unnamed_baseline
-from swin_quant.engines.difference import difference
+from swin_quant.engines.difference import difference, difference_of_outputs
 from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 from swin_quant.engines.infer import Inferred, infer
 from swin_quant.engines.options import EngineOptions
@@ -67,7 +68,7 @@ def verify_artifact(
         references | engines,
         shown,
         preprocess,
-        cfg.MODEL.NUM_CLASSES,
+        classes_of(cfg),
         batch_size=how.batch_size,
         workers=how.workers,
         count=how.count,
@@ -75,7 +76,8 @@ def verify_artifact(
         device=world.device,
     )
     float_type = artifact.record["options"].get("float_type")
-    records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type)
+    has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
+    records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type, has_logits)
     card = artifact.card
     for record in records:
         card = card.with_verification(record)
@@ -108,22 +110,28 @@ def compare(
     references: Mapping[str, Engine],
     inferred: Inferred,
     float_type: str | None = None,
+    has_logits: bool = True,
 ) -> list[VerificationRecord]:
     """A record for each engine and reference, the one that is the criterion first and with its tolerance.
 
     That is fake-quant for a quantized artifact, which is then compared with float32 as well, float32 for a float one.
 
     `keys` gives an engine's name by its key in `engines`; `inferred` has the logits of all by their keys;
-    `float_type` is that of the artifact.
+    `float_type` is that of the artifact; `has_logits`: outputs are compared as logits.
     """
     records = []
+    logits = inferred.logits if has_logits else {}
     for key, engine in engines.items():
         wanted = [FAKE_QUANT, EAGER] if is_quantized(engine.precision) else [EAGER]
         found = [(label, reference) for label, reference in references.items() if reference.name in wanted]
         for label, reference in sorted(found, key=lambda pair: wanted.index(pair[1].name)):
             criterion = reference.name == wanted[0]
             tolerance = tolerance_of(keys[key], engine.precision, float_type) if criterion else None
-            measured = difference(inferred.logits[key], inferred.logits[label])
+            measured = (
+                difference(logits[key], logits[label])
+                if has_logits
+                else difference_of_outputs(inferred.outputs[key], inferred.outputs[label])
+            )
             records.append(
                 VerificationRecord(
                     engine=engine.name,

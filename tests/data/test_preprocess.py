@@ -25,7 +25,7 @@ def config(size=224, crop=True, interpolation="bicubic", **aug) -> SimpleNamespa
     defaults = dict(AUTO_AUGMENT="rand-m9-mstd0.5-inc1", COLOR_JITTER=0.4, REPROB=0.25, REMODE="pixel", RECOUNT=1)
     return SimpleNamespace(
         DATA=SimpleNamespace(IMG_SIZE=size, INTERPOLATION=interpolation, MEAN=IMAGENET_MEAN, STD=IMAGENET_STD),
-        TEST=SimpleNamespace(CROP=crop, CROP_RATIO=0.875),
+        TEST=SimpleNamespace(CROP=crop, CROP_RATIO=0.875, SHAPE="square"),
         AUG=SimpleNamespace(**(defaults | aug)),
     )
 

@@ -39,7 +39,7 @@ def judged(precision, off_simulated, off_float, engine="onnxruntime"):
     """The records of an engine whose logits are so far from fake-quant's and from float32's."""
     engine_ = Engine(engine, precision, "qdq" if is_quantized(precision) else None, torch.nn.Identity())
     base = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
-    logits = {"e": base, "float32": base - off_float, "int8 qdq": base - off_simulated}
+    logits = {"e": [base], "float32": [base - off_float], "int8 qdq": [base - off_simulated]}
     references = {"float32": FLOAT32, "int8 qdq": SIMULATED}
     return compare({"e": engine_}, {"e": engine}, references, Inferred(["a", "b"], torch.tensor([0, 1]), logits, []))
 

@@ -33,6 +33,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import save_calibrated, save_float
+from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import policy_from_dict
 
@@ -78,8 +79,10 @@ def export(
 
     UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
     """
-    if not isinstance(model, Swin):
-        raise UsageError("FasterTransformer has kernels of Swin V1 and V2 only: export to another backend")
+    if not isinstance(model, Swin) or model.output_kind != LOGITS:
+        raise UsageError(
+            "FasterTransformer has kernels of Swin V1 and V2 as classifiers only: export to another backend"
+        )
     case = _case(model, card, options)
     source = WeightSource(model, case.form.int8)
     beyond = card.calibration["beyond_half"] if card.calibration else []

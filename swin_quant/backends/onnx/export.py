@@ -1,7 +1,7 @@
 """Export a calibrated model to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.int4 import store_int4
+from swin_quant.backends.onnx.maps import operators as map_operators
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import INT4_BITS, OnnxOptions
@@ -24,6 +25,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fake_quant import TINY_AMAX
@@ -71,10 +73,12 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     choose_nodes(model, card, options)
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     images = example(model, options, options.batch or 2)
-    proto = to_onnx(network(model, options, beyond_half), images, options, int4_nodes(model, card, options))
+    exported, outputs = network(model, options, beyond_half), names_of_outputs(model)
+    proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs)
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
-    file = folder / f"{card.name}_{options.suffix}.onnx"
+    kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
+    file = folder / f"{card.name}{kind}_{options.suffix}.onnx"
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
     quantized = precision_of(model) if options.int4_weights else "int8"
@@ -115,11 +119,23 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
     raise UsageError(f"‹int4_weights›: policy {policy} has no weights of {INT4_BITS} bits: give ‹policy› w4a16 or w4a8")
 
 
-def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions, int4: Collection[str] = ()) -> "ModelProto":
+def names_of_outputs(model: Classifier) -> list[str]:
+    """What the outputs of the graph are called: `logits`, `embedding`, or `features0` to `features3` by stage."""
+    stages = getattr(model, "stages", ())
+    return [f"{FEATURES}{stage}" for stage in stages] if model.output_kind == FEATURES else [model.output_kind]
+
+
+def to_onnx(
+    model: nn.Module, images: Tensor, options: OnnxOptions, int4: Collection[str] = (),
+    outputs: Sequence[str] = (LOGITS,),
+) -> "ModelProto":  # fmt: skip
     """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]; of the weight nodes
-    `int4` values are stored in 4 bits.
+    `int4` values are stored in 4 bits. Where pictures are not square, they may be of any height and width.
     """
-    shapes = None if options.batch else ({0: torch.export.Dim("batch")},)
+    open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
+    if images.shape[2] != images.shape[3]:
+        open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
+    shapes = (open_sizes,) if open_sizes else None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
@@ -132,8 +148,8 @@ def to_onnx(model: nn.Module, images: Tensor, options: OnnxOptions, int4: Collec
             optimize=False,
             dynamic_shapes=shapes,
             input_names=["images"],
-            output_names=["logits"],
-            custom_translation_table=translations(),
+            output_names=list(outputs),
+            custom_translation_table=translations() | map_operators.translations(),
         )
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")

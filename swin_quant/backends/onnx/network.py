@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
+from swin_quant.config.outputs import FEATURES
 from swin_quant.models.classifier import Classifier
 
 
@@ -30,6 +31,8 @@ def network(model: Classifier, options: OnnxOptions, beyond_half: Iterable[str] 
 
 
 def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
-    """Black pictures [batch, in, S, S]."""
-    shape = batch, model.in_chans, model.image_size, model.image_size
+    """Black pictures [batch, in, S, S]; of a model that takes any size, of a size without meaning, not square."""
+    side = model.image_size
+    height, width = (side + 1, side + 6) if model.output_kind == FEATURES else (side, side)
+    shape = batch, model.in_chans, height, width
     return torch.zeros(shape, dtype=getattr(torch, options.io_type))

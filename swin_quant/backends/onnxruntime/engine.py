@@ -12,12 +12,13 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
-from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
+from swin_quant.backends.onnx_file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.outputs import Output
 
 NAME = "onnxruntime"
 _INT8 = {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",
@@ -69,13 +70,13 @@ def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimize
         raise SwinQuantError(f"{file.path}: {NAME} cannot load it: {first_line(error)}") from error
 
 
-def _run(session: Any, file: OnnxFile, images: Tensor) -> Tensor:
+def _run(session: Any, file: OnnxFile, images: Tensor) -> Output:
     array = as_input(file, images)
     try:
-        (output,) = session.run([file.output], {file.input: array})
+        found = session.run(list(file.outputs), {file.input: array})
     except Exception as error:
         raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
-    return as_logits(output, images)
+    return as_output(found, images)
 
 
 def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, Any]:

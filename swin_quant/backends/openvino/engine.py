@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, for latency: one stream, and a graph compiled for each size of batch."""
+"""OpenVINO on the CPU, for latency: one stream, and a graph compiled for each shape of batch."""
 
 import os
 import re
@@ -12,18 +12,20 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
-from swin_quant.backends.onnx_file import OnnxFile, as_input, as_logits, verified
+from swin_quant.backends.onnx_file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.engines.engine import HALF_TYPES, Engine
 from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.outputs import Output
 
 NAME = "openvino"
 # Float type -> OpenVINO's word for it as a precision hint, and among the capabilities of a device.
 HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
 _GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
+DEFAULT_SIDE = 224  # of pictures where any will do and none were run
 _KEPT = 2  # compiled graphs: that of full batches and that of the last one
 
 
@@ -81,7 +83,7 @@ def precision_name(exported: str, float_type: str) -> str:
 
 
 class _Graphs:
-    """Compiled graphs of a file by batch size, the latest few: fixed shapes run faster than open ones."""
+    """Compiled graphs of a file by (batch, height, width), the latest few: fixed shapes run faster than open ones."""
 
     def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None) -> None:
         self.core, self.file = core, file
@@ -91,35 +93,37 @@ class _Graphs:
             "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
-        self.compiled: OrderedDict[int, Any] = OrderedDict()
+        self.compiled: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
         self.model = self._try("load", lambda: core.read_model(str(file.path)))
 
-    def request(self, batch: int) -> Any:
-        """An inference request of the graph for `batch` pictures."""
-        if batch not in self.compiled:
+    def request(self, shape: tuple[int, int, int]) -> Any:
+        """An inference request of the graph for so many pictures of a height and width."""
+        if shape not in self.compiled:
             while len(self.compiled) >= _KEPT:
                 self.compiled.popitem(last=False)
-            self.compiled[batch] = self._try("compile", lambda: self._compile(batch)).create_infer_request()
-        self.compiled.move_to_end(batch)
-        return self.compiled[batch]
+            self.compiled[shape] = self._try("compile", lambda: self._compile(shape)).create_infer_request()
+        self.compiled.move_to_end(shape)
+        return self.compiled[shape]
 
-    def infer(self, array: Any) -> Any:
-        """The output for a batch; it is overwritten by the next one."""
-        request = self.request(len(array))
+    def infer(self, array: Any) -> list[Any]:
+        """The outputs for a batch; they are overwritten by the next ones."""
+        request = self.request((len(array), *array.shape[2:]))
         self._try("run", lambda: request.infer([array], share_inputs=True))
-        return request.get_output_tensor(0).data
+        return [request.get_output_tensor(place).data for place in range(len(self.file.outputs))]
 
     def gemms(self) -> Mapping[str, str]:
         """Matrix product -> the type that it runs in, of the latest graph; that for one picture if there is none."""
-        batch = next(reversed(self.compiled), self.file.batch or 1)
+        side = self.file.image_size or DEFAULT_SIDE
+        shape = next(reversed(self.compiled), (self.file.batch or 1, side, side))
         sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
-        runtime = self.request(batch).get_compiled_model().get_runtime_model()
+        runtime = self.request(shape).get_compiled_model().get_runtime_model()
         return dict(found for layer in runtime.get_ordered_ops() for found in _products(layer, sources))
 
-    def _compile(self, batch: int) -> Any:
+    def _compile(self, shape: tuple[int, int, int]) -> Any:
         model = self.model.clone()
-        if self.file.batch is None:
-            model.reshape([batch, self.file.channels, self.file.image_size, self.file.image_size])
+        if self.file.batch is None or self.file.image_size is None:
+            batch, height, width = shape
+            model.reshape([batch, self.file.channels, height, width])
         return self.core.compile_model(model, "CPU", self.settings)
 
     def _try(self, what: str, action: Any) -> Any:
@@ -129,8 +133,8 @@ class _Graphs:
             raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
 
 
-def _run(graphs: _Graphs, file: OnnxFile, images: Tensor) -> Tensor:
-    return as_logits(graphs.infer(as_input(file, images)), images)
+def _run(graphs: _Graphs, file: OnnxFile, images: Tensor) -> Output:
+    return as_output(graphs.infer(as_input(file, images)), images)
 
 
 def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:

@@ -53,6 +53,10 @@ class EnginePlan:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         side, options = self.file.image_size, self.options
+        if side is None:
+            raise UsageError(
+                f"{self.file.path}: takes pictures of any size: engines are built here for one: a classifier"
+            )
         batches = (options.smallest, options.typical, options.largest)
         return [(batch, self.file.channels, side, side) for batch in batches]
 

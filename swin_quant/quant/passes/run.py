@@ -15,6 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.quant.calibration import check_weights
 from swin_quant.quant.check import distance
+from swin_quant.quant.outputs import rows
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.state import Values, give_state, state_of
@@ -89,7 +90,7 @@ def _say(gain: Gain) -> None:
 
 def _logits(model: nn.Module, images: Sequence[Tensor]) -> Tensor:
     with torch.inference_mode():
-        return torch.cat([model(batch) for batch in images]).float()
+        return torch.cat([rows(model(batch)) for batch in images]).float()
 
 
 def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:

@@ -118,12 +118,13 @@ class CosineAttention(QuantizedAttention):
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.matmul_q_input_quantizer(q).float(), self.matmul_k_input_quantizer(k).float()
-        q = q * (self.head_scale / _norm(q))
-        k = (k / _norm(k)).to(self.dtype).transpose(-2, -1)
+        q = q * (self.head_scale / norm(q))
+        k = (k / norm(k)).to(self.dtype).transpose(-2, -1)
         return self.mha_q_input_quantizer(q.to(self.dtype)), self.mha_k_input_quantizer(k)
 
 
-def _norm(x: Tensor) -> Tensor:
+def norm(x: Tensor) -> Tensor:
+    """The length of each vector along the last dimension, which is kept."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 

@@ -81,7 +81,7 @@ class OrderedPatchEmbed(nn.Module):
 
     def __init__(self, embed: PatchEmbed, window: int) -> None:
         super().__init__()
-        self.proj, self.norm = Linear(_as_linear(embed.proj)), embed.norm
+        self.proj, self.norm = Linear(as_linear(embed.proj)), embed.norm
         self.patch, self.window = embed.proj.kernel_size[0], window
         self.stream = torch.float32
 
@@ -93,7 +93,8 @@ class OrderedPatchEmbed(nn.Module):
         return self.norm(self.proj(x)).to(self.stream)
 
 
-def _as_linear(conv: nn.Conv2d) -> nn.Linear:
+def as_linear(conv: nn.Conv2d) -> nn.Linear:
+    """A convolution of patches that do not overlap, as a product: [..., in * patch * patch] -> [..., out]."""
     linear = nn.Linear(conv.weight[0].numel(), len(conv.weight), bias=conv.bias is not None)
     linear.weight = nn.Parameter(conv.weight.flatten(1))
     if conv.bias is not None:

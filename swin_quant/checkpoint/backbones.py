@@ -1,0 +1,81 @@
+"""Swins inside of others' files: backbones of detectors and segmenters, of timm's `features_only`, of OpenMMLab.
+
+Microsoft's detection and segmentation code names parts as its classifiers do, under `backbone.`, with a norm for each
+output. OpenMMLab (mmdetection, mmsegmentation, mmpretrain) has names of its own, and its patch merging reads the four
+neighbours as `nn.Unfold` lays them out: channel by channel, each in the order (0, 0), (0, 1), (1, 0), (1, 1).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.progress import log
+from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.weights import Weights
+from swin_quant.config.outputs import DETECTION, EACH
+
+_ENTRANCE = re.compile(r"(.*?)patch_embed\.proj(ection)?\.weight")
+_OUTPUT_NORM = re.compile(r"norm(\d)\.weight")
+_OPENMMLAB = (
+    (r"^patch_embed\.projection\.", "patch_embed.proj."),
+    (r"^stages\.", "layers."),
+    (r"\.attn\.w_msa\.", ".attn."),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+)
+_MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
+_OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in the order of nn.Unfold
+
+
+def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
+    """The Swin in a file under the house's names, and what the file tells of MODEL.FEATURES, by key.
+
+    What lies beside it (a neck, heads) is left out, which is said. A classifier's file comes back as it is.
+    SwinQuantError where several lie in it.
+    """
+    found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})
+    if len(found) > 1:
+        raise SwinQuantError(f"{weights.source.path}: holds several backbones, under {listed(found)}: save one alone")
+    prefix = found[0] if found else ""
+    state = {key.removeprefix(prefix): value for key, value in weights.state.items() if key.startswith(prefix)}
+    if beside := [key for key in weights.state if not key.startswith(prefix)]:
+        log.info("%s: the backbone is %s*, left out: %s", weights.source.path, prefix, listed(beside, 3))
+    state, convention = to_microsoft(state)
+    if is_openmmlab := any(".attn.w_msa." in key for key in state):
+        state, convention = from_openmmlab(state), "OpenMMLab"
+    told: dict[str, Any] = {}
+    if stages := sorted(int(match[1]) for match in map(_OUTPUT_NORM.fullmatch, state) if match):
+        told |= {"MODEL.FEATURES.STAGES": stages, "MODEL.FEATURES.NORM": EACH}
+    if stages or is_openmmlab:
+        told["MODEL.FEATURES.WINDOWS"] = DETECTION
+    if prefix or is_openmmlab:
+        source = replace(weights.source, format=f"{weights.source.format}, backbone of {convention} names")
+        weights = replace(weights, source=source)
+    return replace(weights, state=state), told
+
+
+def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        for pattern, to in _OPENMMLAB:
+            key = re.sub(pattern, to, key)
+        renamed[key] = tensor
+    norms_all = {key for key in renamed if _MERGED.fullmatch(key) and _reads_all(renamed, key)}
+    return {key: _reordered(value) if key in norms_all else value for key, value in renamed.items()}
+
+
+def _reads_all(state: Mapping[str, Tensor], key: str) -> bool:
+    """Whether the last dimension is that of the four neighbours: of V2's norm, behind the reduction, it is not."""
+    reduction = state.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
+    width = state[key].shape[-1] if state[key].ndim else 0
+    return reduction is not None and reduction.ndim == 2 and width == reduction.shape[1] and width % 4 == 0
+
+
+def _reordered(value: Tensor) -> Tensor:
+    """[..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft."""
+    return value.unflatten(-1, (-1, 4))[..., _OURS_IN_THEIRS].transpose(-1, -2).flatten(-2)

@@ -1,0 +1,41 @@
+"""What a model gives, as MODEL.OUTPUT_KIND and MODEL.FEATURES say it: words and values that go together."""
+
+from typing import Annotated, Any
+
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import one_of, within
+
+LOGITS, EMBEDDING, FEATURES = OUTPUT_KINDS = ("logits", "embedding", "features")
+"""Logits of a classifier; what its head reads, pooled; the maps of its stages."""
+TIMM, DETECTION = WINDOWS = ("timm", "detection")
+"""How maps of any size are cut: as timm does (windows and shifts of the trained size; rolled, then padded), or as
+Microsoft's detection code and mmdetection do (whole windows, every other block shifted; padded, then rolled)."""
+PLAIN, LAST, EACH = NORMS = ("none", "last", "each")
+"""Behind maps: nothing, the classifier's last norm behind the last stage, or a norm for each output."""
+
+DEFAULTS: dict[str, Any] = {"STAGES": [], "WINDOWS": TIMM, "NORM": PLAIN}  # no stages: all
+KINDS: dict[str, Any] = {
+    "MODEL.OUTPUT_KIND": Annotated[str, one_of(OUTPUT_KINDS)],
+    "MODEL.FEATURES.STAGES": list[Annotated[int, within(least=0, most=15)]],
+    "MODEL.FEATURES.WINDOWS": Annotated[str, one_of(WINDOWS)],
+    "MODEL.FEATURES.NORM": Annotated[str, one_of(NORMS)],
+}
+
+
+def need_logits(cfg: CfgNode, what: str) -> None:
+    """UsageError for a model that gives something else."""
+    if (kind := cfg.MODEL.OUTPUT_KIND) != LOGITS:
+        raise UsageError(f"{what} is about logits, and this model gives {kind} (MODEL.OUTPUT_KIND): give a classifier")
+
+
+def classes_of(cfg: CfgNode) -> int | None:
+    """How many logits the model gives; None if it gives something else."""
+    classes: int = cfg.MODEL.NUM_CLASSES
+    return classes if cfg.MODEL.OUTPUT_KIND == LOGITS else None
+
+
+def stages_of(cfg: CfgNode, count: int) -> tuple[int, ...]:
+    """The stages, of `count`, whose maps are asked for, in order."""
+    return tuple(cfg.MODEL.FEATURES.STAGES) or tuple(range(count))

@@ -1,0 +1,137 @@
+"""Swin V1 and V2 as a backbone: pictures of any size in, the maps of some stages out, made of the classifier's parts.
+
+Nodes and parameters have the names that they have in the classifier, so its ranges and weights serve here. Each output
+may have a norm of its own, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or the last one the
+classifier's, `norm`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import UsageError
+from swin_quant.config.outputs import DETECTION, EACH, FEATURES, LAST, stages_of
+from swin_quant.models import swin, swin_v2
+from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.layers import BlockFactory, LayerNorm, PatchEmbed, PatchMerging, Swin, WindowBlock, initialise
+from swin_quant.models.maps import Cut, neighbours, patches
+
+
+class MapBlock(WindowBlock):
+    """A block on maps [B, H, W, C] of any size. Its masks depend on the map: none is kept."""
+
+    def __init__(self, attn: nn.Module, dim: int, resolution: int, window: int, shift: int, mlp_ratio: float,
+                 drop: float, drop_path: float, *, pad_first: bool) -> None:  # fmt: skip
+        super().__init__(attn, dim, resolution, window, 0, mlp_ratio, drop, drop_path)
+        self.cut = Cut(window, shift, pad_first)
+
+    def window_attention(self, x: Tensor) -> Tensor:
+        """Attention inside (shifted) windows. [B, H, W, C] -> [B, H, W, C]."""
+        windows = self.cut.partition(x)
+        return self.cut.reverse(self.attn(windows.flatten(0, 1), self.cut.mask(x)).view_as(windows), x)
+
+
+class MapMerging(PatchMerging):
+    """Patch merging of maps: [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), 2C]."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        return neighbours(x)
+
+
+class SwinMapBlock(MapBlock, swin.SwinBlock):
+    """V1's order of norms."""
+
+
+class SwinV2MapBlock(MapBlock, swin_v2.SwinV2Block):
+    """V2's order of norms."""
+
+
+class SwinMapMerging(MapMerging, swin.SwinPatchMerging):
+    """V1's: the norm, then the reduction."""
+
+
+class SwinV2MapMerging(MapMerging, swin_v2.SwinV2PatchMerging):
+    """V2's: the reduction, then the norm."""
+
+
+class MapEmbed(PatchEmbed):
+    """Patches of pictures of any size: [B, in, H, W] -> [B, ceil(H / patch), ceil(W / patch), C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = F.linear(patches(x, self.proj.kernel_size[0]), self.proj.weight.flatten(1), self.proj.bias)
+        return self.norm(tokens).to(self.proj.weight.dtype)
+
+
+class Backbone(Swin):
+    """Pictures [B, in, H, W] -> maps [B, C * 2**i, ceil(H / patch / 2**i), ceil(W / patch / 2**i)] of some stages i.
+
+    `stages`: which, ascending; what comes behind the last of them is left out. `norms`: as MODEL.FEATURES.NORM.
+    """
+
+    output_kind = FEATURES
+
+    def __init__(
+        self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging], stages: tuple[int, ...], norms: str
+    ) -> None:
+        last, every = stages[-1], len(geometry.depths)
+        super().__init__(replace(geometry, depths=geometry.depths[: last + 1]), block, merging)
+        self.stages, self.norms, self.classes = stages, norms, 0
+        g = self.geometry
+        self.patch_embed = MapEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
+        del self.head
+        if norms != LAST:
+            del self.norm
+        for stage in stages if norms == EACH else ():
+            self.add_module(f"norm{stage}", LayerNorm(g.embed_dim * 2**stage))
+        behind = [rf"layers\.{stage}\." for stage in range(last + 1, every)]
+        behind += [rf"layers\.{last}\.downsample\."] if last + 1 < every else []
+        unused = [r"head\.", r"layers\.\d+\.blocks\.\d+\.attn_mask$", *behind]
+        unused += [] if norms == LAST else [r"norm\."]
+        unused += [] if norms == EACH else [r"norm\d+\."]
+        self.left_out = "|".join(unused)
+
+    def normed(self, x: Tensor, stage: int) -> Tensor:
+        """The map [B, H, W, C] of a stage as it is given out, channels last."""
+        if self.norms == EACH:
+            return self.get_submodule(f"norm{stage}")(x)
+        return self.norm(x) if self.norms == LAST and stage == len(self.geometry.depths) - 1 else x
+
+    def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]  # maps in place of logits
+        """UsageError for pictures that are smaller than a patch."""
+        if min(x.shape[-2:]) < (least := self.geometry.patch_size):
+            raise UsageError(f"pictures of {x.shape[-2]} x {x.shape[-1]}: must be of {least} x {least} pixels at least")
+        found, x = [], self.patch_embed(x)
+        for stage, layer in enumerate(self.layers):
+            x = layer.through_blocks(x)
+            if stage in self.stages:
+                found.append(self.normed(x, stage).permute(0, 3, 1, 2).contiguous())
+            if layer.downsample is not None:
+                x = layer.downsample(x)
+        return found
+
+
+def _build(
+    cfg: CfgNode, block: Callable[..., WindowBlock], kind: type[MapBlock], merging: type[MapMerging]
+) -> Backbone:
+    detection = cfg.MODEL.FEATURES.WINDOWS == DETECTION
+    geometry = replace(geometry_of(cfg), whole_windows=detection)
+    of_kind = partial(block, kind=partial(kind, pad_first=detection))
+    return Backbone(geometry, of_kind, merging, stages_of(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
+
+
+def swin_backbone(cfg: CfgNode) -> Backbone:
+    """Swin V1 of a config as a backbone, weights as initialised for training."""
+    model = _build(cfg, swin.block_of, SwinMapBlock, SwinMapMerging)
+    model.apply(initialise)
+    return model
+
+
+def swin_v2_backbone(cfg: CfgNode) -> Backbone:
+    """Swin V2 of a config as a backbone, weights as initialised for training."""
+    model = _build(cfg, swin_v2.block_of, SwinV2MapBlock, SwinV2MapMerging)
+    swin_v2.start(model)
+    return model

@@ -1,0 +1,77 @@
+"""Maps of tokens of any height and width: padded, cut into (shifted) windows, put together again.
+
+Zeros are added at the bottom and at the right, as timm, Microsoft's detection code and mmdetection do. They differ in
+what comes first where windows are shifted: see `Cut`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_quant.models.windows import attention_mask, window_partition, window_reverse
+
+
+def pad_up(x: Tensor, multiple: int) -> Tensor:
+    """[B, H, W, C] with zeros at the bottom and the right, so that `multiple` divides H and W."""
+    below, right = -x.shape[1] % multiple, -x.shape[2] % multiple
+    return F.pad(x, (0, 0, 0, right, 0, below)) if below or right else x
+
+
+def patches(images: Tensor, patch: int) -> Tensor:
+    """[B, in, H, W] -> [B, ceil(H / patch), ceil(W / patch), in * patch * patch], channels outermost."""
+    x = pad_up(images.permute(0, 2, 3, 1), patch)
+    batch, height, width, channels = x.shape
+    x = x.reshape(batch, height // patch, patch, width // patch, patch, channels)
+    return x.permute(0, 1, 3, 5, 2, 4).flatten(3)
+
+
+def neighbours(x: Tensor) -> Tensor:
+    """[B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), 4C]: the four in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+    x = pad_up(x, 2)
+    batch, height, width, channels = x.shape
+    x = x.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a map is cut into windows of `window` x `window`, rolled up and left by `shift`.
+
+    `pad_first`: zeros are added, then the map is rolled, as in Microsoft's detection code and mmdetection. Else the map
+    is rolled first, as in timm: the two agree where no zeros are needed or nothing is shifted. The mask is the same.
+    """
+
+    window: int
+    shift: int = 0
+    pad_first: bool = False
+
+    def partition(self, x: Tensor) -> Tensor:
+        """[B, H, W, C] -> [B, nW, L, C]."""
+        batch = len(x)
+        if self.pad_first:
+            x = pad_up(x, self.window)
+        if self.shift:
+            x = torch.roll(x, (-self.shift, -self.shift), dims=(1, 2))
+        x = pad_up(x, self.window)
+        windows = window_partition(x, self.window)
+        return windows.view(batch, -1, *windows.shape[1:])
+
+    def reverse(self, windows: Tensor, like: Tensor) -> Tensor:
+        """[B, nW, L, C] -> [B, H, W, C] of `like`: the inverse of `partition`."""
+        height, width = like.shape[1:3]
+        padded = [size + -size % self.window for size in (height, width)]
+        x = window_reverse(windows.flatten(0, 1), self.window, *padded)
+        if not self.pad_first:
+            x = x[:, :height, :width]
+        if self.shift:
+            x = torch.roll(x, (self.shift, self.shift), dims=(1, 2))
+        return x[:, :height, :width]
+
+    def mask(self, like: Tensor) -> Tensor | None:
+        """[nW, L, L] for a map [B, H, W, C]; None where nothing is shifted."""
+        if not self.shift:
+            return None
+        height, width = (size + -size % self.window for size in like.shape[1:3])
+        return attention_mask(height, self.window, self.shift, width).to(like.device)

@@ -1,0 +1,16 @@
+"""What a model gives, whatever that is: logits [B, classes], an embedding [B, channels], or maps [B, C, H, W]."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Output: TypeAlias = "Tensor | Sequence[Tensor]"
+
+
+def rows(output: Output) -> Tensor:
+    """[B, N]: what was given, one row a picture; of several maps one behind the other."""
+    if isinstance(output, Tensor):
+        return output.flatten(1)
+    return torch.cat([part.flatten(1) for part in output], dim=1)

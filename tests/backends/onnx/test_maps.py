@@ -1,0 +1,75 @@
+"""Backbones as ONNX files of any height and width, on ONNX Runtime and OpenVINO at several sizes."""
+
+import onnx
+import pytest
+import torch
+
+from swin_quant.backends import engine_loader
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
+from swin_quant.backends.onnx.network import network
+from swin_quant.base.errors import UsageError
+from swin_quant.engines.difference import difference_of_outputs
+from swin_quant.models.maps import Cut, neighbours, patches
+from swin_quant.quant.policy import dequantize, quantize
+
+SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
+SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
+KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
+
+
+@pytest.fixture(scope="session", params=KINDS, ids=lambda given: given[0])
+def backbone(request, calibrated):
+    kind, policy, windows = request.param
+    more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+    return calibrated(kind, policy, **SHAPE, WINDOWS=windows, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, tmp_path):
+    model, card = backbone
+    artifact = export(model, card, tmp_path, OnnxOptions(precision=precision))
+    assert artifact.file.name.endswith({"int8": "_features_int8.onnx", "float": "_features_fp32.onnx"}[precision])
+    graph = onnx.load(artifact.file).graph
+    assert [value.name for value in graph.output] == ["features0", "features1"]
+    assert any(node.op_type == "QuantizeLinear" for node in graph.node) == (precision == "int8")
+    engines = [engine_loader(name)(artifact) for name in ("onnxruntime", "openvino")]
+    (quantize if precision == "int8" else dequantize)(model)
+    for size in SIZES:
+        images = torch.randn(2, 3, *size)
+        with torch.inference_mode():
+            expected = model(images)
+        for engine in engines:
+            found = engine(images)
+            assert [x.shape for x in found] == [x.shape for x in expected]
+            assert difference_of_outputs([found], [expected])["mean"] < (0.01 if precision == "int8" else 1e-5), size
+
+
+def test_what_is_exported_computes_what_was_trained(backbone):
+    model, _ = backbone
+    lowered, images = network(model, OnnxOptions()), torch.randn(2, 3, 21, 38)
+    quantize(model)
+    with torch.inference_mode():
+        found, expected = lowered(images), model(images)
+    assert difference_of_outputs([found], [expected])["mean"] < 0.01
+
+
+def test_operators_are_the_models_own_code():
+    images, x = torch.randn(1, 3, 7, 9), torch.randn(2, 7, 9, 5)
+    for pad_first in (False, True):
+        cut = Cut(4, 2, pad_first)
+        windows = map_windows(x, 4, 2, pad_first)
+        assert torch.equal(windows, cut.partition(x))
+        assert torch.equal(map_join(windows, x, 4, 2, pad_first), x)
+    assert torch.equal(map_mask(x, 4, 2), Cut(4, 2).mask(x))
+    assert torch.equal(map_patches(images, 4), patches(images, 4))
+    assert torch.equal(map_neighbours(x), neighbours(x))
+
+
+def test_what_cannot_be_exported_is_one_line(backbone):
+    model, _ = backbone
+    with pytest.raises(UsageError, match="rewrite any-size"):
+        network(model, OnnxOptions(rewrites=frozenset()))
+    with pytest.raises(UsageError, match="float16: this architecture has no rewrites that set types"):
+        network(model, OnnxOptions(precision="float", float_type="float16"))
