@@ -14,6 +14,7 @@ SCRIPTS = {
     "own_policy.py": ["{model}", "{data}"],
     "own_model.py": [],
     "methods.py": ["{model}", "{data}", "4"],
+    "segmentation.py": ["2"],
 }
 
 

@@ -128,9 +128,8 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
 def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
     """float32 [B, classes] on the images' device, without the rows that filled up a fixed batch; or a list of maps."""
     parts = [torch.from_numpy(np.asarray(part[: len(images)], dtype=np.float32).copy()) for part in found]
-    return (
-        parts[0].to(images.device) if len(parts) == 1 and parts[0].ndim == 2 else [x.to(images.device) for x in parts]
-    )
+    on_device = [part.to(images.device) for part in parts]
+    return on_device if on_device[0].ndim == 4 else on_device[0]
 
 
 def _checked(path: Path, model: Any) -> OnnxFile:

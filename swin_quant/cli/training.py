@@ -31,6 +31,7 @@ RECIPE_KEYS = {
     "distillation_loss_scale": "distill.weight",
     "temperature": "distill.temperature",
     "use_checkpoint": "memory.checkpointing",
+    "freeze_stages": "freeze_stages",
     "compile": "compile",
     "amax": "amax.mode",
     "fsdp": "memory.fsdp",
@@ -47,6 +48,8 @@ def add_training(parser: argparse.ArgumentParser, words: options.Words = {}) -> 
     group.add_argument("--schedule", choices=("cosine", CONSTANT),
                        help="of the learning rate; constant: without warm-up, as FasterTransformer's")  # fmt: skip
     group.add_argument("--drop-path", metavar="RATE|config", help="augment.drop_path; config: MODEL.DROP_PATH_RATE")
+    group.add_argument("--freeze-stages", type=whole, metavar="N",
+                       help="the first N stages and what comes before them stay as they are")  # fmt: skip
     group.add_argument("--accumulation-steps", type=whole, metavar="N", help="batches a step of the optimizer")
     group.add_argument("--use-checkpoint", action="store_true", default=None, help="activation checkpointing")
     group.add_argument("--compile", action="store_true", default=None, help="torch.compile: faster after a slow start")

@@ -27,6 +27,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler
+from swin_quant.train.frozen import freeze_stages
 from swin_quant.train.job import Job
 from swin_quant.train.lock import only_writer
 from swin_quant.train.loop import fit
@@ -96,6 +97,7 @@ def run(
     """
     check_parallel(recipe, world)
     check_compiler(recipe, world.device)
+    frozen = freeze_stages(model, recipe.freeze_stages)
     start: CheckpointRecord | None = None
     if request.start:
         start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)}
@@ -127,7 +129,8 @@ def run(
         request.tensorboard,
     )  # fmt: skip
     if policy:
-        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, partial(batches.sample, recipe.amax.batches))
+        sample = partial(batches.sample, recipe.amax.batches)
+        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
         job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
     log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
     unsharded = without_values(model).eval() if recipe.memory.fsdp else model

@@ -28,12 +28,16 @@ _SMALLEST = 1e-3  # of a learned range, relative to where it started: one that r
 class RangeKeeper:
     """What the recipe asks for the ranges of `model`, whose policy is applied and whose nodes are on.
 
-    `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device.
+    `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device. The ranges of
+    `frozen` nodes stay.
     """
 
-    def __init__(self, model: nn.Module, recipe: Ranges, epochs: int, images: Images) -> None:
+    def __init__(
+        self, model: nn.Module, recipe: Ranges, epochs: int, images: Images, frozen: Collection[str] = ()
+    ) -> None:
         self.model, self.recipe, self.epochs, self.images = model, recipe, epochs, images
-        self.nodes = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
+        chosen = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
+        self.nodes = {name: node for name, node in chosen.items() if name not in frozen}
         self.clipped: dict[str, float] = {}
         settle_granularity(model, enabled_nodes(model))
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}

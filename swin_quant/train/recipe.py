@@ -127,7 +127,8 @@ class Recipe(Section):
 
     `batch_size` is of one rank and one accumulation step; `patience` counts epochs without
     a better validation accuracy, `select` says which epoch's weights are the result, `save_minutes` and `keep` are
-    about snapshots. `compile` runs training steps through torch.compile."""
+    about snapshots. `compile` runs training steps through torch.compile. The first `freeze_stages` stages, and what
+    comes before them, stay as they are."""
 
     name: str = "custom"
     description: str = ""
@@ -139,6 +140,7 @@ class Recipe(Section):
     half: Literal["auto", "bfloat16", "float16"] = "auto"
     compile: bool = False
     ema: BelowOne = 0.0
+    freeze_stages: Annotated[int, within(least=0, most=16)] = 0
     patience: Count | None = None
     select: Literal["best", "last"] = "best"
     save_minutes: Positive = 10.0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx_file import as_input, as_logits, open_onnx, read_model, verified
+from swin_quant.backends.onnx_file import as_input, as_output, open_onnx, read_model, verified
 from swin_quant.base.errors import SwinQuantError, UsageError
 
 
@@ -43,7 +43,7 @@ def test_a_good_file_says_what_it_is(small_net, write_onnx, opset, batch, expect
     model = small_net(opset=opset, batch=batch).proto()
     model.metadata_props.add(key="made by", value="us")
     file = open_onnx(write_onnx(model))
-    assert (file.input, file.output, file.dtype, file.batch) == ("images", "logits", "float32", expected)
+    assert (file.input, file.outputs, file.dtype, file.batch) == ("images", ("logits",), "float32", expected)
     assert (file.channels, file.image_size, file.opset, file.quantizers) == (3, 8, opset, 4)
     assert file.gemms == ("fc1.MatMul", "fc2.MatMul", "attn.qk", "attn.av", "head")
     assert file.metadata == {"made by": "us"} and file.parts == ()
@@ -280,6 +280,8 @@ def test_a_fixed_batch_is_filled_up_and_cut_again(small_net, write_onnx):
     images = torch.randn(3, 3, 8, 8)
     array = as_input(file, images)
     assert array.shape == (4, 3, 8, 8) and not array[3].any() and (array[:3] == images.numpy()).all()
-    assert as_logits(np.arange(20.0).reshape(4, 5), images).tolist() == np.arange(15.0).reshape(3, 5).tolist()
+    assert as_output([np.arange(20.0).reshape(4, 5)], images).tolist() == np.arange(15.0).reshape(3, 5).tolist()
+    maps = as_output([np.zeros((4, 5, 2, 3)), np.zeros((4, 10, 1, 2))], images)
+    assert [list(part.shape) for part in maps] == [[3, 5, 2, 3], [3, 10, 1, 2]]
     with pytest.raises(UsageError, match="is for batches of 4, not 5"):
         as_input(file, torch.zeros(5, 3, 8, 8))

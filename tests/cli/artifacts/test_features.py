@@ -1,0 +1,64 @@
+"""Maps and embeddings by commands: what was calibrated as a classifier, or as a backbone on pictures of mixed sizes."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_quant.cli import main
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """Pictures that are not square, of several sizes, under train/."""
+    for number, (width, height) in enumerate([(40, 24), (33, 47), (64, 36), (40, 24)]):
+        file = tmp_path / "wide" / "train" / "x" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(number).integers(0, 255, (height, width, 3))
+        Image.fromarray(values.astype(np.uint8)).save(file)
+    return tmp_path / "wide"
+
+
+@pytest.mark.slow
+def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(exports, wide, tmp_path):
+    out, images = tmp_path / "out", ["--images", str(wide / "train" / "x")]
+    calibration = ["--output-kind", "features", "--opts", "TEST.SHAPE", "whole", "--pictures", "4", "--policy", "cpu"]
+    float_file = str(exports.checkpoint.with_name("micro.pth"))
+    assert main(["calibrate", float_file, "--cfg", str(exports.config), "--data-path", str(wide), *calibration,
+                 "--output", str(out)]) == 0  # fmt: skip
+    card = json.loads((out / "micro_calib.json").read_text())
+    assert card["config"]["MODEL"]["OUTPUT_KIND"] == "features" and card["preprocess"]["shape"] == "whole"
+    assert card["calibration"]["batch_size"] == 1 and card["calibration"]["pictures"] == 4
+    assert main(["export", str(out / "micro_calib.pth"), "--for", "openvino", "--check", "--output", str(out)]) == 0
+    file = str(out / "micro_features_int8_openvino.onnx")
+    assert main(["verify", file, "--engine", "onnxruntime", "openvino", *images]) == 0
+    records = json.loads((out / "micro_features_int8_openvino.json").read_text())["verification"]
+    assert {record["agreement"] for record in records} == {None} and min(record["cosine"] for record in records) > 0.99
+    assert main(["run", file, *images, "--output", str(out)]) == 0
+    found = np.load(out / "micro_features_int8_openvino_features.npz")
+    assert found["features0_1"].shape == (32, 12, 9) and found["features1_2"].shape == (64, 5, 8)
+
+
+@pytest.mark.slow
+def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, tmp_path, capsys):
+    out = tmp_path / "out"
+    exporting = ["--for", "onnxruntime", "--output-kind", "embedding", "--check", "--output", str(out)]
+    assert main(["export", str(exports.checkpoint), *exporting]) == 0
+    file = str(out / "micro_embedding_int8_onnxruntime.onnx")
+    assert main(["verify", file, "--data-path", str(pictures), "--checkpoint", str(exports.checkpoint)]) == 0
+    assert main(["run", file, "--data-path", str(pictures), "--output", str(out)]) == 0
+    assert np.load(out / "micro_embedding_int8_onnxruntime_embedding.npz")["embedding"].shape == (7, 64)
+    assert main(["predict", file, str(pictures / "val")]) == 2
+    assert "predict is about logits, and this model gives embedding" in capsys.readouterr().err
+
+
+def test_where_there_are_no_logits_what_is_about_them_is_refused(exports, pictures, tmp_path, capsys):
+    config, data = ["--cfg", str(exports.config)], ["--data-path", str(pictures)]
+    features, checkpoint = ["--opts", "MODEL.OUTPUT_KIND", "features"], str(exports.checkpoint.with_name("micro.pth"))
+    for command in (["evaluate"], ["finetune", "--output", str(tmp_path)]):
+        assert main([command[0], checkpoint, *config, *features, *data, *command[1:]]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()[-1:]) == 1
+    exporting = ["--for", "fastertransformer", "--output-kind", "features", "--output", str(tmp_path)]
+    assert main(["export", str(exports.checkpoint), *exporting]) == 2
+    assert "FasterTransformer has kernels of Swin V1 and V2 as classifiers only" in capsys.readouterr().err
