@@ -73,6 +73,7 @@ class Backbone(Swin):
     """
 
     output_kind = FEATURES
+    rewrites = "swin_maps"
 
     def __init__(
         self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging], stages: tuple[int, ...], norms: str

@@ -12,8 +12,6 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import Architecture, architectures
 from swin_quant.quant.quantizer import named_nodes
 
-MAP_REWRITES = "maps"  # the exporter's rewrites of any backbone
-
 
 def build_model(cfg: CfgNode) -> Classifier:
     """The model of a checked `cfg` in evaluation mode, every node off; it gives what MODEL.OUTPUT_KIND says.
@@ -37,7 +35,7 @@ def _backbone(cfg: CfgNode, architecture: Architecture) -> Classifier:
         raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: {architecture.name} has no backbone: choose another")
     module, _, name = architecture.backbone.partition(":")
     model: Classifier = getattr(importlib.import_module(module), name)(cfg)
-    model.architecture = replace(architecture, rewrites=MAP_REWRITES)
+    model.architecture = replace(architecture, rewrites=getattr(model, "rewrites", None))
     return model
 
 

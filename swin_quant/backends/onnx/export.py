@@ -14,12 +14,12 @@ from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.int4 import store_int4
-from swin_quant.backends.onnx.maps import operators as map_operators
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
+from swin_quant.backends.onnx.swin_maps import operators as map_operators
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library

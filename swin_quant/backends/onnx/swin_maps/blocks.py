@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
-from swin_quant.backends.onnx.maps.attention import map_attention
-from swin_quant.backends.onnx.maps.operators import map_neighbours, map_patches
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
+from swin_quant.backends.onnx.swin_maps.attention import map_attention
+from swin_quant.backends.onnx.swin_maps.operators import map_neighbours, map_patches
 from swin_quant.models.swin_v2 import SwinV2Block
 
 

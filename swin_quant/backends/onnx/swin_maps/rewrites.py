@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from swin_quant.backends.onnx.maps.blocks import LoweredMapBlock, MapMerge, MapPatches
+from swin_quant.backends.onnx.swin_maps.blocks import LoweredMapBlock, MapMerge, MapPatches
 
 
 def any_size(model: Any) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx.maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
 from swin_quant.backends.onnx.network import network
+from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
 from swin_quant.base.errors import UsageError
 from swin_quant.engines.difference import difference_of_outputs
 from swin_quant.models.maps import Cut, neighbours, patches

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.onnx.maps.operators import map_join, map_mask, map_windows
 from swin_quant.backends.onnx.operators import gather
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
+from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_windows
 from swin_quant.models.swin_v2 import WindowAttentionV2
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.onnx.maps.blocks import MapPatches
+from swin_quant.backends.onnx.swin_maps.blocks import MapPatches
 from swin_quant.base.errors import UsageError
 
 
