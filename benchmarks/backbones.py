@@ -29,8 +29,8 @@ SIZES = ("224x224", "256x320", "200x332")
 ENGINES = ("onnxruntime", "openvino")
 HEADS = {
     "equality": "## Equality with timm\n\nMean and largest difference of the four maps from those of timm's "
-    "`features_only` (`strict_img_size=False`), the same random weights, in units of the mean magnitude. Sizes that the "
-    "patch does not divide are padded by hand for timm, which refuses them.\n",
+    "`features_only` (`strict_img_size=False`), the same random weights, in units of the mean magnitude. Sizes that "
+    "the patch does not divide are padded by hand for timm, which refuses them.\n",
     "files": "## Files of any size\n\nOne ONNX file each, batch, height and width open, beside the model in torch "
     "(int8: policy cpu, beside fake quantization): mean difference in units of the mean magnitude, SQNR, cosine.\n",
     "latency": "## Latency\n\nBatch 1, median milliseconds, interleaved, 2 threads. timm and torch: eager float32.\n",
@@ -117,8 +117,9 @@ def files(name: str, args: argparse.Namespace) -> list[dict[str, str]]:
                 with torch.inference_mode():
                     expected = model(images) if kind == "int8" else model.module(images)
                 far = difference_of_outputs([run(images)], [expected])
-                rows.append({"model": name, "file": kind, "engine": engine, "picture": size, "mean": f"{far['mean']:.1e}",
-                             "SQNR dB": f"{far['sqnr_db']:.1f}", "cosine": f"{far['cosine']:.6f}"})  # fmt: skip
+                where = {"model": name, "file": kind, "engine": engine, "picture": size}
+                sqnr, cosine = f"{far['sqnr_db']:.1f}", f"{far['cosine']:.6f}"
+                rows.append(where | {"mean": f"{far['mean']:.1e}", "SQNR dB": sqnr, "cosine": cosine})
     return rows
 
 
