@@ -49,14 +49,13 @@ class Cut:
 
     def partition(self, x: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, nW, L, C]."""
-        batch = len(x)
         if self.pad_first:
             x = pad_up(x, self.window)
         if self.shift:
             x = torch.roll(x, (-self.shift, -self.shift), dims=(1, 2))
         x = pad_up(x, self.window)
-        windows = window_partition(x, self.window)
-        return windows.view(batch, -1, *windows.shape[1:])
+        count = (x.shape[1] // self.window) * (x.shape[2] // self.window)
+        return window_partition(x, self.window).unflatten(0, (len(x), count))
 
     def reverse(self, windows: Tensor, like: Tensor) -> Tensor:
         """[B, nW, L, C] -> [B, H, W, C] of `like`: the inverse of `partition`."""

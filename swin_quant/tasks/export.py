@@ -19,6 +19,7 @@ from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.weights import knows_ends
 from swin_quant.config import from_dict
+from swin_quant.config.outputs import LOGITS
 from swin_quant.config.portable import portable_config
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
@@ -116,6 +117,8 @@ def model_and_card(
 
 def giving(card: RunCard, cfg: CfgNode) -> RunCard:
     """The card, whose config gives the outputs that `cfg` does: maps of what was calibrated as a classifier."""
+    if cfg.MODEL.OUTPUT_KIND == LOGITS:
+        return card
     model = {key: portable_config(cfg)["MODEL"][key] for key in ("OUTPUT_KIND", "FEATURES")}
     return replace(card, config={**card.config, "MODEL": {**card.config["MODEL"], **model}})
 

@@ -93,7 +93,7 @@ def test_the_backbone_of_a_detector_is_described():
     state |= {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
     assert described(state) == (
         "a detector whose backbone is a Swin V1 (EMBED_DIM 96, DEPTHS [1, 1], WINDOW_SIZE 7): "
-        "only classifiers are supported"
+        "only classifiers are supported; its backbone is, by ‹output_kind› features"
     )
 
 

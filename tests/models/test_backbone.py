@@ -135,7 +135,7 @@ def test_an_embedding_is_what_the_head_reads(tiny_model):
 
 def test_calibration_takes_pictures_of_any_sizes(tiny_backbone):
     sizes = [(2, 32, 32), (1, 20, 44), (2, 32, 32), (1, 9, 8)]
-    batches = [torch.randn(count, 3, *size) for count, *size in sizes]
+    batches = [torch.randn(count, 3, *size) for count, *size in sizes] + [torch.zeros(0, 3, 32, 32)]
     one, other = tiny_backbone(), tiny_backbone()
     found = calibrate(one, batches, Method("max"))
     calibrate(other, [picture[None] for batch in batches for picture in batch], Method("max"))
@@ -156,7 +156,7 @@ def test_calibration_takes_pictures_of_any_sizes(tiny_backbone):
         ({"STAGES": [1, 0]}, "each stage once, in ascending order"),
         ({"STAGES": [0], "NORM": "last"}, r"MODEL.FEATURES.NORM last is behind stage 1"),
         ({"APE": True}, "absolute positions .APE. fit one size of pictures"),
-        ({"WINDOWS": "whole"}, "MODEL.FEATURES.WINDOWS must be timm or detection"),
+        ({"WINDOWS": "whole"}, "MODEL.FEATURES.WINDOWS is .whole., but must be one of timm, detection"),
     ],
 )
 def test_outputs_that_there_are_not_are_refused(tiny_backbone, keys, message):
