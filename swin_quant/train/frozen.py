@@ -27,7 +27,7 @@ def freeze_stages(model: nn.Module, count: int) -> set[str]:
     frozen = {name: module for name, module in model.named_modules() if name.startswith(kept)}
     for module in frozen.values():
         if isinstance(getattr(module, "rate", None), float):  # a DropPath, whose class is the architecture's
-            module.rate = 0.0  # type: ignore[assignment]  # of a module, anything is a tensor to mypy
+            module.rate = 0.0
         elif isinstance(module, nn.Dropout):
             module.p = 0.0
     return {name for name, module in frozen.items() if isinstance(module, Quantizer)}

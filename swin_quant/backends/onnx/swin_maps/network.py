@@ -12,6 +12,9 @@ from swin_quant.base.errors import UsageError
 class MapNetwork(nn.Module):
     """Pictures [B, in, H, W] -> maps [B, C, h, w], all of `io_type`; submodules keep the trained model's names."""
 
+    patch_embed: Any
+    layers: Any
+
     def __init__(self, model: Any, io_type: torch.dtype) -> None:
         super().__init__()
         if not isinstance(model.patch_embed, MapPatches):
