@@ -63,7 +63,17 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
 
 
 @pytest.mark.slow
-def test_two_ranks_find_what_one_finds(run, forked, float_flags, recipe, card_of, tmp_path):
+@pytest.mark.parametrize(
+    "passes",
+    [
+        "- {name: equalize, pictures: 8}\n- bias_correction",
+        "- {name: range_search, pictures: 6}\n- ridge\n- {name: reconstruct, iterations: 2, batch: 3}",
+        "- gptq",
+    ],
+)
+def test_two_ranks_find_what_one_finds(run, forked, float_flags, passes, card_of, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"passes:\n{passes}\n")
     flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode1", "--no-eval", "--passes", recipe]
     assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
     ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two")
