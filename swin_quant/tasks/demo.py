@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -11,8 +12,11 @@ from swin_quant.data.sources import DIGITS
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate import score_model
+from swin_quant.tasks.page import pictures_at, write_page
 from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipes import load_recipe
+
+PICTURES = 360  # that the page looks at: all of val
 
 
 def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, world: World = World()) -> RunCard:  # noqa: B008
@@ -30,5 +34,10 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, w
 
     log.info("3. score float32, bfloat16 and both INT8 modes on pictures that training never saw")
     card = score_model(done.model, cfg, done.card, policies, world)
-    card.write(done.checkpoint.with_suffix(".json"))
+    file = done.checkpoint.with_suffix(".json")
+    card.write(file)
+    try:
+        write_page(output / "report.html", {file: card}, pictures_at(DIGITS, "val", zip_mode=False), PICTURES)
+    except UsageError as error:
+        log.info("no page: %s", error)
     return card

@@ -1,6 +1,6 @@
 """The run cards that a table is of: files, or all that lie directly in a directory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
@@ -11,22 +11,20 @@ from swin_quant.cards.card import FAMILY, RunCard
 _NO_RESULT = "no result: run `swin-quant evaluate`"
 
 
-def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
-    """The cards with results, by file; those without are left out, with a warning that names them."""
-    cards: dict[Path, RunCard] = {}
-    empty: list[str] = []
-    for path in paths:
-        for file in _cards_in(path) if path.is_dir() else (path,):
-            card = RunCard.read(file)
-            if card.results:
-                cards[file.resolve()] = card
-            else:
-                empty.append(str(file))
-    if not cards:
+def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
+    """The cards with results; those without are left out, with a warning that names them."""
+    empty = [str(path) for path, card in cards.items() if not card.results]
+    if len(empty) == len(cards):
         raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
     if empty:
         log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
-    return cards
+    return {path: card for path, card in cards.items() if card.results}
+
+
+def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
+    """The cards by file, as they are named."""
+    files = [file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))]
+    return {file: RunCard.read(file) for file in dict.fromkeys(files)}
 
 
 def _cards_in(directory: Path) -> Iterator[Path]:

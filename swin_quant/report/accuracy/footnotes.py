@@ -85,11 +85,16 @@ def _named(note: Footnote, counted: Sequence[tuple[list[str], Counter[str]]]) ->
     return listed(named, 4)
 
 
+def is_simulated(engine: str) -> bool:
+    """Whether an engine's latency is that of computing what others would."""
+    return engine == FAKE_QUANT or engine.endswith(_EMULATED)
+
+
 def _simulated(row: AccuracyRow, others: Others) -> str | None:
     quantized = row.quantized
     if quantized is None or quantized.ms_per_picture is None:
         return None
-    if quantized.engine == FAKE_QUANT or quantized.engine.endswith(_EMULATED):
+    if is_simulated(quantized.engine):
         return f"ms(I) of {quantized.engine} is that of the simulation, not of an INT8 engine"
     return None
 

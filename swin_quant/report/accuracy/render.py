@@ -1,7 +1,7 @@
 """The accuracy-delta table in four formats, each with its footnotes: rounded for people, unrounded for programs."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from swin_quant.cards.card import RunCard
 from swin_quant.report import markdown as md
@@ -54,10 +54,11 @@ def markdown(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:
     return md.markdown(_table(rows, notes))
 
 
-def as_html(cards: Sequence[RunCard]) -> str:
-    """The table of `cards` as HTML, for notebooks."""
-    table = AccuracyTable.of(cards)
-    return html_table(_table(table.rows, table.notes))
+def as_html(cards: Sequence[RunCard], leave_out: Collection[str] = ()) -> str:
+    """The table of `cards` as HTML, without the columns of the keys `leave_out`."""
+    found = AccuracyTable.of(cards)
+    table = _table(found.rows, found.notes)
+    return html_table(replace(table, columns=[column for column in table.columns if column.key not in leave_out]))
 
 
 def _table(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> ReportTable[AccuracyRow]:

@@ -1,0 +1,197 @@
+"""The page: sections around the tables and charts, one file, nothing fetched, all text escaped."""
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from swin_quant.base.errors import one_line
+from swin_quant.base.extras import library
+from swin_quant.base.files import finite
+from swin_quant.cards.card import RunCard
+from swin_quant.report.accuracy.render import as_html
+from swin_quant.report.page import charts
+from swin_quant.report.page.differences import differences
+from swin_quant.report.page.facts import Disagreement, NodeFacts, PageSubject, Seen
+
+_NOT_ON_THE_PAGE = ("resolution", "acc5", "quantized_acc5", "delta_acc5", "half_precision", "half_acc1", "pictures")
+MOST_NODES = 2000  # rows that a browser sorts within a second
+_COLUMNS = (
+    ("name", "node", False),
+    ("role", "role", False),
+    ("state", "type", False),
+    ("grid", "grid", False),
+    ("amax", "amax", True),
+    ("low", "low", True),
+    ("high", "high", True),
+    ("clipped", "clipped %", True),
+    ("sqnr_db", "SQNR dB", True),
+    ("costs_db", "costs dB", True),
+)
+
+
+def page(subjects: Sequence[PageSubject]) -> str:
+    """The whole page. UsageError where the library that draws is not installed."""
+    drawing = library("vl_convert", "report").javascript_bundle(_SNIPPET)
+    cards = [card for subject in subjects for card in subject.cards]
+    shown = next((subject for subject in subjects if subject.nodes), None)
+    sections = dict(_sections(subjects, cards, shown))
+    names = list(dict.fromkeys(subject.title for subject in subjects))
+    title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
+    parts = {
+        "title": _text(title),
+        "lead": _lead(cards),
+        "nav": " ".join(f'<a href="#{key}">{heading}</a>' for key, (heading, _) in sections.items()),
+        "sections": "\n".join(
+            f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{heading}</h2>{body}</section>'
+            for key, (heading, body) in sections.items()
+        ),
+        "footer": "Every figure was measured, or is left out. Written by `swin-quant report`.",
+        "style": _asset("page.css"),
+        "facts": _json(_facts(subjects, shown)),
+        "library": drawing.replace("</script", "<\\/script"),
+        "script": _asset("page.js"),
+    }
+    return re.sub(r"\{\{([a-z]+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
+
+
+# What the bundle is to leave where the page's script finds it.
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _facts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[str, Any]:
+    """What the page's script reads."""
+    nodes = shown.nodes[:MOST_NODES] if shown else ()
+    engines = list(dict.fromkeys(title for node in nodes for title in node.engines))
+    columns = [*_COLUMNS, *((title, title, False) for title in engines)]
+    return {
+        "charts": {place: spec for place, spec in _charts(subjects, shown).items() if spec},
+        "columns": [{"key": key, "title": title, "number": number} for key, title, number in columns],
+        "nodes": [_row(node) for node in nodes],
+        "bins": {node.name: asdict(node.bins) for node in nodes if node.bins},
+        "values": charts.values_of_a_node(),
+    }
+
+
+def _row(node: NodeFacts) -> dict[str, Any]:
+    row = asdict(node)
+    for part in ("bins", "engines", "row", "column"):
+        row.pop(part)
+    return {**row, "state": f"int{node.bits}" if node.on else "float", **node.engines}
+
+
+def _charts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[str, Any]:
+    cards = [card for subject in subjects for card in subject.cards]
+    trained = [card for card in cards if card.training]
+    return {
+        "latency-chart": charts.accuracy_and_latency(subjects),
+        "network-chart": charts.network(shown.nodes) if shown else None,
+        "depth-chart": next((spec for subject in subjects if (spec := charts.depth(subject))), None),
+        **{f"training-chart-{number}": charts.training(card) for number, card in enumerate(trained)},
+    }
+
+
+def _sections(
+    subjects: Sequence[PageSubject], cards: Sequence[RunCard], shown: PageSubject | None
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    drawn = _charts(subjects, shown)
+    yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards, _NOT_ON_THE_PAGE)}</div>')
+    if drawn["latency-chart"]:
+        yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
+    if advice := _advice(cards):
+        yield "advice", ("Advice", advice)
+    if shown:
+        yield "nodes-of", ("Nodes", _nodes(shown))
+    elif missing := [subject for subject in subjects if subject.missing]:
+        yield "nodes-of", ("Nodes", "".join(f'<p class="dim">{_text(one.missing)}</p>' for one in missing))
+    if drawn["depth-chart"]:
+        yield "depth", ("Error through the depth", '<div class="chart" id="depth-chart"></div>')
+    if places := [place for place in drawn if place.startswith("training") and drawn[place]]:
+        yield "training", ("Training", "".join(f'<div class="chart" id="{place}"></div>' for place in places))
+    if compared := [subject for subject in subjects if subject.compared]:
+        yield "pictures", ("Pictures seen otherwise", "".join(map(_pictures, compared)))
+    if len(cards) > 1:
+        yield "differences", ("What differs between the runs", f'<div class="wide">{differences(cards)}</div>')
+    yield "cards", ("Run cards", "".join(map(_card, cards)))
+
+
+def _lead(cards: Sequence[RunCard]) -> str:
+    first, last = min(card.created for card in cards), max(card.created for card in cards)
+    when = first[:10] if first[:10] == last[:10] else f"{first[:10]} to {last[:10]}"
+    return _text(f"{len(cards)} run card{'s' if len(cards) > 1 else ''}, {when}.")
+
+
+def _advice(cards: Sequence[RunCard]) -> str:
+    said = dict.fromkeys(
+        f"<li><b>{_text(card.name)}</b>: {_text(one['text'])}</li>"
+        for card in cards
+        if card.calibration
+        for one in card.calibration.get("advice", [])
+    )
+    return f"<ul>{''.join(said)}</ul>" if said else ""
+
+
+def _nodes(subject: PageSubject) -> str:
+    on = sum(node.on for node in subject.nodes)
+    cut = f", the first {MOST_NODES} are shown" if len(subject.nodes) > MOST_NODES else ""
+    missing = f'<p class="dim">{_text(subject.missing)}</p>' if subject.missing else ""
+    return f"""<p>{_text(subject.title)}: {on} of {len(subject.nodes)} nodes on{cut}. SQNR: what the grid keeps of a
+node's own values; costs: by how much the SQNR of the logits rises without it (<code>swin-quant sensitivity</code>).
+A cell of the picture or a name of the table shows the node's values, its levels' ends dashed.</p>{missing}
+<div class="chart" id="network-chart"></div>
+<h3 id="values-title">Choose a node</h3><div class="chart" id="values" aria-live="polite"></div>
+<label>Search <input type="search" id="search" placeholder="fc2 input"></label> <span id="found" class="dim"></span>
+<div id="nodes" tabindex="0" role="region" aria-label="Nodes">
+<table><thead><tr></tr></thead><tbody></tbody></table></div>
+"""
+
+
+def _pictures(subject: PageSubject) -> str:
+    shown = len(subject.disagreements)
+    head = f"<p>{_text(subject.title)}, {_text(subject.policy)}: quantized names another class than float for "
+    head += f"{subject.otherwise} of {subject.compared} pictures"
+    head += f"{'' if shown == subject.otherwise else f', of which the {shown} farthest apart are shown'}.</p>"
+    return head + f'<div class="pictures">{"".join(map(_picture, subject.disagreements))}</div>'
+
+
+def _picture(one: Disagreement) -> str:
+    def listed(who: str, seen: Seen) -> str:
+        each = zip(seen.names, seen.percent, strict=True)
+        lines = "".join(f"<li>{_text(name)} {percent:.1f} %</li>" for name, percent in each)
+        return f"<b>{who}</b><ol>{lines}</ol>"
+
+    return (
+        f'<figure><img alt="" src="data:image/jpeg;base64,{one.thumbnail}"><figcaption>{_text(one.picture)}'
+        f" <span class=dim>({_text(one.label)})</span></figcaption>"
+        f"{listed('float', one.float_sees)}{listed('quantized', one.quantized_sees)}</figure>"
+    )
+
+
+def _card(card: RunCard) -> str:
+    what = card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
+    content = json.dumps(finite(_without_paths(card.to_dict())), indent=1, ensure_ascii=False)
+    return f"<details><summary>{_text(what)}</summary><pre>{html.escape(content)}</pre></details>"
+
+
+def _without_paths(value: Any) -> Any:
+    """Without `path`s, which are this machine's and no reader's."""
+    if isinstance(value, dict):
+        return {key: _without_paths(each) for key, each in value.items() if key != "path"}
+    return [_without_paths(each) for each in value] if isinstance(value, list) else value
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    """JSON that no HTML parser takes for anything else."""
+    text = json.dumps(finite(content), ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _text(text: str) -> str:
+    return html.escape(one_line(text))

@@ -1,0 +1,111 @@
+"""swin-quant report --html: one file that says what was measured, of a calibrated checkpoint and of cards that lie."""
+
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from swin_quant.cards.card import RunCard
+
+pytest.importorskip("vl_convert")
+
+
+def facts_of(text):
+    """What the script of a page reads, as a browser would take it."""
+    (found,) = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+@pytest.fixture
+def own(calibrated, tmp_path):
+    """A copy of a calibrated checkpoint with all that lies beside it."""
+    for file in calibrated.parent.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    return tmp_path / calibrated.name
+
+
+def written(run, *words):
+    done = run("report", *words)
+    assert done.code == 0, done
+    return done
+
+
+def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
+    written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    facts = facts_of(text)
+    stored = torch.load(own, weights_only=True)
+    stored = stored.get("model", stored)
+    amax = {key.removesuffix("._amax"): value.max().item() for key, value in stored.items() if key.endswith("_amax")}
+    assert {node["name"]: node["amax"] for node in facts["nodes"]} == pytest.approx(amax)
+    with np.load(own.with_suffix(".stats.npz")) as counted:
+        names = json.loads(counted["names"].tobytes())
+        counts = dict(zip(names, counted["counts"].reshape(len(names), -1).sum(1), strict=True))
+    drawn = {name: sum(bins["counts"]) for name, bins in facts["bins"].items() if name in counts}
+    assert drawn == {name: pytest.approx(count, abs=48) for name, count in counts.items()}  # each bin is rounded down
+    card = RunCard.read(own.with_suffix(".json"))
+    assert f"{card.results[-1]['acc1']:.3f}" in text and "ft-mode1" in text
+
+
+def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(run, own, tmp_path):
+    card = json.loads(own.with_suffix(".json").read_text())
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    card["calibration"]["advice"] = [{"kind": "dead", "text": evil, "nodes": []}]
+    card["results"][-1]["note"] = evil
+    own.with_suffix(".json").write_text(json.dumps(card))
+    written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert len(re.findall(r"<script", text)) == 3 and "<img src=x" not in text and "&lt;img src=x" in text
+    assert "default-src 'none'" in text and str(tmp_path) not in text
+    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.findall(r'<(?:link|img|script|iframe)[^>]*(?:src|href)="(?!data:)', markup)
+
+
+def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tmp_path):
+    """As many as the agreement of the card's own result leaves."""
+    written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html", "--data-path", pictures)
+    result = json.loads(own.with_suffix(".json").read_text())["results"][-1]
+    otherwise = round(result["pictures"] * (1 - result["agreement"] / 100))
+    text = (tmp_path / "page.html").read_text()
+    assert f"for {otherwise} of {result['pictures']} pictures" in text
+    assert text.count("data:image/jpeg") == otherwise
+
+
+def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(run, own, tmp_path):
+    card = json.loads(own.with_suffix(".json").read_text())
+    card["calibration"]["seed"] = 77
+    card["checkpoint"]["sha256"] = "0" * 64
+    (tmp_path / "other.json").write_text(json.dumps(card))
+    own.unlink()
+    written(run, own.with_suffix(".json"), tmp_path / "other.json", "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "the checkpoint is not beside the card" in text and facts_of(text)["nodes"] == []
+    assert re.search(r"calibration\.seed</td><td[^>]*>0</td><td[^>]*>77</td>", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data-path", "there"], "add --html FILE"),
+        (["--html", "page.html", "--pictures", "0"], "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(run, own, words, message):
+    assert message in run("report", own.with_suffix(".json"), *words).error(2)
+
+
+def test_a_card_is_not_overwritten(run, own):
+    before = own.with_suffix(".json").read_bytes()
+    assert "is a run card" in run("report", own.with_suffix(".json"), "--html", own.with_suffix(".json")).error(2)
+    assert own.with_suffix(".json").read_bytes() == before
+
+
+def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    done = run("report", own.with_suffix(".json"), "--html", tmp_path / "page.html")
+    assert "[report]" in done.error(2) and not (tmp_path / "page.html").exists()
