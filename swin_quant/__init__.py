@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swin_quant.base.reproducible import reproducible as reproducible
+    from swin_quant.face.alignment import Alignment as Alignment
+    from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
     from swin_quant.face.calibration import calibrate as calibrate
     from swin_quant.face.checking import Verification as Verification
@@ -51,6 +53,8 @@ _FACE = {
     "export": ("swin_quant.face.exporting", "export"),
     "verify": ("swin_quant.face.checking", "verify"),
     "Verification": ("swin_quant.face.checking", "Verification"),
+    "align": ("swin_quant.face.alignment", "align"),
+    "Alignment": ("swin_quant.face.alignment", "Alignment"),
     "predict": ("swin_quant.face.checking", "predict"),
     "artifact": ("swin_quant.face.exporting", "artifact"),
     "Exported": ("swin_quant.face.exporting", "Exported"),

@@ -70,6 +70,10 @@ class Backend:
     has; None: where the options say. `float_types` names a function that lists the types in which it can run what is
     not int8, where it chooses. `emulates`: what it computes is meant, not how fast. `only_quantized`: it runs no float
     export. `labels` names a function from an artifact of the backend's own kind to the class names that it carries.
+
+    `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives on the
+    engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by module, that
+    the export moved its tensors.
     """
 
     name: str
@@ -84,6 +88,8 @@ class Backend:
     only_quantized: bool = False
     saturation: Saturation | None = None
     labels: str | None = None
+    inside: str | None = None
+    restore: str | None = None
 
     @property
     def exporting(self) -> Exports:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint import mindspore
 from swin_quant.checkpoint.transformers_names import NAME, from_transformers, uses_transformers_names
 from swin_quant.config.families import families
 
@@ -62,6 +63,9 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     if uses_transformers_names(state):
         found.append(NAME)
         state = from_transformers(state)
+    if mindspore.is_mindspore(state):
+        found.append(mindspore.NAME)
+        state = mindspore.from_mindspore(state)
     for family in families().values():
         if family.rename:
             state, undone = family.rename(state)

@@ -12,6 +12,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason, sha256_of
 from swin_quant.cards.records import SourceRecord
+from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
 from swin_quant.checkpoint.pickled import Malformed
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
 from swin_quant.checkpoint.torch_file import TYPES, Foreign, Opaque, Script, read_torch
@@ -47,7 +48,7 @@ class Source:
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Source]:
-    """The tensors of a .pth or .safetensors file, by the names in the file, on the CPU, in their own types.
+    """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
     A .pth may be a bare state_dict or hold one under `model` or `state_dict`, beside an optimizer, an epoch, a yacs
     configuration. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or damaged
@@ -55,6 +56,8 @@ def read_state_dict(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], So
     """
     path = Path(path)
     head = _sniff(path)
+    if looks_like_ckpt(path, head):
+        return _unwrap(path, read_ckpt(path)), Source(path, sha256_of(path), "ckpt")
     is_safetensors = path.suffix == ".safetensors" or _has_header(head)
     if not is_safetensors and not head.startswith((_ZIP, _PICKLE)):
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")

@@ -19,6 +19,7 @@ COMMANDS = {
     "sensitivity": "what each node and group of nodes costs: alone, and left out; in dB, KL and agreement",
     "search": "the policy that keeps the loss within a budget at the least measured latency, as YAML",
     "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
+    "align": "two engines, checkpoints or dumps, layer by layer: where they part; or one training step",
     "run": "an artifact on pictures -> logits for other programs",
     "predict": "the most probable classes of pictures, from a checkpoint or an artifact",
     "export": "calibrated checkpoint -> what is deployed: FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT",

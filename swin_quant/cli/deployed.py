@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swin_quant.data.pictures import Pictures
 
 DEFAULT_BATCH = 32
-CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin")
+CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:

@@ -38,6 +38,7 @@ from swin_quant.backends.onnx_file import open_onnx, read_model, verified
 from swin_quant.backends.onnx_inspect import inspect_model
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
+from swin_quant.base.arrays import read_arrays
 from swin_quant.base.distributed import World
 from swin_quant.base.journal import read_journal
 from swin_quant.base.shipped import configs_dir
@@ -45,6 +46,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.mindspore import to_mindspore
 from swin_quant.cli import report
 from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.data.imagenet import wnids_of
@@ -52,6 +54,7 @@ from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.data.zip import ZipPictures
+from swin_quant.engines.traces import from_arrays
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.histogram import BINS
@@ -110,6 +113,11 @@ def model() -> nn.Module:
     return made
 
 
+@functools.cache
+def plain_model() -> nn.Module:
+    return build_model(config())
+
+
 def encoded(content: object, save: Callable = torch.save, **options) -> bytes:
     buffer = io.BytesIO()
     save(content, buffer, **options)
@@ -129,6 +137,36 @@ def pickled(legacy: bool) -> list[Files]:
 def safe_tensors() -> list[Files]:
     state = {key: value.contiguous() for key, value in model().state_dict().items()}
     return [{"x.safetensors": save_tensors(kept)} for kept in (state, {key: v.double() for key, v in state.items()})]
+
+
+def ckpts() -> list[Files]:
+    """MindSpore's: messages of (tag, (dims, type, content)), each with its length before it."""
+
+    def field(number: int, data: bytes) -> bytes:
+        size, prefix = len(data), bytearray([number << 3 | 2])
+        while size > 127:
+            prefix.append(size & 127 | 128)
+            size >>= 7
+        return bytes([*prefix, size]) + data
+
+    def one(name: str, tensor: torch.Tensor) -> bytes:
+        dims = b"".join(b"\x08" + bytes([size & 127 | 128, size >> 7]) for size in tensor.shape)
+        kind = {torch.float32: b"Float32", torch.float16: b"Float16"}[tensor.dtype]
+        content = dims + field(2, kind) + field(3, tensor.numpy().tobytes())
+        return field(1, field(1, name.encode()) + field(2, content))
+
+    state = {key: value for key, value in model().state_dict().items() if not key.endswith(("_amax", "index", "mask"))}
+    named = to_mindspore(state)
+    return [
+        {"x.ckpt": b"".join(one(key, value.to(kind).contiguous()) for key, value in named.items())}
+        for kind in (torch.float32, torch.float16)
+    ]
+
+
+def dumps() -> list[Files]:
+    arrays = {"images": np.zeros((1, 3, 8, 8), np.float32), "forward/layers.0": np.eye(3), "labels": np.array([1])}
+    return [{"x.npz": encoded(arrays, lambda arrays, file, save=save: save(file, **arrays))}
+            for save in (np.savez, np.savez_compressed)]  # fmt: skip
 
 
 def load(name: str, folder: Path) -> None:
@@ -502,6 +540,8 @@ PARSERS = (
     Parser("checkpoint .pth, before torch 1.6", lambda: pickled(legacy=True), functools.partial(load, "x.pth")),
     Parser("checkpoint .safetensors", safe_tensors, functools.partial(load, "x.safetensors")),
     Parser("checkpoint without a card", nameless, functools.partial(identify, "x.pth")),
+    Parser("checkpoint .ckpt of MindSpore", ckpts, lambda folder: load_float(plain_model(), folder / "x.ckpt")),
+    Parser("dump of tensors", dumps, lambda folder: from_arrays(read_arrays(folder / "x.npz"))),
     Parser("snapshot of a repository", repositories, functools.partial(identify, "")),
     Parser("run card", cards, read_card),
     Parser("report", reports, make_report),

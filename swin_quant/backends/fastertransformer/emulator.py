@@ -47,18 +47,25 @@ class Emulator:
     def __call__(self, images: Tensor) -> Tensor:
         return F.linear(self.features(images).float(), *self.head)
 
-    def features(self, images: Tensor) -> Tensor:
-        """What the op returns: pooled features, float16 [B, 8E]. UsageError for pictures of another size."""
+    def features(self, images: Tensor, visit: Callable[[str, Tensor], object] = lambda name, x: None) -> Tensor:
+        """What the op returns: pooled features, float16 [B, 8E]. UsageError for pictures of another size.
+
+        `visit` is given the residual stream behind every part, and the part's name.
+        """
         if tuple(images.shape[1:]) != self.picture:
             wanted, given = (" x ".join(map(str, shape)) for shape in (self.picture, images.shape[1:]))
             raise UsageError(f"the export takes pictures of {wanted}, not {given}")
         x = self.embed(images.to(self.device))
+        visit("patch_embed", x)
         for stage, blocks in enumerate(self.blocks):
-            for block in blocks:
+            for index, block in enumerate(blocks):
                 x = self.block(x, block)
+                visit(f"layers.{stage}.blocks.{index}", x)
             if stage < len(self.mergings):
                 x = self.merge(x, self.mergings[stage])
+                visit(f"layers.{stage}.downsample", x)
         x = _normed(self.norm, EPSILON)(x).half()
+        visit("norm", x)
         return x.flatten(1, 2).mean(1, dtype=torch.float32).half()
 
     def embed(self, images: Tensor) -> Tensor:

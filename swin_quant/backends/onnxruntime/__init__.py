@@ -13,6 +13,7 @@ BACKEND = Backend(
     ),
     runs=("onnx",),
     load="swin_quant.backends.onnxruntime.engine:load",
+    inside="swin_quant.backends.onnxruntime.inside:inside",
     needs=("onnxruntime", installing("onnx")),
     home="cpu",
     tolerances=ONNX_TOLERANCES,

@@ -11,6 +11,7 @@ BACKEND = Backend(
     ),
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
+    inside="swin_quant.backends.openvino.inside:inside",
     needs=("openvino", installing("openvino")),
     home="cpu",
     tolerances=ONNX_TOLERANCES,

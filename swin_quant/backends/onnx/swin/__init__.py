@@ -3,6 +3,7 @@
 from swin_quant.backends.onnx.rewriting import Rewriter
 from swin_quant.backends.onnx.swin.half import halve
 from swin_quant.backends.onnx.swin.network import SwinNetwork
+from swin_quant.backends.onnx.swin.restore import restored
 from swin_quant.backends.onnx.swin.rewrites import REWRITES
 
 REWRITER = Rewriter(
@@ -12,4 +13,5 @@ REWRITER = Rewriter(
     constants=frozenset({"one-constant"}),
     for_half=frozenset({"fusible-attention", "window-order"}),
     halve=halve,
+    restore=restored,
 )

@@ -1,0 +1,21 @@
+"""What FasterTransformer's emulated kernels leave between blocks; inside one there are only integers of its own."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.fastertransformer.engine import load
+from swin_quant.engines.options import EngineOptions
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Images [B, 3, S, S] -> the residual stream behind each part, float16, by the part's name."""
+    emulator = load(artifact, options).run
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        emulator.features(images, found.__setitem__)  # type: ignore[attr-defined]  # it is an Emulator
+        return found
+
+    return run

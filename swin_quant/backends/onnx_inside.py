@@ -1,0 +1,67 @@
+"""What an ONNX file of ours computes inside, by the modules of the trained model: copies with more outputs.
+
+The exporter calls an operator `<module>.<operator>`, and what it returns the same: the last one inside a module gives
+what the module gives.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swin_quant.backends.onnx_checks import infer_shapes
+from swin_quant.backends.onnx_file import MAX_FILE_BYTES, OnnxFile, read_model
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.extras import library
+
+_FLOATS = (1, 10)  # onnx.TensorProto.FLOAT, FLOAT16
+
+
+@dataclass(frozen=True)
+class OpenedUp:
+    """A copy of an ONNX file whose graph gives more than logits. `tensors`: module -> the output that is its own."""
+
+    file: OnnxFile
+    tensors: dict[str, str]
+
+
+@contextmanager
+def opened_up(file: OnnxFile) -> Iterator[OpenedUp]:
+    """A copy of the file in a folder of its own, for as long as the context lasts; parts are taken in."""
+    onnx = library("onnx", "onnx")
+    model = read_model(file.path)
+    tensors = modules_of(model, file.input)
+    if any(part.stat().st_size for part in file.parts):
+        onnx.load_external_data_for_model(model, str(file.path.parent))
+    held = {value.name for value in model.graph.output}
+    for name in dict.fromkeys(tensors.values()):
+        if name not in held:
+            model.graph.output.append(onnx.ValueInfoProto(name=name))
+    if model.ByteSize() > MAX_FILE_BYTES:
+        raise SwinQuantError(f"{file.path}: is too large to be looked into: its weights take more than 2 GB")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, file.path.name)
+        copy.write_bytes(model.SerializeToString())
+        yield OpenedUp(replace(file, path=copy, parts=()), tensors)
+
+
+def modules_of(model: Any, pictures: str) -> dict[str, str]:
+    """Module -> the last float tensor that is computed from `pictures` inside it, in the order of the graph."""
+    onnx = library("onnx", "onnx")
+    graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
+    floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
+    alive, found = {pictures}, dict[str, str]()
+    for node in graph.node:
+        if not alive.intersection(node.input):
+            continue
+        alive.update(node.output)
+        words = node.name.split(".")[:-1]
+        if not words or node.output[0] not in floats:
+            continue
+        for length in range(1, len(words) + 1):
+            module = ".".join(words[:length])
+            found.pop(module, None)  # the order is that in which modules end
+            found[module] = node.output[0]
+    return found

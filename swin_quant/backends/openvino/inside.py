@@ -1,0 +1,33 @@
+"""What OpenVINO computes inside a file: a graph of a copy with every module's output. Fusions stop at those."""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.onnx_file import as_input, verified
+from swin_quant.backends.onnx_inside import opened_up
+from swin_quant.backends.openvino.engine import DEFAULT_SIDE, _core, _Graphs
+from swin_quant.engines.options import EngineOptions
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Images [B, 3, S, S] -> what each module gives, float32, by its name."""
+    file = verified(artifact)
+    with opened_up(file) as copy:
+        graphs = _Graphs(_core(os.getpid()), copy.file, options.float_type or "float32", options.threads)
+        side = file.image_size or DEFAULT_SIDE
+        graphs.request((file.batch or 1, side, side))  # weights are in memory once a graph is compiled
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        array = as_input(file, images)
+        request = graphs.request((len(array), *array.shape[2:]))
+        graphs._try("run", lambda: request.infer([array], share_inputs=True))
+        found = {}
+        for module, tensor in copy.tensors.items():
+            found[module] = torch.from_numpy(request.get_tensor(tensor).data.copy()).float()
+        return found
+
+    return run

@@ -1,0 +1,223 @@
+"""MindSpore's names of parameters for Swin and ResNet, both ways, and its .ckpt files, without MindSpore.
+
+Names of mindcv (https://github.com/mindspore-lab/mindcv) and of the model zoo, which differ in heads and shortcuts;
+the tensors are alike, but that attention has q, k and v apart. The file is a protobuf: `Checkpoint` of MindSpore's
+checkpoint.proto, a list of (tag, tensor).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import read_bounded
+
+NAME = "MindSpore"
+MAX_BYTES = 4 << 30
+
+# Theirs -> ours, as patterns over whole words; the first of an entry is what is written.
+WORDS = (
+    (("gamma",), "weight"),
+    (("beta",), "bias"),
+    (("moving_mean",), "running_mean"),
+    (("moving_variance",), "running_var"),
+    (("embedding_table",), "weight"),
+)
+PARTS = {
+    "swin": (
+        (("classifier", "head"), "head"),
+        (("attn.relative_bias.relative_position_bias_table",), "attn.relative_position_bias_table"),
+    ),
+    "resnet": (
+        (("classifier", "end_point", "fc"), "fc"),
+        (("down_sample", "down_sample_layer", "downsample"), "downsample"),
+    ),
+}
+_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # whose weight is their gamma
+_DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
+_SEEN = re.compile(r"(\.(gamma|beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
+_QKV = ("q", "k", "v")
+_TYPES = {
+    "Float32": torch.float32, "Float16": torch.float16, "Float64": torch.float64, "BFloat16": torch.bfloat16,
+    "Int8": torch.int8, "UInt8": torch.uint8, "Int16": torch.int16, "Int32": torch.int32, "Int64": torch.int64,
+    "Bool": torch.bool,
+}  # fmt: skip
+
+
+def is_mindspore(keys: Iterable[str]) -> bool:
+    """Whether parameters are named as MindSpore does: one word of its own is enough."""
+    return any(_SEEN.search(key) for key in keys)
+
+
+def family_in(keys: Iterable[str]) -> str:
+    """`resnet` where there is a layer1, else `swin`."""
+    return "resnet" if any(key.startswith("layer1.") for key in keys) else "swin"
+
+
+def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` under our names (Microsoft's for Swin, torchvision's for ResNet); what the config determines is left out.
+
+    SwinQuantError where a q, k or v is missing, or two names become one.
+    """
+    parts = PARTS[family_in(state)]
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        if _DERIVED.search(key):
+            continue
+        new = _replaced(key, ((theirs, ours) for all_theirs, ours in (*parts, *WORDS) for theirs in all_theirs))
+        if new in renamed:
+            raise SwinQuantError(f"two parameters of MindSpore become {new}")
+        renamed[new] = tensor
+    return _joined(renamed)
+
+
+def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` under mindcv's names. SwinQuantError for a qkv that cannot be split in three."""
+    kind = family_in(state)
+    found: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        module, _, word = key.rpartition(".")
+        if _DERIVED.search(key):
+            continue
+        if module.endswith(".attn.qkv"):
+            if len(tensor) % 3:
+                raise SwinQuantError(f"{key}: {list(tensor.shape)} is not of q, k and v")
+            at = module.removesuffix("qkv")
+            found |= {f"{at}{name}.{word}": part for name, part in zip(_QKV, tensor.chunk(3), strict=True)}
+            continue
+        if _NORM.search(module):
+            word = _replaced(word, ((ours, theirs[0]) for theirs, ours in WORDS[:4]))
+        found[_replaced(f"{module}.{word}", ((ours, theirs[0]) for theirs, ours in PARTS[kind]))] = tensor
+    return found
+
+
+def _replaced(key: str, words: Iterable[tuple[str, str]]) -> str:
+    for old, new in words:
+        changed = re.sub(rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}", key)
+        if changed != key:
+            key = changed
+    return key
+
+
+def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """q, k and v of every attention as one qkv."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        split = re.fullmatch(r"(.*\.attn\.)([qkv])\.(weight|bias)", key)
+        if split is None:
+            found[key] = tensor
+        elif split[2] == "q":
+            names = [f"{split[1]}{part}.{split[3]}" for part in _QKV]
+            if missing := [name for name in names if name not in state]:
+                raise SwinQuantError(f"{missing[0]}: is missing beside {key}")
+            found[f"{split[1]}qkv.{split[3]}"] = torch.cat([state[name] for name in names])
+        elif f"{split[1]}q.{split[3]}" not in state:
+            raise SwinQuantError(f"{split[1]}q.{split[3]}: is missing beside {key}")
+    return found
+
+
+def looks_like_ckpt(path: Path, head: bytes) -> bool:
+    """Whether a file is MindSpore's by its name and first byte: others call zip files .ckpt, too."""
+    return path.suffix == ".ckpt" and head[:1] == b"\x0a"
+
+
+def read_ckpt(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .ckpt by MindSpore's names; a tensor in slices is joined. SwinQuantError for a damaged file."""
+    data = memoryview(read_bounded(path, "checkpoint", MAX_BYTES))
+    try:
+        slices: dict[str, list[tuple[tuple[int, ...], str, memoryview]]] = {}
+        for field, value in _fields(data):
+            if field == 1:
+                tag, tensor = _value(_bytes(value))
+                slices.setdefault(tag, []).append(tensor)
+        return {tag: _tensor(tag, parts) for tag, parts in slices.items()}
+    except ValueError as error:
+        raise SwinQuantError(f"{path}: is cut short, damaged or not a checkpoint of MindSpore ({error})") from error
+
+
+def _value(data: memoryview) -> tuple[str, tuple[tuple[int, ...], str, memoryview]]:
+    tag, tensor = "", None
+    for field, value in _fields(data):
+        if field == 1:
+            tag = bytes(_bytes(value)).decode()
+        elif field == 2:
+            tensor = _parts(_bytes(value))
+    if not tag or tensor is None:
+        raise ValueError("an entry without a name or a tensor")
+    return tag, tensor
+
+
+def _parts(data: memoryview) -> tuple[tuple[int, ...], str, memoryview]:
+    dims: list[int] = []
+    kind, content = "", memoryview(b"")
+    for field, value in _fields(data):
+        if field == 1:
+            dims += [value] if isinstance(value, int) else list(_varints(value))
+        elif field == 2:
+            kind = bytes(_bytes(value)).decode()
+        elif field == 3:
+            content = _bytes(value)
+    return tuple(dims), kind, content
+
+
+def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> Tensor:
+    shape, kind, _ = parts[0]
+    if kind not in _TYPES:
+        raise ValueError(f"{tag:.80} is of type {kind:.20}")
+    content = bytearray(b"".join(bytes(part[2]) for part in parts))
+    size = torch.empty((), dtype=_TYPES[kind]).element_size()
+    shape = () if shape == (0,) else shape  # how it writes a scalar
+    count = 1
+    for side in shape:
+        count *= side
+    if len(shape) > 16 or count * size != len(content):
+        raise ValueError(f"{tag:.80}: {len(content)} bytes are not {list(shape)[:16]} of {kind}")
+    values = torch.frombuffer(content, dtype=_TYPES[kind]) if content else torch.empty(0, dtype=_TYPES[kind])
+    return values.reshape(shape)
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Fields of a protobuf message: varints and what has a length (https://protobuf.dev/programming-guides/encoding)."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+        elif kind == 2:
+            size, at = _varint(data, at)
+            if size > len(data) - at:
+                raise ValueError("it ends inside a field")
+            yield key >> 3, data[at : at + size]
+            at += size
+        else:
+            raise ValueError(f"a field of wire type {kind}")
+
+
+def _varints(data: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        yield value
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= len(data):
+            raise ValueError("it ends inside a number")
+        byte = data[at]
+        value, at = value | (byte & 0x7F) << shift, at + 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than 64 bits")
+
+
+def _bytes(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("a number where bytes should be")
+    return value

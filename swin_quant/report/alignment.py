@@ -1,0 +1,74 @@
+"""The table of an alignment: one line a tensor, and in words where the sides part."""
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from swin_quant.base.files import finite
+from swin_quant.engines.alignment import Aligned, Differences
+from swin_quant.report.column import Column, ReportTable, field, figure
+from swin_quant.report.records import records
+
+
+def _db(row: Aligned) -> str:
+    return "equal" if row.sqnr_db == math.inf else f"{row.sqnr_db:.1f}"
+
+
+def _known(name: str) -> Any:
+    def value(row: Aligned) -> float | None:
+        found: float = getattr(row, name)
+        return None if math.isnan(found) else found
+
+    return value
+
+
+COLUMNS: tuple[Column[Aligned], ...] = (
+    Column("group", "group", field("group")),
+    Column("name", "tensor", field("name"), fold=True),
+    figure("max", "max |Δ|", _known("max"), "{:.3g}"),
+    figure("mean", "mean |Δ|", _known("mean"), "{:.3g}"),
+    figure("cosine", "cosine", _known("cosine"), "{:.6f}"),
+    Column("sqnr_db", "SQNR dB", _known("sqnr_db"), show=_db, right=True),
+    Column("problem", "problem", field("problem"), may_lack=True),
+)
+
+
+def table_of(found: Differences, only: Sequence[str] = ()) -> ReportTable[Aligned]:
+    """A line for each tensor that both sides have, or for those whose names a pattern of `only` matches."""
+    rows = [row for row in found.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
+    return ReportTable(COLUMNS, rows, remarks(found), lambda row: "red" if row is found.first else "")
+
+
+def remarks(found: Differences) -> list[str]:
+    """In words: what was compared, the first tensor that differs, and where the SQNR falls most."""
+    said = [f"A: {found.a}; B: {found.b}; {found.pictures} pictures; SQNR of B against A"]
+    first, drop = found.first, found.drop
+    if first is None:
+        said.append(f"no tensor of {len(found.rows)} is below {found.below:g} dB")
+    else:
+        why = first.problem or f"{_db(first)} dB, below {found.below:g}"
+        said.append(f"first divergence: {first.group}/{first.name} ({why})")
+    if drop:
+        said.append(f"largest fall: at {drop[1].name}, from {_db(drop[0])} to {_db(drop[1])} dB")
+    if any(found.only):
+        said.append(f"not compared: {found.only[0]} tensors that only A shows, {found.only[1]} that only B does")
+    return said
+
+
+def as_data(found: Differences) -> dict[str, Any]:
+    """For programs: all rows, and what `remarks` says as names."""
+    first, drop = found.first, found.drop
+    return finite(
+        {
+            "schema": "swin-quant/alignment/1",
+            "a": found.a,
+            "b": found.b,
+            "pictures": found.pictures,
+            "below_db": found.below,
+            "first": f"{first.group}/{first.name}" if first else None,
+            "largest_fall": drop[1].name if drop else None,
+            "fall_from_db": drop[0].sqnr_db if drop else None,
+            "tensors": records(COLUMNS, found.rows),
+        }
+    )

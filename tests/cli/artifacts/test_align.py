@@ -1,0 +1,80 @@
+"""swin-quant align on artifacts: every tensor that an engine shows is that of the checkpoint, put back in its place."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def aligned(run, pictures):
+    """aligned(A, B, flags ...) -> what is written as JSON, and {tensor: SQNR in dB}, None where it is equal."""
+
+    def go(*words):
+        done = run("align", *words, "--data-path", pictures, "--pictures", 3, "--json", "--quiet")
+        assert done.code == 0, done.err
+        found = json.loads(done.out)
+        return found, {row["name"]: row["sqnr_db"] for row in found["tensors"]}
+
+    return go
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_every_tensor_of_an_int8_file_is_that_of_fake_quant(aligned, exports, engine):
+    found, db = aligned(exports.checkpoint, exports.onnx, "--policy", "qdq", "--engine", engine)
+    assert [row["name"] for row in found["tensors"] if row["problem"]] == []
+    parts = ("attn.qkv", "attn.matmul_q_input_quantizer", "attn.matmul_k_input_quantizer", "mlp.fc1", "mlp")
+    wanted = {f"layers.{stage}.blocks.{block}.{part}" for stage in (0, 1) for block in (0, 1) for part in parts}
+    assert wanted | {"patch_embed", "layers.0.downsample", "layers.0", "norm", "head", "logits"} <= db.keys()
+    assert all(value is None or value > 30 for value in db.values()), db  # a level here and there is rounded otherwise
+    assert found["first"] is None and found["below_db"] == 30
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_float_file_agrees_to_the_last_bits_until_a_layer_of_it_is_changed(aligned, run, micro, kind, tmp_path):
+    words = ("--cfg", micro / f"{kind}.yaml", "--checkpoint", micro / f"{kind}.pth", "--precision", "float")
+    assert run("export", "--for", "openvino", *words, "--output", tmp_path).code == 0
+    (file,) = tmp_path.glob("*.onnx")
+    cfg = ("--cfg", micro / f"{kind}.yaml")
+    for engine in ("onnxruntime", "openvino"):
+        found, db = aligned(micro / f"{kind}.pth", file, "--engine", engine, *cfg)
+        assert found["first"] is None and len(db) > 40 and all(value is None or value > 90 for value in db.values()), db
+    found, db = aligned(file, file, "--engine", "onnxruntime", "openvino")
+    assert found["first"] is None and "onnxruntime" in found["a"] and "openvino" in found["b"]
+    changed(file, "layers.0.blocks.1.mlp.fc1.bias")
+    found, _ = aligned(micro / f"{kind}.pth", file, "--engine", "onnxruntime", *cfg)
+    assert found["first"] == "forward/layers.0.blocks.1.mlp.fc1"
+
+
+def changed(file, weight):
+    """The file with another weight, and the card that vouches for it."""
+    model = onnx.load(file)
+    (tensor,) = [each for each in model.graph.initializer if each.name == weight]
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + 1, weight))
+    onnx.save(model, file)
+    card = RunCard.read(file.with_suffix(".json"))
+    replace(card, artifact={**card.artifact, "sha256": sha256_of(file)}).write(file.with_suffix(".json"))
+
+
+def test_fastertransformers_blocks_are_those_of_fake_quant(aligned, exports):
+    found, db = aligned(exports.checkpoint, exports.ft)
+    blocks = [f"layers.{stage}.blocks.{block}" for stage in (0, 1) for block in (0, 1)]
+    assert list(db) == ["patch_embed", *blocks[:2], "layers.0.downsample", *blocks[2:], "norm", "logits"]
+    assert all(value > 15 for value in db.values()), db
+
+
+def test_a_dump_of_an_artifact_is_what_other_programs_compare_with(run, exports, pictures, tmp_path):
+    words = ("--engine", "onnxruntime", "--images", pictures / "val" / "cat", "--pictures", 2)
+    assert run("align", exports.onnx, *words, "--output", tmp_path / "x.npz").code == 0
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
+        assert arrays["input/images"].shape == (2, 3, 32, 32) and arrays["output/logits"].shape == (2, 3)
+        assert "forward/layers.0.blocks.0.mlp.fc1" in arrays
+    done = run("align", exports.onnx, tmp_path / "x.npz", "--engine", "onnxruntime")
+    assert done.code == 0 and "no tensor of" in done.out and "equal" in done.out
