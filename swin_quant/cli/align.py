@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help=f"pictures, evenly spread over those there are (default {DEFAULT_PICTURES})")  # fmt: skip
     group.add_argument("--only", nargs="+", metavar="NODES", default=(), help="print tensors of these names (*, ?)")
     group.add_argument("--output", metavar="FILE", help="dump the images and A's tensors, as .npz")
+    group.add_argument("--names", default="ours", choices=("ours", "mindspore"),
+                       help="of parameters in --output (default ours); read are both")  # fmt: skip
     group.add_argument("--step", action="store_true", help="one training step instead: float checkpoints, with labels")
     group.add_argument("--lr", type=float, default=0.01, metavar="LR", help="of --step, plain SGD (default 0.01)")
     deployed.add_engines(parser)
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         import torch
 
         images = torch.cat([images for images, _ in _pictures(args, sides)])
-        _log_dump(args.output, dump(sides[0], args.output, images))
+        _log_dump(args.output, dump(sides[0], args.output, images, args.names))
     if len(sides) > 1:
         from swin_quant.tasks.align import align
 
@@ -95,7 +97,7 @@ def _step(args: argparse.Namespace, sides: list[Side]) -> None:
     others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
     steps = [step_of(side, args.lr, given, other) for side, other in zip(sides, others, strict=True)]
     if args.output:
-        _log_dump(args.output, dump(steps[0], args.output))
+        _log_dump(args.output, dump(steps[0], args.output, names=args.names))
     if len(steps) > 1:
         _show(args, align_step(steps[0], steps[1], args.below))
 

@@ -83,7 +83,10 @@ def has_split(cfg: CfgNode, split: str) -> bool:
     if data_path == DIGITS or (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
         return True
     asked = _asked(data_path, split, cfg.MODEL.NUM_CLASSES)
-    return not cfg.DATA.ZIP_MODE and asked.has_splits and any(source.find(asked) for source in _kinds(asked))
+    if cfg.DATA.ZIP_MODE or not asked.has_splits:
+        return False
+    files = next(filter(None, (source.find(asked) for source in _kinds(asked))), [])
+    return bool(files) and all(file.exists() for file in files)
 
 
 def _asked(data_path: str, split: str, classes: int | None) -> Wanted:

@@ -19,7 +19,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.checkpoint.mindspore import from_mindspore, is_mindspore
+from swin_quant.checkpoint.mindspore import from_mindspore, is_mindspore, to_mindspore
 from swin_quant.checkpoint.sources import local_file
 from swin_quant.data.loader import UnreadableLimit
 from swin_quant.data.pictures import Pictures
@@ -42,6 +42,7 @@ FLOAT_BELOW, QUANTIZED_BELOW, BETWEEN_BELOW = (
     15.0,
 )  # dB: of two float sides, two quantized ones, one of each
 _PARAMETERS = ("weights", "gradients", "update")
+OURS, MINDSPORE = "ours", "mindspore"
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,14 @@ def step_of(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, other
     return replace(side, trace=None, dumped=trace)
 
 
-def dump(side: Side, file: str | Path, images: Tensor | None = None) -> int:
-    """Write the trace of a side, with the images that it is of, as an .npz; returns the number of tensors."""
+def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str = OURS) -> int:
+    """Write the trace of a side, with the images that it is of, as an .npz; returns the number of tensors.
+
+    `names`: of parameters, ours or MindSpore's.
+    """
     trace = side.of(images) if images is not None else side.dumped or {}
     whole = {IMAGES: images, **trace} if images is not None else trace
+    whole = _renamed(whole, to_mindspore) if names == MINDSPORE else whole
     write_arrays(file, to_arrays(whole))
     return len(whole)
 
@@ -290,10 +295,13 @@ def _checked(found: Differences, tally: Tally) -> Differences:
 
 def _in_our_names(trace: Trace) -> Trace:
     """Parameters in MindSpore's names under ours."""
+    return _renamed(trace, lambda own: from_mindspore(own) if is_mindspore(own) else own)
+
+
+def _renamed(trace: Trace, rename: Callable[[Trace], Trace]) -> Trace:
+    """The trace with each group of parameters renamed as a whole."""
     found = dict(trace)
     for group in _PARAMETERS:
-        own = {name.partition("/")[2]: value for name, value in trace.items() if name.startswith(f"{group}/")}
-        if is_mindspore(own):
-            found = {name: value for name, value in found.items() if not name.startswith(f"{group}/")}
-            found |= {f"{group}/{name}": value for name, value in from_mindspore(own).items()}
+        own = {name.removeprefix(f"{group}/"): found.pop(name) for name in trace if name.startswith(f"{group}/")}
+        found |= {f"{group}/{name}": value for name, value in rename(own).items()}
     return found

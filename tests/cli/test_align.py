@@ -32,6 +32,11 @@ def test_a_dump_and_a_step_are_written_and_compared(run, micro, words, tmp_path)
     with np.load(tmp_path / "step.npz", allow_pickle=False) as file:
         arrays = dict(file)
     assert arrays["input/labels"].tolist() == [0, 1] and "gradients/head.weight" in arrays
+    theirs = ("--step", "--output", tmp_path / "ms.npz", "--names", "mindspore")
+    assert run("align", micro / "swin.pth", *theirs, *words).code == 0
+    with np.load(tmp_path / "ms.npz", allow_pickle=False) as file:
+        assert "gradients/classifier.weight" in file and "update/layers.0.blocks.0.attn.k.weight" in file
+        assert np.array_equal(file["weights/norm.gamma"], arrays["weights/norm.weight"])
     arrays["gradients/head.weight"] *= 1.1
     np.savez(tmp_path / "theirs.npz", **arrays)
     done = run("align", micro / "swin.pth", tmp_path / "theirs.npz", "--step", "--cfg", micro / "swin.yaml")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.data.sources import open_pictures
+from swin_quant.data.sources import has_split, open_pictures
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 
@@ -86,6 +86,26 @@ def test_zip_labels_and_class_names_are_held_against_the_model(tmp_path):
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
     message = refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True, num_classes=1000)
     assert "3 classes, but MODEL.NUM_CLASSES is 1000" in message
+
+
+def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
+    folder(tmp_path, "1.png", "2.png")
+    for name in ("train.csv", "val.csv"):
+        (tmp_path / name).write_text("1.png,0\n2.png,1\n")
+    asked = {"val.csv": False, "{split}.csv": True, "no_{split}.csv": False, "": True}
+    for prefix in ("", "csv:"):
+        for place, has in asked.items():
+            cfg = tiny_config().clone()
+            cfg.defrost()
+            cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE = f"{prefix}{tmp_path}/{place}", False
+            assert has_split(cfg, "val") == has, (prefix, place)
+    assert open_pictures(f"{tmp_path}/val.csv", "train", num_classes=2).labels == [0, 1]  # as it is asked for
+
+
+def test_a_kind_that_is_asked_for_and_not_there_is_said(tmp_path):
+    said = refusal(SwinQuantError, f"csv:{tmp_path}", "val")
+    assert f"{tmp_path}: split val: found no table of path and label" in said
+    assert "no such folder" in refusal(SwinQuantError, f"nothing:{tmp_path}", "val")
 
 
 def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
