@@ -39,6 +39,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.finetune import finetune
+    from swin_quant.tasks.train import plot
     from swin_quant.train.lock import only_writer
     from swin_quant.train.recipes import load_recipe
 
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     if len(policies) > 1:
         raise UsageError("--policy: fine-tuning is for one policy at a time")
     with only_writer(output_dir(args, cfg), world):  # until the last result is in the run card
-        trained = finetune(cfg, recipe, training.request_of(args, cfg, output_dir(args, cfg)), policies, world)
+        request = training.request_of(args, cfg, output_dir(args, cfg))
+        trained = finetune(cfg, recipe, request, policies, world)
         policy = training.policy_of_card(trained.card)
         options.tell_bits([policy])
         if args.no_eval or trained.position.best_epoch is None:
@@ -59,5 +61,6 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         card = score_model(trained.model, cfg, *scored)
         if world.is_main:
             card.write(trained.checkpoint.with_suffix(".json"))
+            plot(request, cfg.MODEL.NAME, card.measured())
             print_table([card])
     return card

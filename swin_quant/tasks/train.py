@@ -1,6 +1,7 @@
 """Training runs start to end: a config, a recipe and pictures in; a checkpoint, its run card and logs out."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import CheckpointRecord, SourceRecord, TrainingRecord
+from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.portable import portable_config
 from swin_quant.data.pictures import Pictures
@@ -145,7 +146,7 @@ def run(
         keeper.settle(unsharded)
     if world.is_main:
         ensure_writable_dir(request.folder)  # somebody may have moved it away
-        _plot(request)
+        plot(request, cfg.MODEL.NAME)
     if start and request.start:
         start = {**start, "path": str(Path(request.start).resolve())}
     record = training_record(recipe, cfg, batches, pictures, position, start, teacher_source, world)
@@ -154,10 +155,16 @@ def run(
     return unsharded, position, record
 
 
-def _plot(request: Request) -> None:
-    """The plot, which nobody has to want: without matplotlib there is none, unless it was asked for."""
+def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
+    """The plot, which nobody has to want: without matplotlib there is none, unless it was asked for.
+
+    `results`: what was scored since; the original in float and PTQ are drawn beside the run.
+    """
+    original = [one for one in results if one.weights == ORIGINAL and one.precision == "float32"]
+    calibrated = [one for one in results if one.weights == PTQ and one.policy]
+    levels = {name: found[-1].acc1 for name, found in (("float", original), ("PTQ", calibrated)) if found}
     try:
-        log.info("plot: %s", draw(request.folder, request.plot or "png"))
+        log.info("plot: %s", draw(request.folder, request.plot or "png", title, levels))
     except SwinQuantError as error:
         log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
 
