@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from swin_quant.engines.traces import IMAGES, LABELS, LOGITS, LOSS, Trace, tracing
 
 _RANDOM = ("Dropout", "DropPath")
+_RUNNING = ("running_mean", "running_var")
 
 
 def step_trace(model: nn.Module, images: Tensor, labels: Tensor, lr: float) -> Trace:
@@ -20,7 +21,7 @@ def step_trace(model: nn.Module, images: Tensor, labels: Tensor, lr: float) -> T
         if type(module).__name__.startswith(_RANDOM):
             module.eval()
     trace: Trace = {IMAGES: images, LABELS: labels}
-    trace |= {f"weights/{name}": value.detach().clone() for name, value in model.named_parameters()}
+    trace |= {f"weights/{name}": value.detach().clone() for name, value in _state(model)}
     with tracing(model) as found:
         logits = model(images)
     loss = F.cross_entropy(logits, labels)
@@ -30,6 +31,12 @@ def step_trace(model: nn.Module, images: Tensor, labels: Tensor, lr: float) -> T
     trained = [(name, value) for name, value in model.named_parameters() if value.grad is not None]
     trace |= {f"gradients/{name}": value.grad.clone() for name, value in trained if value.grad is not None}
     torch.optim.SGD([value for _, value in trained], lr=lr).step()
-    trace |= {f"update/{name}": value.detach().clone() for name, value in trained}
+    trace |= {f"update/{name}": value.detach().clone() for name, value in _state(model)}
     model.eval()
     return trace
+
+
+def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters, and the running statistics of batch norms, which other frameworks call parameters, too."""
+    running = [(name, value) for name, value in model.named_buffers() if name.endswith(_RUNNING)]
+    return [*model.named_parameters(), *running]
