@@ -206,6 +206,7 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     assert "is not the float checkpoint" in run("evaluate", artifact, *flags, "--float", artifact).error(1)
 
 
+@pytest.mark.slow
 def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(run, pictures, export):
     verified = run("verify", export("--precision", "float"), "--data-path", pictures, *ENGINES)
     assert verified.code == 0 and "QAT weights, unquantized" in verified.out, verified.err

@@ -34,6 +34,7 @@ def exported(done):
     return open_artifact(done.out.strip())
 
 
+@pytest.mark.slow
 def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_path):
     done = run("export", "--checkpoint", calibrated, "--for", "openvino", "--check", "--output", tmp_path / "new")
     artifact = exported(done)
@@ -56,6 +57,7 @@ def test_float_is_the_baseline_of_the_same_checkpoint(run, calibrated, tmp_path)
     assert artifact.record["precision"] == "float32" and artifact.card.policy is None
 
 
+@pytest.mark.slow
 def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
     (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
     words = ("--checkpoint", calibrated, "--for", "onnx", "--precision", "float", "--output", tmp_path / "named")
@@ -65,6 +67,7 @@ def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
     assert "3" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "name: mine\nrules:\n  - enable: ['*.fc1._input_quantizer', '*.fc1._weight_*']\n"
@@ -100,6 +103,7 @@ def test_fastertransformer_float_is_float16(run, calibrated, tmp_path):
     assert exported(run("export", "--checkpoint", calibrated, *words)).record["precision"] == "float16"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_card_can_have_a_config(run, own, micro, tmp_path):
     own.with_suffix(".json").unlink()
     words = ("--cfg", micro / "swin.yaml", "--for", "onnx", "--output", tmp_path / "new")
@@ -172,6 +176,7 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target):
     assert policy_for(target, None) == built_in
 
 
+@pytest.mark.slow
 def test_ranges_of_before_zero_points_get_the_best_policy_without(run, own, tmp_path):
     state = torch.load(own, weights_only=True)
     torch.save({key: value for key, value in state.items() if not key.endswith("_bounds")}, own)

@@ -60,6 +60,7 @@ def same(one, other):
     return all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amax", ["frozen", "learned", "reestimated"])
 def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
     done = run("finetune", *qat_flags, "--amax", amax)
@@ -274,6 +275,7 @@ def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_ru
     assert list(tmp_path.glob("out/**/snapshots/*"))
 
 
+@pytest.mark.slow
 def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
     flags = ["--amax", "reestimated", "--set", "amax.batches=2"]
     assert (

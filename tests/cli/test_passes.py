@@ -50,6 +50,7 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flag
     assert all(torch.equal(kept[key], before[key]) for key in kept if key in before)
 
 
+@pytest.mark.slow
 def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
     run, micro, planted, pictures, tmp_path, card_of
 ):

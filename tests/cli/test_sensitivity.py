@@ -46,6 +46,7 @@ def test_only_the_kinds_that_are_asked_for(run, words):
     assert "role:gemm_weight" in out and "layers.0.blocks" not in out
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_the_same(forked, words, own, run, tmp_path):
     one = json.loads(run(*words, "--batch", 2, "--json").out)
     ends = forked(2, *words, "--batch", 2, "--json", tmp_path / "two.json", "--quiet")

@@ -133,6 +133,7 @@ def test_called_it_gives_what_is_deployed(model, train):
     assert "policy qdq" in repr(model) and "8 pictures" in repr(model)
 
 
+@pytest.mark.slow
 def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
     pytest.importorskip("onnxruntime")
     exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
@@ -185,6 +186,7 @@ def test_a_model_of_the_user_s_own_needs_no_file_and_no_config(pictures, tmp_pat
         sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy)
 
 
+@pytest.mark.slow
 def test_what_nodes_cost_from_pictures_and_from_tensors(model, train, pictures, tmp_path, run):
     with pytest.raises(sq.UsageError, match="no policy"):
         sq.sensitivity(model, train)

@@ -79,6 +79,7 @@ def on_small_disk(words, folder, kilobytes, kept, error):
     os._exit(code)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(train, nothing_lost, undisturbed, cases, tmp_path):
     snapshots = tmp_path / "undisturbed" / "snapshots"
     largest = max(file.stat().st_size for file in snapshots.iterdir()) // 1000

@@ -38,6 +38,7 @@ def assert_logits_are_those_of_timm(cfg, timms, randomise):
     assert (logits - expected).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "timm_name"), PUBLISHED, ids=[name for name, _ in PUBLISHED])
 def test_published_models(name, timm_name, randomise):
     timms = import_timm().create_model(timm_name)

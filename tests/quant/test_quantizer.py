@@ -158,6 +158,7 @@ class Attention(nn.Module):
         return self.node(q).mT.reshape(-1, 6, 16) * 2 + self.node(x).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiles_to_one_graph(backend):
     torch._dynamo.reset()

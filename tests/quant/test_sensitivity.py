@@ -88,6 +88,7 @@ def test_alone_and_left_out_are_what_the_whole_model_gives(kind, measured):
     apply_policy(model, policy)
 
 
+@pytest.mark.slow
 @KINDS
 def test_stored_inputs_save_forwards_and_change_nothing(kind, measured):
     model, policy, batches, found = measured(kind)

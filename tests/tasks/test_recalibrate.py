@@ -65,6 +65,7 @@ def content(folder):
     return (folder / f"{NAME}_calib.pth").read_bytes(), {**card, "created": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "bits"),
     [(Method("mse"), 4), (Method("percentile", 99.0), 8), (Method("entropy"), 3), (Method("max"), 8)],

@@ -113,6 +113,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
@@ -184,6 +185,7 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
     assert same(weights(whole), weights(resumed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["frozen", "reestimated"])
 @pytest.mark.parametrize("place", ["validation of the first epoch", "validation of the last epoch"])
 def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, use_policy, mode, place):

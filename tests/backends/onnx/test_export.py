@@ -179,6 +179,7 @@ def test_metadata_that_is_broken_or_foreign():
         onnx_metadata.read(model)
 
 
+@pytest.mark.slow
 def test_weights_beyond_the_limit_go_into_a_second_file(
     calibrated, run, images, assert_quantized_alike, tmp_path, monkeypatch
 ):

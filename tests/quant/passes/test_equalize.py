@@ -87,6 +87,7 @@ def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, 
     assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, pieced, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")

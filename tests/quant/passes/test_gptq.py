@@ -47,6 +47,7 @@ def on_grid(layer):
     return torch.equal(fake_quant(layer.weight.detach(), node.range_for(layer.weight), *node.grid), layer.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("policy, weights, activations", FORMATS)
 def test_weights_lie_on_the_grid_behind_other_passes_and_in_a_file(
