@@ -157,7 +157,7 @@ def passes_of(args: argparse.Namespace) -> PassPlan:
     if args.passes and getattr(args, "no_equalize", False):
         raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
     if args.passes:
-        return PassPlan(load_passes(args.passes), words=f" --passes {args.passes}")
+        return PassPlan.of(load_passes(args.passes), f" --passes {args.passes}")
     unasked = not getattr(args, "no_equalize", True)
     return PassPlan(automatic=unasked, words="" if unasked else " --no-equalize")
 

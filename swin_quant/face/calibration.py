@@ -53,14 +53,17 @@ def calibrate(
     model = model if isinstance(model, Model) else Model(model)
     policy = load_policy(policy) if isinstance(policy, str) else policy
     apply_policy(model.module, policy)
-    steps = load_passes(passes) if isinstance(passes, str) else steps_of([] if passes is None else passes)
+    if isinstance(passes, str):
+        plan = PassPlan.of(load_passes(passes))
+    else:
+        plan = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
     how, world = Method(method, percentile, exact), World(device=model.device)
     if isinstance(pictures, PictureSet):
         found = _on_pictures(model, pictures, how, world)
     else:
         found = _on_batches(model, pictures, how)
     before = model.card if model.card.has_own_weights else None
-    found = found.improved(model.module, PassPlan(steps, automatic=passes is None), world, before)
+    found = found.improved(model.module, plan, world, before)
     record = found.checked(model.module, policy, world)
     model.card = replace(
         model.card,

@@ -198,6 +198,7 @@ class Found:
 
         Calibrator auto chooses between them: behind those after which ranges are observed anew.
         """
+        plan = plan.for_model(model)
         if len({batch.shape[1:] for _, batch in self.images}) > 1:
             return self._of_several_sizes(plan)
         recorded = before.calibration.get("passes", []) if before and before.calibration else []

@@ -17,7 +17,7 @@ from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ran
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes.equalize import outliers
 from swin_quant.quant.passes.kind import Workpiece
-from swin_quant.quant.passes.recipe import PassStep, steps_of
+from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
 from swin_quant.quant.passes.run import Gain, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
@@ -29,18 +29,32 @@ CHUNK = 8  # pictures at a time, whatever the batches were: the same on any numb
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Which passes run behind a calibration; `automatic`: where none is asked for, channels that stand out are evened
-    out. `words`: how a command asks for this."""
+    """Which passes run behind a calibration, and which instead `below_8_bits`, if others (`PassRecipe`).
+
+    `automatic`: where none is asked for, channels that stand out are evened out. `words`: how a command asks for this.
+    """
 
     steps: tuple[PassStep, ...] = ()
     automatic: bool = False
     words: str = field(default="", compare=False)
+    below_8_bits: tuple[PassStep, ...] | None = None
+
+    @classmethod
+    def of(cls, recipe: PassRecipe, words: str = "") -> "PassPlan":
+        """What a recipe says."""
+        return cls(recipe.steps, words=words, below_8_bits=recipe.below_8_bits)
+
+    def for_model(self, model: nn.Module) -> "PassPlan":
+        """What is to run for the bits of a model's enabled nodes."""
+        bits = min((node.bits for node in enabled_nodes(model).values()), default=8)
+        return replace(self, steps=PassRecipe(self.steps, self.below_8_bits).for_bits(bits), below_8_bits=None)
 
     def made(self, records: Sequence[PassRecord]) -> bool:
         """Whether a calibration with these passes behind it was asked for as here."""
         done = [{"name": one["name"], **one["options"]} for one in records]
         asked = [step.to_dict() for step in self.steps]
-        return done == asked or (self.automatic and not asked and done == [step.to_dict() for step in AUTOMATIC])
+        few = [step.to_dict() for step in self.below_8_bits] if self.below_8_bits is not None else asked
+        return done in (asked, few) or (self.automatic and not asked and done == [step.to_dict() for step in AUTOMATIC])
 
     def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
         """What comes before ranges are final, since they are observed anew behind it, and what comes after."""

@@ -4,6 +4,8 @@ name: mine
 passes:
   - equalize
   - {name: bias_correction, pictures: 128}
+below_8_bits:      # instead, where a node has fewer; may be left out
+  - reconstruct
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from swin_quant.quant.passes.kind import Pass
 class _Said(TypedDict, total=False):
     name: str
     description: str
+    below_8_bits: list[Any]
 
 
 class _Recipe(_Said):
@@ -45,16 +48,34 @@ class PassStep:
         return {"name": self.name, **plain(asdict(self.options))}
 
 
+@dataclass(frozen=True)
+class PassRecipe:
+    """The steps of a recipe; those `below_8_bits` instead, where an enabled node has fewer. None: the same."""
+
+    steps: tuple[PassStep, ...]
+    below_8_bits: tuple[PassStep, ...] | None = None
+
+    def for_bits(self, bits: int) -> tuple[PassStep, ...]:
+        """The steps for a policy whose nodes have `bits` or more."""
+        return self.steps if bits >= _MANY_BITS or self.below_8_bits is None else self.below_8_bits
+
+
+_MANY_BITS = 8
+
+
 def builtin_passes() -> list[str]:
     """Names of the recipes of passes that come with the package."""
     return [path.stem for path in shipped_files("passes")]
 
 
-def load_passes(name_or_path: str) -> tuple[PassStep, ...]:
+def load_passes(name_or_path: str) -> PassRecipe:
     """A shipped recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
     path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
     data = checked(_Recipe, read_yaml(path, "recipe of passes"), str(path), error=UsageError)
-    return steps_of(data["passes"], str(path))
+    few = data.get("below_8_bits")
+    return PassRecipe(
+        steps_of(data["passes"], str(path)), None if few is None else steps_of(few, f"{path}: below_8_bits")
+    )
 
 
 def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:

@@ -10,8 +10,19 @@ from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
 
 def test_every_shipped_recipe_is_read_and_survives_being_written():
     for name in builtin_passes():
-        steps = load_passes(name)
-        assert steps and steps_of([step.to_dict() for step in steps]) == steps
+        recipe = load_passes(name)
+        for steps in (recipe.steps, recipe.for_bits(4)):
+            assert steps and steps_of([step.to_dict() for step in steps]) == steps
+
+
+def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("passes: [equalize]\nbelow_8_bits: [reconstruct]\n")
+    names = {bits: [step.name for step in load_passes(str(file)).for_bits(bits)] for bits in (4, 7, 8, 16)}
+    assert names == {4: ["reconstruct"], 7: ["reconstruct"], 8: ["equalize"], 16: ["equalize"]}
+    file.write_text("passes: [equalize]\nbelow_8_bits: [reconstrukt]\n")
+    with pytest.raises(UsageError, match="below_8_bits: pass 1: there is no pass"):
+        load_passes(str(file))
 
 
 def test_every_pass_has_options_with_defaults():
