@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from swin_quant.face.pictures import pictures as pictures
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.sensitivity import sensitivity as sensitivity
+    from swin_quant.face.wrapping import wrap as wrap
     from swin_quant.quant.policy import Policy as Policy
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ _FACE = {
     "calibrate": ("swin_quant.face.calibration", "calibrate"),
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
+    "wrap": ("swin_quant.face.wrapping", "wrap"),
     "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
     "export": ("swin_quant.face.exporting", "export"),
     "verify": ("swin_quant.face.checking", "verify"),

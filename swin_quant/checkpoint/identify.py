@@ -22,6 +22,7 @@ from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage
 from swin_quant.checkpoint.published import published
 from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.checkpoint.strangers import described, stranger
+from swin_quant.checkpoint.timm_models import of_timm, timm_config_name
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config import default_config, from_dict, load_config
 from swin_quant.config.outputs import FEATURES, LOGITS
@@ -39,7 +40,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
 
     `overrides` maps dotted keys to values, as in `load_config`; they also decide what the file leaves open. Raises
     UsageError where several shipped configurations fit, which it names, or where a file of no shipped geometry leaves
-    something open; SwinQuantError for what is no checkpoint of a Swin.
+    something open; SwinQuantError for what is no checkpoint of a Swin, nor called as one of timm's.
     """
     overrides = overrides or {}
     file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
@@ -50,6 +51,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if kind == FEATURES:
         weights, features = as_backbone(weights)
         overrides = features | dict(overrides)
+    if (named := timm_config_name(weights)) is not None:
+        return of_timm(named, weights, overrides)
     told = _told(weights)
     if kind != LOGITS:
         told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # no part of it
@@ -67,7 +70,8 @@ def _told(weights: Weights) -> Geometry:
     """What the tensors tell."""
     told = geometry(weights.state)
     if not told or stranger(weights.state):
-        raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}")
+        advice = "; if timm has the model, say which: ‹cfg› timm:NAME"
+        raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}{advice}")
     _check_stages(weights, told)
     return told
 

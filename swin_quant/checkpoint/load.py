@@ -18,6 +18,7 @@ from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.quant.fold import fitted
 
 
 def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
@@ -83,6 +84,7 @@ def _checked_weights(
     model: nn.Module, state: Mapping[str, Tensor], path: Path, replace_head: bool | None
 ) -> dict[str, Tensor]:
     """The entries of `state` to load: of the model's names, shapes and kinds, and finite."""
+    state = fitted(model, state)
     skipped = _head() if replace_head else ()
     wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
     given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
@@ -107,7 +109,7 @@ def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faul
         elif _is_derived(key):
             if not _equal(value, wanted[key].cpu()):
                 faults.unfit.append(f"{key} (other values: another window, image size or pretrained window)")
-        elif not value.is_floating_point():
+        elif not value.is_floating_point() and wanted[key].is_floating_point():
             faults.unfit.append(f"{key} (is {value.dtype}, must be floating point)")
     return faults
 
@@ -119,6 +121,11 @@ def _is_derived(key: str) -> bool:
 
 def _head() -> frozenset[str]:
     return frozenset(key for family in families().values() for key in family.head)
+
+
+def _classes(state: Mapping[str, Tensor]) -> int | None:
+    """The rows of the first matrix of a head."""
+    return next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), None)
 
 
 def _equal(value: Tensor, reference: Tensor) -> bool:
@@ -133,7 +140,8 @@ def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str
     if model and (not file or stranger(given)):
         return f"it is {described(given)}; "
     if _only_head(faults):
-        theirs, ours = file.get("NUM_CLASSES", "no"), model.get("NUM_CLASSES", 0)
+        theirs = file.get("NUM_CLASSES", _classes(given) or "no")
+        ours = model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "
     text = difference(file, model)

@@ -19,18 +19,20 @@ from swin_quant.config.families import families
 
 @dataclass(frozen=True)
 class Convention:
-    """A way of naming, in use when a key matches `seen` and none matches `unseen`; `pattern` -> `to` undoes it."""
+    """A way of naming, in use when keys match `seen` and `beside`, and none `unseen`; `pattern` -> `to` undoes it."""
 
     name: str
     seen: str
     pattern: str
     to: str | Callable[[re.Match[str]], str]
     unseen: str = r"(?!)"
+    beside: str = ""
 
     def used_by(self, keys: Iterable[str]) -> bool:
         """Whether `keys` are named this way."""
         keys = list(keys)
-        return any(re.search(self.seen, key) for key in keys) and not any(re.search(self.unseen, key) for key in keys)
+        there = all(any(re.search(pattern, key) for key in keys) for pattern in (self.seen, self.beside))
+        return there and not any(re.search(self.unseen, key) for key in keys)
 
 
 CONVENTIONS = (
@@ -39,7 +41,7 @@ CONVENTIONS = (
     Convention("Lightning", r"^model\.", r"^model\.", "", unseen=r"^(?!model\.)"),
     Convention("timm features", r"^layers_0\.", r"^layers_(\d+)\.", lambda match: f"layers.{match[1]}."),
     Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
-    Convention("timm", r"^head\.fc\.", r"^head\.fc\.", "head."),
+    Convention("timm", r"^head\.fc\.", r"^head\.fc\.", "head.", beside=r"^layers\.\d+\.(blocks|downsample)\."),
     Convention(  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it
         "timm",
         r"^layers\.[1-9]\d*\.downsample\.",

@@ -1,6 +1,7 @@
 """The ranges (`<node>._amax`) of a calibrated checkpoint: docs/reference, section 1.3.
 
-Its files hold one 0-dim float32 per node; a [1] is the same, and a weight may have one per output channel, [out, 1].
+Its files hold one 0-dim float32 per node; a [1] is the same, and a weight may have one per output channel, [out, 1],
+of a convolution [out, 1, 1, 1].
 Ours also hold `<node>._bounds`, float32 [2], of every activation: both ends, for grids with a zero point. Loaders of
 FasterTransformer's, which are not strict, pass over it.
 """
@@ -42,7 +43,7 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
         if name not in nodes:
             faults["of no node of this model"].append(name)
             continue
-        if fault := _fault(value, _channels(model, name, nodes[name])):
+        if fault := _fault(value, _rows(model, name, nodes[name])):
             faults[fault].append(name)
         else:
             ranges[name + SUFFIX] = value.float().reshape(()) if value.numel() == 1 else value.float()
@@ -66,15 +67,16 @@ def assign_ranges(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
         node.amax, node.bounds = on_device.get(name + SUFFIX), on_device.get(name + BOUNDS)
 
 
-def _channels(model: nn.Module, name: str, node: Quantizer) -> int | None:
-    """The output channels [out] of the weight that a weight node quantizes; None for other nodes."""
+def _rows(model: nn.Module, name: str, node: Quantizer) -> tuple[int, ...] | None:
+    """The shape of a range per output channel of the weight that a weight node quantizes; None for other nodes."""
     if node.role is not Role.GEMM_WEIGHT:
         return None
-    return len(model.get_parameter(f"{name.rpartition('.')[0]}.weight"))
+    weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
+    return (len(weight), *[1] * (weight.dim() - 1))
 
 
-def _fault(amax: Tensor, channels: int | None) -> str | None:
-    if amax.numel() != 1 and (channels is None or tuple(amax.shape) != (channels, 1)):
+def _fault(amax: Tensor, rows: tuple[int, ...] | None) -> str | None:
+    if amax.numel() != 1 and tuple(amax.shape) != rows:
         return f"of the wrong shape {list(amax.shape)}"
     if not amax.is_floating_point():
         return f"of {amax.dtype}, not floating point"

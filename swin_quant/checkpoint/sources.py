@@ -22,7 +22,7 @@ _MODULES = ("swin_transformer", "swin_transformer_v2")
 def local_file(checkpoint: str | os.PathLike[str]) -> Path:
     """The file of a checkpoint: of a path, itself, or the weights in a folder; of a name, that in the hub's cache.
 
-    SwinQuantError where a name is neither cached nor to be had, UsageError where it names no Swin.
+    SwinQuantError where a name is neither cached nor to be had, UsageError where timm has no such name.
     """
     text = os.fspath(checkpoint)
     kind, _, name = text.partition(":")
@@ -62,10 +62,11 @@ def _weights_in(path: Path) -> Path:
 def _timm_repository(name: str, text: str) -> str:
     """Where timm keeps the weights of that name, or of an architecture by default."""
     timm = import_timm()
-    ours = [each for module in _MODULES for each in timm.list_models(module=module, pretrained=True)]
+    swins = [each for module in _MODULES for each in timm.list_models(module=module, pretrained=True)]
+    ours = [*swins, *timm.list_models(pretrained=True)]
     architecture, _, tag = name.partition(".")
-    tags = [each for each in ours if each.partition(".")[0] == architecture]
+    tags = [each for each in dict.fromkeys(ours) if each.partition(".")[0] == architecture]
     if not tags or (tag and name not in tags):
         close = tags or difflib.get_close_matches(name, ours, n=3, cutoff=0.3) or ours
-        raise UsageError(f"{text}: timm has no weights of a Swin by that name; it has {listed(close)}")
+        raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")
     return timm.get_pretrained_cfg(name).hf_hub_id

@@ -54,7 +54,7 @@ def families() -> dict[str, Family]:
 
 
 def built_in() -> dict[str, Family]:
-    """Those that come with the package."""
+    """Swin's, whose keys every configuration has, and every run card."""
     from swin_quant.config.swin import SWIN, SWINV2
 
     return {family.name: family for family in (SWIN, SWINV2)}
@@ -69,7 +69,9 @@ def register_family(family: Family) -> None:
 
 @cache
 def _found() -> dict[str, Family]:
-    found = built_in()
+    from swin_quant.config.timm import TIMM
+
+    found = {**built_in(), TIMM.name: TIMM}
     for who, architecture in announced(ENTRY_POINTS, "Architecture", _has_family):
         if found.setdefault(architecture.family.name, architecture.family) != architecture.family:
             log.warning("%s: left out, another architecture is called %s", who, architecture.family.name)

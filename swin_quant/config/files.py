@@ -10,14 +10,15 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.schema import checked, show
 from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
+from swin_quant.config import timm
 
 _SHIPPED = ("swin", "swinv2", "demo")
 _MAX_FILES = 32
 
 
 def find_config(name_or_path: str | Path) -> Path:
-    """An existing file, or else the shipped configuration of that name (its file name without `.yaml`)."""
-    if os.path.isfile(name_or_path):
+    """An existing file, `timm:NAME`, or else the shipped configuration of that name (its file without `.yaml`)."""
+    if os.path.isfile(name_or_path) or timm.named(name_or_path) is not None:
         return Path(name_or_path)
     shipped = shipped_configs()
     if str(name_or_path) in shipped:
@@ -38,6 +39,9 @@ def shipped_configs() -> dict[str, Path]:
 
 def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
     """Yield (file, content) in merge order: the files of BASE, recursively, then the file itself."""
+    if (name := timm.named(path)) is not None:
+        yield path, timm.tree_of(name)
+        return
     tree = _read(path)
     resolved = path.resolve()
     if resolved in above:

@@ -16,7 +16,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.report.column import Value
 from swin_quant.report.html import html_facts
 from swin_quant.tasks.deployed import load_engines, names_of_engines
-from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.export import export_checkpoint, export_module
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def export(
     """
     file = model.file or model.save(ensure_writable_dir(folder) / f"{model.name}_calib.pth")
     chosen = load_policy(policy) if isinstance(policy, str) else policy
+    if not model.card.config:
+        return Exported(export_module(model.module, model.card, file, backend, folder, chosen, precision, options))
     given: Mapping[str, Any] = options
     cfg = None if model.card.checkpoint and not model.card.config else model.config
     made, _ = export_checkpoint(file, backend, folder, cfg, chosen, precision, given, saturation_safe)

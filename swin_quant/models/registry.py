@@ -19,7 +19,7 @@ from swin_quant.config.families import ENTRY_POINTS, Family, register_family
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.passes.places import Exchange, Part, found, of_norm
 
-BUILT_IN = ("swin", "swin_v2")
+BUILT_IN = ("swin", "swin_v2", "timm_model")
 _registered: dict[str, "Architecture"] = {}
 
 

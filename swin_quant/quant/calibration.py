@@ -19,6 +19,7 @@ from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
+from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.names import AUTO, DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
@@ -106,9 +107,10 @@ def observe(
 
     `answers` is shown the float model's logits [B, classes] of each batch (or other `rows`), which cost nothing here.
     A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
-    The result is that of all ranks together. Raises SwinQuantError for NaN or infinity in weights or activations,
-    naming the first module, and when no rank had a picture.
+    The result is that of all ranks together. Norms that can be folded are. Raises SwinQuantError for NaN or
+    infinity in weights or activations, naming the first module, and when no rank had a picture.
     """
+    fold(model)
     check_weights(model)
     pictures = 0
     with _observing(model, method) as observers, torch.inference_mode():

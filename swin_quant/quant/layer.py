@@ -18,6 +18,7 @@ class QuantizedLayer(nn.Module):
     the rest. `weight` is [out, ...], `bias` [out] or None.
     """
 
+    output_has_bias = False  # whether _aftergemm quantizes the product with its bias
     weight: Tensor
     bias: Any  # a parameter or None; torch's classes declare each their own
 
@@ -57,7 +58,7 @@ class QuantizedLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = self.effective_bias()
         x, weight = self._input_quantizer(x), self._weight_quantizer(self.weight)
-        if self._aftergemm_quantizer.state is State.OFF or bias is None:
+        if self.output_has_bias or bias is None or self._aftergemm_quantizer.state is State.OFF:
             return self._aftergemm_quantizer(self.product(x, weight, bias))
         product = self._aftergemm_quantizer(self.product(x, weight))
         return product + self.aligned(bias).to(product.dtype)

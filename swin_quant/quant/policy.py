@@ -155,9 +155,11 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
     UsageError for a selector that names no node, and for a node that one rule both enables and disables.
     """
     settings = {name: Setting() for name in roles}
+    there = {key for key, kinds in ROLES.items() if kinds & set(roles.values())}
+    fits = any(f"role:{key}" in rule.enable for key in there for rule in policy.rules)  # so it may name other roles
     for i, rule in enumerate(policy.rules, 1):
         where = f"policy {policy.name}: rule {i}"
-        on, off = (_matches(selectors, roles, where) for selectors in (rule.enable, rule.disable))
+        on, off = (_matches(selectors, roles, where, fits) for selectors in (rule.enable, rule.disable))
         named = _matches(rule.nodes, roles, where, may_lack=True)
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
@@ -181,7 +183,7 @@ def _matches(
     """Names that any selector matches, in model order.
 
     A model may have no node of a role, as one without attention has no matmul inputs: that is an error only if the
-    other selectors name nothing either, unless the model `may_lack` them all.
+    other selectors name nothing either, and no role that the policy enables, unless the model `may_lack` them all.
     """
     found: set[str] = set()
     absent = ""

@@ -42,6 +42,7 @@ class Role(str, Enum):
     SOFTMAX_INPUT = "softmax_input"
     NORM_INPUT = "norm_input"
     RESIDUAL = "residual"
+    CONV_OUTPUT = "conv_output"  # with its bias, where something reads it that has no node: some engines need a pair
 
 
 class Quantizer(nn.Module):

@@ -48,7 +48,9 @@ def _unreached(piece: Workpiece) -> dict[str, float]:
     nodes: dict[str, nn.Module] = {
         name: node
         for name, node in enabled_nodes(piece.model).items()
-        if node.role in _BY_CHANNEL and _owner(name) not in (moved if node.role is Role.GEMM_OUTPUT else reached)
+        if node.role in _BY_CHANNEL
+        and isinstance(piece.model.get_submodule(_owner(name)), nn.Linear)
+        and _owner(name) not in (moved if node.role is Role.GEMM_OUTPUT else reached)
     }
     largest: dict[str, Tensor] = {}
 

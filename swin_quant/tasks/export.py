@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
@@ -64,6 +65,29 @@ def export_checkpoint(
         )
     card = replace(card, policy=None if precision == "float" else used.to_dict())
     return function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told), model
+
+
+def export_module(
+    model: nn.Module,
+    card: RunCard,
+    file: str | Path,
+    target: str,
+    folder: str | Path,
+    policy: Policy | None,
+    precision: str,
+    options: Mapping[str, Any],
+) -> Artifact:
+    """As `export_checkpoint`, of a model of no config, as it is in memory; `file` is where it was saved."""
+    if target not in targets():
+        raise UsageError(f"‹backend› {target}: there are {', '.join(targets())}")
+    if not isinstance(model, Classifier):
+        raise UsageError(f"{type(model).__name__}: is not a network that can be exported: give it to `wrap`")
+    backend = targets()[target]
+    used = load_policy("float") if precision == "float" else policy or policy_for(target, card, file)
+    card = replace(naming(card, file), policy=None if precision == "float" else used.to_dict())
+    told = exporter_options(backend, precision, options)
+    made: Artifact = function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told)
+    return made
 
 
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:

@@ -5,7 +5,6 @@ from yacs.config import CfgNode
 
 from swin_quant.cards.lineage import card_of
 from swin_quant.checkpoint import load_calibrated, load_float, read_weights
-from swin_quant.config import architecture
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.listing import NodeRow, list_nodes
@@ -18,7 +17,7 @@ def nodes_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None 
     Those of a float checkpoint have no ranges.
     """
     model = model_of(cfg, checkpoint, policy)
-    return list_nodes(model, (1, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    return list_nodes(model, (1, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
 
 
 def model_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None = None) -> Classifier:

@@ -14,6 +14,7 @@ _AXES_ARE_ATTRIBUTES = ("ReduceMean", "ReduceL2")  # before opset 18
 def finish(model: "ir.Model", opset: int) -> None:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model."""
     simplify(model)
+    share_pairs(model.graph)
     if opset == 17:
         lower_to_17(model)
     name_everything(model.graph)
@@ -39,6 +40,24 @@ def simplify(model: "ir.Model") -> None:
     _share_constants(model.graph)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
+
+
+def share_pairs(graph: "ir.Graph") -> None:
+    """One pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
+    first: dict[tuple[object, ...], ir.Node] = {}
+    for node in list(graph):
+        if node.op_type != "QuantizeLinear":
+            continue
+        scale, zero = (_constant(value) for value in node.inputs[1:3])
+        key = id(node.inputs[0]), scale.dtype, scale.tobytes(), zero.dtype, zero.tobytes()
+        kept = first.setdefault(key, node)
+        if kept is not node:
+            pair = [[reader for reader, _ in one.outputs[0].uses()][0] for one in (node, kept)]
+            pair[0].outputs[0].replace_all_uses_with(pair[1].outputs[0])
+            graph.remove([pair[0], node], safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
 
 
 def _small_enough(node: "ir.Node") -> bool | None:

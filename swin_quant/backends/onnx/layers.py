@@ -102,12 +102,18 @@ class Product(nn.Module):
         self.bias: Tensor | None
         if not node.enabled:
             self.register_buffer("weight", weight)
-        self.register_buffer("bias", None if bias is None else layer.aligned(bias.detach()).clone())
+        self.inside = layer.output_has_bias or not layer._aftergemm_quantizer.enabled  # engines fuse such a bias
+        if bias is not None:
+            bias = (bias.detach() if self.inside else layer.aligned(bias.detach())).clone()
+        self.register_buffer("bias", bias)
         self.product = layer.product
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self._weight_quantizer is None else self._weight_quantizer()
-        x = self._aftergemm_quantizer(self.product(self._input_quantizer(x), weight))
+        x = self._input_quantizer(x)
+        if self.inside:
+            return self._aftergemm_quantizer(self.product(x, weight, self.bias))
+        x = self._aftergemm_quantizer(self.product(x, weight))
         return x if self.bias is None else x + self.bias
 
 

@@ -1,0 +1,106 @@
+"""The keys of any other model of timm: its name there, and what its builder is given."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from yacs.config import CfgNode
+
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.schema import Must
+from swin_quant.config.families import Family
+from swin_quant.config.values import check_values, need
+
+HEADS = ("fc", "head.fc", "classifier", "head", "last_linear", "head.l")
+# What of a builder's options would read files or change what the config says elsewhere.
+_NOT_OPTIONS = (
+    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir",
+    "features_only", "num_classes", "scriptable", "exportable", "no_jit", "in_chans", "drop_path_rate", "drop_rate",
+)  # fmt: skip
+_LONGEST = 4096
+_LARGEST = 2**14  # channels, pixels, blocks: what is far beyond any model is a slip, and would take all memory
+_KINDS: dict[str, Any] = {
+    "ARCHITECTURE": Annotated[
+        str, Must(lambda text: text.replace("_", "a").isalnum() and len(text) < 200, "a name of timm's, as resnet50")
+    ],
+    "OPTIONS": Annotated[str, Must(lambda text: len(text) <= _LONGEST, f"of at most {_LONGEST} characters")],
+}
+
+
+def named(name: str | Path) -> str | None:
+    """The name of a model of timm where a configuration is called `timm:NAME`; None for any other."""
+    kind, _, name = str(name).partition(":")
+    return name if kind == "timm" else None
+
+
+def tree_of(name: str) -> dict[str, Any]:
+    """The configuration of timm's model of that name, with timm's preparation of pictures. UsageError if there is none.
+
+    A tag (`resnet50.a1_in1k`) chooses the weights that the preparation is of.
+    """
+    timm = import_timm()
+    architecture = name.partition(".")[0]
+    tags = [each.partition(".")[2] for each in timm.list_models(f"{architecture}.*", pretrained=True)]
+    if not timm.is_model(architecture) or ("." in name and name.partition(".")[2] not in tags):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
+        others = [f"{architecture}.{tag}" for tag in tags] or close or timm.list_models("resnet*")
+        raise UsageError(f"timm:{name}: timm has no such model; it has {listed(others)}")
+    given = timm.get_pretrained_cfg(name if tags else architecture)
+    said = given.to_dict() if given else {}
+    _, height, width = said.get("input_size") or (3, 224, 224)
+    if height != width:
+        raise UsageError(f"timm:{name}: is for pictures of {height} x {width}: only square ones are supported")
+    data = {"IMG_SIZE": height, "INTERPOLATION": said.get("interpolation"), "MEAN": _floats(said.get("mean")),
+            "STD": _floats(said.get("std"))}  # fmt: skip
+    test = {"CROP": said.get("crop_mode") != "squash", "CROP_RATIO": said.get("crop_pct")}
+    model = {"TYPE": "timm", "NAME": name, "DROP_PATH_RATE": 0.0, "TIMM": {"ARCHITECTURE": architecture}}
+    model["NUM_CLASSES"] = said.get("num_classes") or 1000
+    parts = {"DATA": data, "MODEL": model, "TEST": test}
+    return {part: {key: value for key, value in keys.items() if value is not None} for part, keys in parts.items()}
+
+
+def _floats(values: Any) -> list[float] | None:
+    return [float(value) for value in values] if values else None
+
+
+def options_of(cfg: CfgNode, source: str) -> dict[str, Any]:
+    """What timm's builder is given beside what the config says elsewhere. UsageError names `source`."""
+    text = cfg.MODEL.TIMM.OPTIONS or "{}"
+    try:
+        options = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        need(False, source, f"MODEL.TIMM.OPTIONS is not JSON ({reason}): write '{{\"depth\": 6}}', say")
+    need(isinstance(options, dict), source, f"MODEL.TIMM.OPTIONS must be a mapping in JSON, not {text:.60}")
+    refused = [key for key in options if key in _NOT_OPTIONS]
+    need(not refused, source, f"MODEL.TIMM.OPTIONS: {', '.join(refused)} is set elsewhere, or cannot be: leave it out")
+    large = [key for key, value in options.items() if any(abs(number) > _LARGEST for number in _numbers(value))]
+    need(not large, source, f"MODEL.TIMM.OPTIONS: {', '.join(large)} is beyond {_LARGEST}, more than any model has")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, dict):
+        yield from _numbers(list(value.values()))
+    elif isinstance(value, int | float):
+        yield value
+
+
+def _check(cfg: CfgNode, source: str) -> None:
+    check_values(_KINDS, cfg.MODEL.TIMM, source, "MODEL.TIMM.")
+    options_of(cfg, source)
+
+
+TIMM = Family(
+    "timm",
+    {"ARCHITECTURE": "resnet50", "OPTIONS": "", "QUANTIZE_STEM": True},
+    _check,
+    derived=(".num_batches_tracked",),
+    head=tuple(f"{head}.{kind}" for head in HEADS for kind in ("weight", "bias")),
+)

@@ -1,0 +1,154 @@
+"""Where the nodes of a traced network go, as data: what is multiplied, added, passed through, and never negative.
+
+In the spirit of NNCF's propagation: a node stands before an operation that engines have in int8, its role says of which
+kind, and it is found by walking against the flow through whatever keeps a range. Two nodes that walk to the same tensor
+see the same range, so that engines merge them. Operations are words: the class of a module, or the name of a function
+or method, in small letters and without underscores. The policies speak of roles alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from swin_quant.quant.quantizer import Role
+
+LAYERS = frozenset({"linear", "conv2d", "quantlinear", "quantconv2d"})
+CONVOLUTIONS = frozenset({"conv2d", "quantconv2d"})
+NORMS = frozenset({"batchnorm1d", "batchnorm2d"})
+MATMULS = frozenset({"matmul", "bmm"})
+ADDS = frozenset({"add", "iadd"})
+"""What keeps the range of what it is given, or shrinks it a little: a range is that of what lies before it."""
+PASSES = frozenset(
+    "identity dropout dropout2d droppath contiguous clone flatten reshape view permute transpose squeeze unsqueeze "
+    "expand getitem unbind split chunk roll pad maxpool2d maxpool2dsame avgpool2d avgpool2dsame adaptiveavgpool2d "
+    "adaptivemaxpool2d avgpool maxpool mean amax interpolate upsample pixelshuffle pixelunshuffle folded".split()
+)
+"""What gives nothing, or next to nothing, below zero: half of a symmetric grid would be idle behind it."""
+ONE_SIDED = frozenset(
+    "relu relu6 gelu gelutanh quickgelu silu swish mish hardswish hardsigmoid sigmoid softmax softplus elu celu "
+    "hardtanh".split()
+)
+"""What engines compute within the convolution before it, or behind a node that they move across it."""
+MERGED = frozenset("identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose".split())
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node to be made: before argument `argument` of the operation `at`, under `name`."""
+
+    at: fx.Node
+    argument: int
+    role: Role
+    name: str
+
+
+def word_of(node: fx.Node, root: nn.Module) -> str:
+    """The operation of a node, in the words of the tables above."""
+    if node.op == "call_module":
+        text = type(root.get_submodule(str(node.target))).__name__
+    elif node.op == "call_function":
+        text = getattr(node.target, "__name__", str(node.target))
+    else:
+        text = str(node.target) if node.op == "call_method" else node.op
+    return text.replace("_", "").lower()
+
+
+def source_of(node: fx.Node, root: nn.Module) -> fx.Node:
+    """Where the range of what `node` gives comes from: against the flow, through what keeps a range."""
+    while word_of(node, root) in PASSES and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def input_role(node: fx.Node, root: nn.Module) -> Role:
+    """The role of the input of a layer that reads `node`."""
+    return Role.ONE_SIDED_INPUT if _is_one_sided(node, root) else Role.GEMM_INPUT
+
+
+def _is_one_sided(node: fx.Node, root: nn.Module) -> bool:
+    source = source_of(node, root)
+    if word_of(source, root) == "mul":  # a gate, as squeeze and excite has it
+        return all(isinstance(one, fx.Node) and _is_one_sided(one, root) for one in source.args)
+    return word_of(source, root) in ONE_SIDED
+
+
+def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Role:
+    """The role of the output of a convolution: another where something reads it that has no node of its own."""
+    for reader in node.users:
+        word = word_of(reader, root)
+        if str(reader.target) in norms or word in MERGED:
+            if output_role(reader, root, norms) is Role.CONV_OUTPUT:
+                return Role.CONV_OUTPUT
+        elif word not in LAYERS | ADDS:
+            return Role.CONV_OUTPUT
+    return Role.GEMM_OUTPUT
+
+
+def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
+    """Norm -> layer, for every batch norm that alone reads a layer, where both run once."""
+    calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    found = {}
+    for node in graph.nodes:
+        if word_of(node, root) not in NORMS or node.op != "call_module" or not isinstance(node.args[0], fx.Node):
+            continue
+        layer = node.args[0]
+        names = str(node.target), str(layer.target)
+        alone = layer.op == "call_module" and len(layer.users) == 1 and all(calls.count(name) == 1 for name in names)
+        tracked = getattr(root.get_submodule(names[0]), "running_var", None) is not None
+        if alone and tracked and word_of(layer, root) in LAYERS:
+            found[names[0]] = names[1]
+    return found
+
+
+def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
+    """The nodes beside those that layers hold themselves: at the products and the additions of two activations."""
+    counts: dict[tuple[str, str], int] = {}
+    for node in graph.nodes:
+        word = word_of(node, root)
+        if node.op not in ("call_function", "call_method") or word not in MATMULS | ADDS:
+            continue
+        inputs = node.args[:2]
+        if len(inputs) < 2 or not all(isinstance(one, fx.Node) and _is_activation(one, root) for one in inputs):
+            continue
+        kind = "matmul" if word in MATMULS else "add"
+        owner = _owner(node)
+        number = counts[owner, kind] = counts.get((owner, kind), 0) + 1
+        fused = kind == "add" and _is_fused(inputs, root)
+        for argument, side in enumerate(("left", "right")):
+            name = f"{kind}{number}_{side}_input_quantizer"
+            role = Role.MATMUL_INPUT if kind == "matmul" else Role.RESIDUAL
+            role = input_role(inputs[argument], root) if fused else role
+            yield Place(node, argument, role, f"{owner}.{name}" if owner else name)
+
+
+def _is_fused(inputs: tuple[fx.Node, ...], root: nn.Module) -> bool:
+    """Whether a convolution is there for this addition alone: engines add within it, if both sides are int8.
+
+    The residual stream of others, of transformers and ConvNeXt, loses too much by int8, and stays float.
+    """
+    for node in inputs:
+        while len(node.users) == 1 and word_of(node, root) in PASSES | NORMS and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        if len(node.users) == 1 and word_of(node, root) in CONVOLUTIONS:
+            return True
+    return False
+
+
+def _is_activation(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node is computed from the pictures, and no size of anything."""
+    if node.op in ("get_attr", "placeholder"):
+        return False
+    word = word_of(node, root)
+    if word in ("getattr", "size", "dim", "numel", "len"):
+        return False
+    inputs = [one for one in node.all_input_nodes if one.op != "get_attr"]
+    if word in ("getitem", "add", "sub", "mul", "floordiv", "mod", "truediv", "neg", "iadd"):
+        return any(_is_activation(one, root) or one.op == "placeholder" for one in inputs)
+    return bool(inputs)
+
+
+def _owner(node: fx.Node) -> str:
+    """The module in whose forward an operation stands."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(list(stack.values())[-1][0]) if stack else ""

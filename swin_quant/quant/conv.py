@@ -1,0 +1,26 @@
+"""A convolution with nodes on its input, its weight and its product (docs/reference, section 1.4, of linears)."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from swin_quant.quant.layer import QuantizedLayer
+
+
+class QuantConv2d(QuantizedLayer, nn.Conv2d):
+    """y = Q_aftergemm(Q_input(x) * Q_weight(W) + bias). x: [B, in, H, W], y: [B, out, H', W'].
+
+    A range per channel is one of an output channel, [out, 1, 1, 1]: of depthwise convolutions, one of each filter.
+    """
+
+    output_has_bias = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.add_nodes()
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._conv_forward(x, weight, bias)
+
+    def aligned(self, bias: Tensor) -> Tensor:
+        return bias[:, None, None]

@@ -1,0 +1,93 @@
+"""Batch normalisation folded into the layer before it: the product that an engine computes is the one quantized.
+
+y = (W x + b - mean) f + beta with f = gamma / sqrt(var + eps) is a layer of weight W f and bias (b - mean) f + beta.
+A model says which norm alone reads which layer: `norms`, name of a norm -> name of a layer. It is trained with its
+norms and calibrated without; a state_dict of either kind fits (`fitted`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+COUNTERS = ".num_batches_tracked"
+_KEYS = ("weight", "bias", "running_mean", "running_var")
+
+
+class Folded(nn.Module):
+    """What is left of a norm in its place: the modules below it, such as the activation that some norms hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def norms_of(model: nn.Module) -> Mapping[str, str]:
+    """Name of a norm -> name of the layer that it can be folded into; empty for a model that says nothing."""
+    found: Mapping[str, str] = getattr(model, "norms", {})
+    return found
+
+
+def is_folded(model: nn.Module) -> bool:
+    """Whether the norms of a model that has any are folded."""
+    return any(isinstance(model.get_submodule(norm), Folded) for norm in norms_of(model))
+
+
+@torch.no_grad()
+def fold(model: nn.Module) -> None:
+    """Fold every norm that the model names, in place; nothing happens a second time."""
+    if is_folded(model):
+        return
+    for name, layer_name in norms_of(model).items():
+        norm, layer = model.get_submodule(name), model.get_submodule(layer_name)
+        parts = {key: getattr(norm, key) for key in _KEYS}
+        weight, bias = _product(layer.weight, layer.bias, parts, _eps(norm))
+        layer.weight = nn.Parameter(weight)
+        layer.bias = nn.Parameter(bias)
+        _put(model, name, norm, Folded())
+
+
+def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state`, folded if it has norms and `model` has not; `model` is folded if it has norms and `state` has not."""
+    norms = norms_of(model)
+    state = {key: value for key, value in state.items() if not (norms and key.endswith(COUNTERS))}
+    has_norms = any(f"{norm}.running_var" in state for norm in norms)
+    if norms and not has_norms:
+        fold(model)
+    if not has_norms or not is_folded(model):
+        return state
+    for norm, layer in norms.items():
+        parts: dict[str, Any] = {key: state.pop(f"{norm}.{key}", None) for key in _KEYS}
+        weight, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
+        if weight is not None and weight.is_floating_point() and _fits(weight, parts):
+            eps = model.get_submodule(norm).eps
+            state[f"{layer}.weight"], state[f"{layer}.bias"] = _product(weight, bias, parts, float(eps))
+    return state
+
+
+def _product(weight: Tensor, bias: Tensor | None, parts: Mapping[str, Any], eps: float) -> tuple[Tensor, Tensor]:
+    """Weight [out, ...] and bias [out] of layer and norm in one, computed in float64."""
+    zeros = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
+    mean, variance = parts["running_mean"].double(), parts["running_var"].double()
+    factor = (zeros + 1 if parts["weight"] is None else parts["weight"].double()) / (variance + eps).sqrt()
+    shift = zeros if parts["bias"] is None else parts["bias"].double()
+    moved = ((zeros if bias is None else bias.double()) - mean) * factor + shift
+    scaled = weight.double() * factor.view(-1, *[1] * (weight.dim() - 1))
+    return scaled.to(weight.dtype), moved.to(weight.dtype)
+
+
+def _fits(weight: Tensor, parts: Mapping[str, Any]) -> bool:
+    """Whether the parts of a norm are of this layer's outputs; of another model they are told by their shapes later."""
+    return all(part is None or part.shape == weight.shape[:1] for part in parts.values())
+
+
+def _eps(norm: nn.Module) -> float:
+    return float(norm.eps)  # type: ignore[arg-type]  # of a batch norm, which torch's Module does not know
+
+
+def _put(model: nn.Module, name: str, norm: nn.Module, folded: Folded) -> None:
+    folded.eps = norm.eps  # for weights that are loaded later
+    for below, child in norm.named_children():
+        folded.add_module(below, child)
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, folded)

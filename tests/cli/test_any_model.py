@@ -1,0 +1,96 @@
+"""A ResNet of timm's through every command: no file of its own, a configuration that names it, and pictures."""
+
+import json
+
+import onnx
+import pytest
+import torch
+import yaml
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import save_float
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+
+OPTIONS = {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]}
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """A folder with resnet.yaml and resnet.pth, random weights."""
+    folder = tmp_path_factory.mktemp("resnet")
+    given = {"ARCHITECTURE": "resnet18", "OPTIONS": json.dumps(OPTIONS)}
+    model = {"TYPE": "timm", "NAME": "micro", "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": given}
+    config = folder / "resnet.yaml"
+    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
+    torch.manual_seed(0)
+    made = build_model(load_config(config))
+    with torch.no_grad():  # statistics of its own: what is folded does something
+        made.train()(torch.randn(16, 3, 32, 32))
+    save_float(made, folder / "resnet.pth")
+    return folder
+
+
+@pytest.mark.slow
+def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path):
+    data = ("--data-path", pictures, "--device", "cpu")
+    words = ("--pictures", 8, "--batch", 4, "--policy", "cpu", "--half", "none", "--output", tmp_path)
+    done = run("calibrate", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", *words, *data)
+    assert done.code == 0, done.err
+    calibrated = tmp_path / "micro_calib.pth"
+    card = RunCard.read(tmp_path / "micro_calib.json")
+    assert card.config["MODEL"]["TIMM"]["ARCHITECTURE"] == "resnet18"
+    assert [result["precision"] for result in card.results] == ["float32", "int8"]
+    keys = torch.load(calibrated, weights_only=True)
+    assert (
+        "conv1.bias" in keys and "conv1._weight_quantizer._amax" in keys and not any("running" in key for key in keys)
+    )
+
+    done = run("evaluate", calibrated, *data, "--half", "none", "--policy", "qdq", "tensorrt")
+    assert done.code == 0 and "tensorrt" in done.out, done.err
+    for backend in ("openvino", "onnxruntime"):
+        done = run("export", calibrated, "--for", backend, "--check", "--output", tmp_path / backend)
+        assert done.code == 0, done.err
+        file = done.out.strip()
+        done = run("verify", file, *data)
+        assert done.code == 0, done.err + done.out
+        kinds = [node.op_type for node in onnx.load(file).graph.node]
+        assert kinds.count("Conv") == 13 and "BatchNormalization" not in kinds
+        names = {tensor.name for tensor in onnx.load(file).graph.initializer}
+        assert {"conv1._weight_quantizer.values", "layer4.0.conv2.bias"} <= names
+        assert open_artifact(file).record["options"]["rewrites"] == []
+    before = kinds.count("QuantizeLinear")
+    assert before < sum(node.op_type == "DequantizeLinear" for node in onnx.load(file).graph.node)
+
+    done = run("finetune", calibrated, *data, "--output", tmp_path / "qat", "--epochs", 1, "--batch", 4, "--set",
+               "amax.mode=learned", "optimizer.lr=1e-3", "augment.crop=padded", "--half", "none")  # fmt: skip
+    assert done.code == 0, done.err
+    trained = RunCard.read(next((tmp_path / "qat").glob("*.json")))
+    assert trained.training and {"float32", "int8"} <= {result["precision"] for result in trained.results}
+
+
+@pytest.mark.slow
+def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
+    words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--output", tmp_path, "--half", "none")
+    done = run("train", "--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", *words)
+    assert done.code == 0, done.err
+    state = torch.load(tmp_path / "micro.pth", weights_only=True)["model"]
+    start = torch.load(resnet / "resnet.pth", weights_only=True)["model"]
+    assert not torch.equal(state["bn1.running_mean"], start["bn1.running_mean"])
+
+
+def test_nodes_of_a_model_that_timm_knows(run):
+    done = run("nodes", "--cfg", "timm:resnet18", "--policy", "qdq")
+    assert done.code == 0, done.err
+    assert "layer4.1.add1_right_input_quantizer" in done.out and "conv1._weight_quantizer" in done.out
+
+
+def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run, pictures):
+    says = run("calibrate", resnet / "resnet.pth", "--data-path", pictures).error(1)
+    assert "is a ResNet, no Swin; if timm has the model, say which: --cfg timm:NAME" in says
+    says = run("nodes", "--cfg", "timm:resnett18").error(2)
+    assert "timm:resnett18: timm has no such model; it has resnet18" in says
+    words = ("--cfg", "timm:resnet50", "--opts", "MODEL.NUM_CLASSES", 3, "--data-path", pictures)
+    says = run("calibrate", resnet / "resnet.pth", *words).error(1)
+    assert "does not fit the model" in says

@@ -1,0 +1,254 @@
+"""Models of timm, micro forms: traced they compute what timm's do, and nodes stand where products are."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+from swin_quant.models.traced import traced
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.conv import QuantConv2d
+from swin_quant.quant.fold import is_folded
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.quant.quantizer import Role, named_nodes
+
+MICRO = {
+    "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
+    "resnet50": {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 16]},
+    "deit_tiny_patch16_224": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    "vit_small_patch16_224": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "init_values": 0.1},
+    "convnext_atto": {"depths": [1, 2, 1, 1], "dims": [8, 16, 16, 16]},
+    "mobilenetv3_small_050": {},
+}
+
+
+def config(name, **options):
+    given = {"ARCHITECTURE": name, "OPTIONS": json.dumps(options)}
+    model = {"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": given}
+    return from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": model}, "test")
+
+
+def disturbed(model):
+    """Statistics of norms as a trained model has them; what is built has zeros and ones, which fold to nothing."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 2.0)
+        elif name.endswith("running_mean") or tensor.dim() == 1 and tensor.is_floating_point():
+            tensor.data.add_(0.1 * torch.randn(tensor.shape))
+    return model
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(scope="module", params=MICRO)
+def micro(request):
+    """The name, and a model of it that is nobody else's."""
+    torch.manual_seed(0)
+    return request.param, disturbed(build_model(config(request.param, **MICRO[request.param])))
+
+
+def test_it_computes_what_timm_does_and_keeps_its_names(micro, images, tmp_path):
+    name, model = micro
+    extra = {"img_size": 32} if name.startswith(("vit", "deit")) else {}
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in MICRO[name].items()}
+    theirs = import_timm().create_model(name, num_classes=3, **options, **extra).eval()
+    theirs.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        wanted = theirs(images)
+        torch.testing.assert_close(model(images), wanted)
+        torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+        again = build_model(config(name, **MICRO[name]))
+        load_float(again, tmp_path / "theirs.pth")
+        torch.testing.assert_close(again(images), wanted)
+
+
+def test_calibrated_folded_saved_and_read(micro, images, tmp_path):
+    name, made = micro
+    model = build_model(config(name, **MICRO[name]))
+    model.load_state_dict(made.state_dict())
+    with torch.no_grad():
+        wanted = model(images)
+        calibrate(model, [images], Method("max"))
+        torch.testing.assert_close(model(images), wanted, rtol=1e-3, atol=1e-5)
+        assert not any(isinstance(one, nn.BatchNorm2d) for one in model.modules())
+        policy = load_policy("onnxruntime")
+        apply_policy(model, policy)
+        quantize(model)
+        simulated = model(images)
+        assert 0 < (simulated - wanted).norm() < 0.15 * wanted.norm()
+        save_calibrated(model, tmp_path / "calib.pth", by_channel=True)
+        other = build_model(config(name, **MICRO[name]))
+        apply_policy(other, policy)
+        load_calibrated(other, tmp_path / "calib.pth")
+        quantize(other)
+        torch.testing.assert_close(other(images), simulated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MICRO if name != "resnet50"])
+def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = disturbed(build_model(config(name, **MICRO[name])))
+    calibrate(model, [images], Method("max"))
+    policy = load_policy("onnxruntime")
+    apply_policy(model, policy)
+    quantize(model)
+    with torch.no_grad():
+        simulated = model(images)
+    artifact = export(model, RunCard(name, {}, {}, policy=policy.to_dict()), tmp_path, OnnxOptions())
+    session = onnxruntime.InferenceSession(str(artifact.file), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"images": images.numpy()})
+    apart = (torch.from_numpy(logits) - simulated).norm() / simulated.norm()
+    assert apart < 0.05, "but for levels that its sums round otherwise"
+
+
+def test_resnet_has_a_node_at_every_product_and_addition(images):
+    model = build_model(config("resnet18", **MICRO["resnet18"]))
+    nodes = named_nodes(model)
+    layers = [module for module in model.modules() if isinstance(module, QuantConv2d)]
+    assert len(layers) == 13 and model.fc._input_quantizer.role is Role.ONE_SIDED_INPUT
+    assert model.conv1._input_quantizer.role is Role.GEMM_INPUT
+    assert model.layer2[0].conv1._input_quantizer.role is Role.ONE_SIDED_INPUT, "behind the addition and its ReLU"
+    adds = {name: node.role for name, node in nodes.items() if ".add1_" in name}
+    assert list(adds.values()) == [Role.GEMM_INPUT, Role.ONE_SIDED_INPUT] + 3 * [Role.GEMM_INPUT, Role.GEMM_INPUT]
+    assert "layer1.0.add1_left_input_quantizer" in adds
+    outputs = {name for name, node in nodes.items() if node.role is Role.CONV_OUTPUT}
+    assert all(name.endswith("_aftergemm_quantizer") for name in outputs)
+    for policy in ("qdq", "cpu", "tensorrt", "onnxruntime"):
+        apply_policy(model, load_policy(policy))
+        assert {"fc._input_quantizer", "layer1.0.add1_left_input_quantizer"} <= enabled_nodes(model).keys()
+
+
+def test_the_residual_stream_of_a_transformer_stays_float_and_its_attention_does_not():
+    model = build_model(config("deit_tiny_patch16_224", **MICRO["deit_tiny_patch16_224"]))
+    roles = {name: node.role for name, node in named_nodes(model).items()}
+    block = {name.removeprefix("blocks.0."): role for name, role in roles.items() if name.startswith("blocks.0.")}
+    assert [name for name, role in block.items() if role is Role.MATMUL_INPUT] == [
+        f"attn.matmul{number}_{side}_input_quantizer" for number in (1, 2) for side in ("left", "right")
+    ]
+    assert block["mlp.fc2._input_quantizer"] is Role.ONE_SIDED_INPUT
+    assert sum(role is Role.RESIDUAL for role in block.values()) == 4
+    convnext = build_model(config("convnext_atto", **MICRO["convnext_atto"]))
+    assert {node.role for name, node in named_nodes(convnext).items() if ".add" in name} == {Role.RESIDUAL}
+
+
+def test_weights_fit_folded_or_not(images, tmp_path):
+    options = MICRO["resnet18"]
+    model = disturbed(build_model(config("resnet18", **options)))
+    with torch.no_grad():
+        wanted = model(images)
+    save_float(model, tmp_path / "float.pth")
+    calibrate(model, [images], Method("max"))
+    assert is_folded(model)
+    save_float(model, tmp_path / "folded.pth")
+    load_float(model, tmp_path / "float.pth")
+    unfolded = build_model(config("resnet18", **options))
+    load_float(unfolded, tmp_path / "folded.pth")
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(unfolded(images), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_another_model_are_one_line(tmp_path):
+    save_float(build_model(config("resnet18", **MICRO["resnet18"])), tmp_path / "float.pth")
+    for name, says in (
+        ("resnet50", "does not fit the model: "),
+        ("deit_tiny_patch16_224", "does not fit the model: "),
+    ):
+        with pytest.raises(SwinQuantError, match=says) as raised:
+            load_float(build_model(config(name, **MICRO[name])), tmp_path / "float.pth")
+        assert "\n" not in str(raised.value)
+    cfg = from_dict({**_tree(), "MODEL": {**_tree()["MODEL"], "NUM_CLASSES": 5}}, "test")
+    with pytest.raises(SwinQuantError, match="its head has 3 classes, MODEL.NUM_CLASSES is 5"):
+        load_float(build_model(cfg), tmp_path / "float.pth")
+    load_float(build_model(cfg), tmp_path / "float.pth", replace_head=True)
+
+
+def _tree():
+    given = {"ARCHITECTURE": "resnet18", "OPTIONS": json.dumps(MICRO["resnet18"])}
+    return {"DATA": {"IMG_SIZE": 32}, "MODEL": {"TYPE": "timm", "NAME": "x", "NUM_CLASSES": 3, "TIMM": given}}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("resnet19", "", "timm has no such model; it has resnet1"),
+        ("resnet18", "[1]", "must be a mapping in JSON"),
+        ("resnet18", "{", "is not JSON"),
+        ("resnet18", '{"checkpoint_path": "x.pth"}', "checkpoint_path is set elsewhere, or cannot be"),
+        ("resnet18", '{"channels": [99999, 1, 1, 1]}', "channels is beyond 16384"),
+        ("resnet18", '{"wings": 2}', "timm refuses MODEL.TIMM.OPTIONS"),
+        ("../resnet18", "", "must be a name of timm's"),
+    ],
+)
+def test_names_and_options_that_build_nothing(name, options, says):
+    model = {"TYPE": "timm", "NUM_CLASSES": 3, "TIMM": {"ARCHITECTURE": name, "OPTIONS": options}}
+    with pytest.raises(UsageError, match=says) as raised:
+        build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": model}, "test"))
+    assert "\n" not in str(raised.value)
+
+
+class Data(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Branch()
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.fc(self.inner(x).flatten(1))
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_what_cannot_be_traced_is_named_with_the_reason():
+    with pytest.raises(SwinQuantError, match=r"mine: cannot be traced, in or behind inner \(Branch\): .*control flow"):
+        traced(Data(), 2, 3, 3, what="mine")
+    with pytest.raises(SwinQuantError, match="mine: has no linear and no convolution"):
+        traced(nn.Sequential(nn.Flatten()), 2, 3, 12, what="mine")
+
+
+class Attention(nn.Module):
+    """A user's own, on torch's fused attention."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(3, 24), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.arange(4)[:, None] >= torch.arange(4) if masked else None)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x.flatten(2).transpose(1, 2)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return self.out(y.transpose(1, 2).flatten(2)).mean(1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_fused_attention_is_spelt_out(masked):
+    module, x = Attention(masked).eval(), torch.randn(2, 3, 2, 2)
+    with torch.no_grad():
+        wanted = module(x)
+        model = traced(module, 2, 3, 3, what="mine")
+        torch.testing.assert_close(model(x), wanted)
+    assert sum(node.role is Role.MATMUL_INPUT for node in named_nodes(model).values()) == 4
+
+
+def test_training_moves_norms_and_reaches_every_parameter():
+    model = build_model(config("resnet18", **MICRO["resnet18"]))
+    before = model.bn1.running_mean.clone()
+    model.train()(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert not torch.equal(model.bn1.running_mean, before)
+    assert all(parameter.grad is not None for parameter in model.parameters())
