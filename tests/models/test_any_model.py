@@ -115,14 +115,16 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
 
 
 def test_resnet_has_a_node_at_every_product_and_addition(images):
-    model = build_model(config("resnet18", **MICRO["resnet18"]))
+    model = build_model(config("resnet18", layers=[2, 1, 1, 1], channels=[8, 16, 16, 16]))
     nodes = named_nodes(model)
     layers = [module for module in model.modules() if isinstance(module, QuantConv2d)]
-    assert len(layers) == 13 and model.fc._input_quantizer.role is Role.ONE_SIDED_INPUT
+    assert len(layers) == 15 and model.fc._input_quantizer.role is Role.ONE_SIDED_INPUT
     assert model.conv1._input_quantizer.role is Role.GEMM_INPUT
     assert model.layer2[0].conv1._input_quantizer.role is Role.ONE_SIDED_INPUT, "behind the addition and its ReLU"
     adds = {name: node.role for name, node in nodes.items() if ".add1_" in name}
-    assert list(adds.values()) == [Role.GEMM_INPUT, Role.ONE_SIDED_INPUT] + 3 * [Role.GEMM_INPUT, Role.GEMM_INPUT]
+    one_sided = [name for name, role in adds.items() if role is Role.ONE_SIDED_INPUT]
+    assert len(adds) == 10 and one_sided == ["layer1.1.add1_right_input_quantizer"], "the shortcut, behind a ReLU"
+    assert set(adds.values()) == {Role.GEMM_INPUT, Role.ONE_SIDED_INPUT}
     assert "layer1.0.add1_left_input_quantizer" in adds
     outputs = {name for name, node in nodes.items() if node.role is Role.CONV_OUTPUT}
     assert all(name.endswith("_aftergemm_quantizer") for name in outputs)
