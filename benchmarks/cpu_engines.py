@@ -1,7 +1,7 @@
-"""Swin on CPU engines, all in one interleaved run: our files beside NNCF's and ONNX Runtime's own quantization.
+"""Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
-    python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224] [--work DIR] [--batch 1 8] [--rounds 5]
-        [--int4] [--output docs/results/cpu_engines.md]
+    python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
+        [--rounds 5] [--int4] [--output docs/results/cpu_engines.md]
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
 comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
@@ -35,8 +35,11 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
+from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.conv import QuantConv2d
+from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.report.bench import markdown, table_of
@@ -64,21 +67,22 @@ def main() -> None:
     set_up()
     args.work.mkdir(parents=True, exist_ok=True)
     model, card, checkpoint = calibrated(args.model, args.work)
-    side = model.geometry.image_size
+    side = model.image_size
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
     float_file = str(plain.file)
     contenders = [
         Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint),
         on("openvino", plain, "openvino float32"),
         on("openvino", plain, "openvino bfloat16", "bfloat16"),
-        *nncf_contenders(float_file, args.work, side),
+        *nncf_contenders(float_file, args.work, side, is_convolutional(model)),
         on("onnxruntime", plain, "onnxruntime float32"),
         own_quantization(float_file, args.work, side),
+        *([own_quantization(float_file, args.work, side, everything=True)] if is_convolutional(model) else []),
     ]
     for target, policy, float_type in (
         ("openvino", "cpu", None),
         ("openvino", "cpu", "bfloat16"),
-        ("openvino", "cpu-amx", "bfloat16"),
+        *([("openvino", "cpu-amx", "bfloat16")] if isinstance(model, Swin) else []),
         ("openvino", "qdq", "bfloat16"),
         ("onnxruntime", "cpu", None),
         ("onnxruntime", "qdq", None),
@@ -117,14 +121,20 @@ def calibrated(name: str, folder: Path) -> tuple:
             parameter.data.add_(spread * torch.randn(parameter.shape))
     apply_policy(model, load_policy("qdq"))
     calibrate(model, seeded(CALIBRATION, cfg.DATA.IMG_SIZE).split(8), Method())
-    file = folder / f"{name}_calib.pth"
+    file = folder / f"{name.replace(':', '_')}_calib.pth"
     save_calibrated(model, file)
     record = {"file": file.name, "sha256": sha256_of(file)}
     preprocess = Preprocess.from_config(cfg).to_dict()
-    return model, RunCard(name, portable_config(cfg), preprocess, checkpoint=record), file
+    return model, RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, checkpoint=record), file
 
 
-def exported(model: Swin, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
+def is_convolutional(model: Classifier) -> bool:
+    """Whether most layers are convolutions, which ONNX Runtime and NNCF quantize as such."""
+    kinds = [isinstance(layer, QuantConv2d) for layer in weighted_layers(model).values()]
+    return 2 * sum(kinds) > len(kinds)
+
+
+def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
     """The export that lies in `folder`, or a new one."""
     file = folder / f"{card.name}_{options.suffix}.onnx"
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
@@ -136,8 +146,8 @@ def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None
     return Contender(name, load, artifact.file, f"{engine} float32")
 
 
-def nncf_contenders(float_file: str, folder: Path, side: int) -> list[Contender]:
-    """NNCF's quantization for transformers, as it comes and without SmoothQuant, run beside bfloat16."""
+def nncf_contenders(float_file: str, folder: Path, side: int, convolutional: bool) -> list[Contender]:
+    """NNCF's quantization, for transformers if it is one, as it comes and without SmoothQuant, beside bfloat16."""
     if not importlib.util.find_spec("nncf"):
         print("nncf is not installed: left out")
         return []
@@ -153,7 +163,7 @@ def nncf_contenders(float_file: str, folder: Path, side: int) -> list[Contender]
         file = folder / f"nncf_{name.replace(' ', '_')}.xml"
         if not file.exists():
             model = openvino.Core().read_model(float_file)
-            kind = nncf.ModelType.TRANSFORMER
+            kind = None if convolutional else nncf.ModelType.TRANSFORMER
             quantized = nncf.quantize(model, data, model_type=kind, subset_size=CALIBRATION, **extra)
             openvino.save_model(quantized, str(file), compress_to_fp16=False)
         load = partial(openvino_ir, str(file), usable_cores())
@@ -184,10 +194,11 @@ def openvino_ir(file: str, threads: int) -> Engine:
     return Engine("openvino", "int8", "NNCF", run)
 
 
-def own_quantization(float_file: str, folder: Path, side: int) -> Contender:
+def own_quantization(float_file: str, folder: Path, side: int, everything: bool = False) -> Contender:
     """ONNX Runtime's static quantization: uint8 activations, int8 weights a column, linears alone, no quantized result.
 
-    That is the fastest of its settings (products of two activations stay float).
+    That is the fastest of its settings for transformers (products of two activations stay float). `everything`: all
+    that it quantizes if nothing is said, for convolutional networks.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -204,15 +215,19 @@ def own_quantization(float_file: str, folder: Path, side: int) -> Contender:
             picture = next(self.left, None)
             return None if picture is None else {graph.input[0].name: picture[None].numpy()}
 
-    file = folder / "onnxruntime_own.onnx"
+    some = {} if everything else {
+        "nodes_to_quantize": linears, "extra_options": {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
+    }  # fmt: skip
+    file = folder / f"onnxruntime_own{'_all' if everything else ''}.onnx"
     if not file.exists():
         quantize_static(
             float_file, str(file), Pictures(), quant_format=QuantFormat.QDQ, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_quantize=linears,
-            extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, **some,
         )  # fmt: skip
     load = partial(onnxruntime_file, str(file), usable_cores())
-    return Contender("onnxruntime int8 its own, linears", load, file, "onnxruntime float32")
+    return Contender(
+        f"onnxruntime int8 its own, {'all' if everything else 'linears'}", load, file, "onnxruntime float32"
+    )
 
 
 def onnxruntime_file(file: str, threads: int) -> Engine:

@@ -49,6 +49,9 @@ NOT_RUN = {
     "finetune ... --continue": "a line of any of the others",
     "verify out/.../my_int8_sm80.safetensors": "a line that leaves out a folder; verify's own examples are run",
     "ft export out/swin_large_calib.pth": "full size: 200 million weights",
+    "calibrate timm:resnet50": "weights of the hub's; test_any_model goes all the way with micro ones",
+    "calibrate resnet50.pth": "the same, from a file",
+    "export out/resnet50_calib.pth": "the same",
 }
 LAUNCHER = "python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 "
 

@@ -25,6 +25,6 @@ def test_an_example_loads_and_its_card_is_its_own(name):
     assert model(torch.zeros(1, 3, 32, 32)).isfinite().all()
 
 
-def test_there_are_examples_of_both_versions():
+def test_there_are_examples_of_both_versions_and_of_a_model_of_timm():
     kinds = {load_config(path).MODEL.TYPE for path in FOLDER.glob("*.yaml")}
-    assert kinds == {"swin", "swinv2"}
+    assert kinds == {"swin", "swinv2", "timm"}

@@ -31,7 +31,8 @@ def _build(cfg: CfgNode) -> Traced:
     from timm.layers import BatchNormAct2d, DropPath
     from timm.models._features_fx import get_notrace_functions, get_notrace_modules
 
-    leaves = (BatchNormAct2d, DropPath, *get_notrace_modules())
+    notrace: Any = get_notrace_modules, get_notrace_functions  # timm gives them no types
+    leaves = (BatchNormAct2d, DropPath, *notrace[0]())
     return traced(
         module,
         size,
@@ -39,7 +40,7 @@ def _build(cfg: CfgNode) -> Traced:
         cfg.MODEL.NUM_CLASSES,
         what=name,
         leaves=leaves,
-        whole=tuple(get_notrace_functions()),
+        whole=tuple(notrace[1]()),
         split=_activations_apart,
         stem=cfg.MODEL.TIMM.QUANTIZE_STEM,
     )
@@ -91,9 +92,7 @@ def _activations_apart(root: nn.Module, graph: fx.Graph) -> None:
                 last = behind
         plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         plain.train(norm.training)
-        for key, value in norm._parameters.items():
-            setattr(plain, key, value)
-        for key, value in norm._buffers.items():
+        for key, value in {**norm._parameters, **norm._buffers}.items():
             setattr(plain, key, value)
         for below, child in norm.named_children():
             plain.add_module(below, child)

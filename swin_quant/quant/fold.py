@@ -6,7 +6,7 @@ norms and calibrated without; a state_dict of either kind fits (`fitted`).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,12 @@ _KEYS = ("weight", "bias", "running_mean", "running_var")
 
 class Folded(nn.Module):
     """What is left of a norm in its place: the modules below it, such as the activation that some norms hold."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.eps = norm.eps  # for weights that are loaded later
+        for name, child in norm.named_children():
+            self.add_module(name, child)
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -39,12 +45,13 @@ def fold(model: nn.Module) -> None:
     if is_folded(model):
         return
     for name, layer_name in norms_of(model).items():
-        norm, layer = model.get_submodule(name), model.get_submodule(layer_name)
+        norm, layer = cast(nn.BatchNorm2d, model.get_submodule(name)), model.get_submodule(layer_name)
         parts = {key: getattr(norm, key) for key in _KEYS}
-        weight, bias = _product(layer.weight, layer.bias, parts, _eps(norm))
+        weight, bias = _product(cast(Tensor, layer.weight), cast("Tensor | None", layer.bias), parts, norm.eps)
         layer.weight = nn.Parameter(weight)
         layer.bias = nn.Parameter(bias)
-        _put(model, name, norm, Folded())
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, Folded(norm))
 
 
 def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,8 +67,8 @@ def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parts: dict[str, Any] = {key: state.pop(f"{norm}.{key}", None) for key in _KEYS}
         weight, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
         if weight is not None and weight.is_floating_point() and _fits(weight, parts):
-            eps = model.get_submodule(norm).eps
-            state[f"{layer}.weight"], state[f"{layer}.bias"] = _product(weight, bias, parts, float(eps))
+            eps = cast(Folded, model.get_submodule(norm)).eps
+            state[f"{layer}.weight"], state[f"{layer}.bias"] = _product(weight, bias, parts, eps)
     return state
 
 
@@ -79,15 +86,3 @@ def _product(weight: Tensor, bias: Tensor | None, parts: Mapping[str, Any], eps:
 def _fits(weight: Tensor, parts: Mapping[str, Any]) -> bool:
     """Whether the parts of a norm are of this layer's outputs; of another model they are told by their shapes later."""
     return all(part is None or part.shape == weight.shape[:1] for part in parts.values())
-
-
-def _eps(norm: nn.Module) -> float:
-    return float(norm.eps)  # type: ignore[arg-type]  # of a batch norm, which torch's Module does not know
-
-
-def _put(model: nn.Module, name: str, norm: nn.Module, folded: Folded) -> None:
-    folded.eps = norm.eps  # for weights that are loaded later
-    for below, child in norm.named_children():
-        folded.add_module(below, child)
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, folded)
