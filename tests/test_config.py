@@ -330,7 +330,7 @@ def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
         ("DATA.BATCH_SIZE 0", "DATA.BATCH_SIZE is 0, but must be at least 1"),
         ("MODEL.DROP_PATH_RATE 1", "MODEL.DROP_PATH_RATE is 1.0, but must be at least 0 and below 1"),
         ("MODEL.DROP_RATE -0.1", "MODEL.DROP_RATE is -0.1, but must be at least 0 and below 1"),
-        ("MODEL.TYPE swin_mlp", "MODEL.TYPE is 'swin_mlp', but must be one of swin, swinv2"),
+        ("MODEL.TYPE swin_mlp", "MODEL.TYPE is 'swin_mlp', but must be one of swin, swinv2, timm"),
         ("DATA.INTERPOLATION cubic", "DATA.INTERPOLATION is 'cubic', but must be one of bicubic"),
         ("DATA.CACHE_MODE some", "DATA.CACHE_MODE is 'some', but must be one of no, full, part"),
         ("MODEL.SWIN.MLP_RATIO 1e30", "MODEL.SWIN.MLP_RATIO is 1e+30, but must be above 0 and at most 256"),
