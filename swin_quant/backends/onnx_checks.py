@@ -6,6 +6,7 @@ be as large as its data, and whatever the graph computes is bounded through shap
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,25 +23,45 @@ OPSETS = range(17, 22)  # LayerNormalization is from 17; weights of INT4 need 21
 MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25
 _SCALED = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
+_MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
 _SHAPE_BYTES = 4096  # tensors that shape inference may want to read are smaller
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 def check_operators(model: Any) -> int:
-    """The opset of the standard operators; all nodes must be of those."""
+    """The opset of the standard operators; all nodes must be of those, or of functions of the model's own."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     opset: int | None = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
     if opset is None or opset not in OPSETS:
         raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with ‹opset›")
-    if model.functions:
-        raise SwinQuantError(f"has functions of its own ({shown(model.functions[0].name)}): export it without them")
+    own = _functions(model)
     for graph in _graphs(model.graph):
         for node in graph.node:
-            if node.domain not in _STANDARD:
+            if node.domain not in _STANDARD and (node.domain, node.op_type) not in own:
                 raise SwinQuantError(
                     f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX"
                 )
     return opset
+
+
+def _functions(model: Any) -> set[tuple[str, str]]:
+    """Domain and name of the model's own functions, which may be of standard operators alone, and not too many."""
+    calls = Counter((node.domain, node.op_type) for graph in _graphs(model.graph) for node in graph.node)
+    nodes = 0
+    for function in model.functions:
+        inner = [node for graph in _graphs(function) for node in graph.node]
+        for node in inner:
+            if node.domain not in _STANDARD or node.op_type in _SCALED:
+                raise SwinQuantError(
+                    f"has functions of its own ({shown(function.name)}) of other than standard float operators "
+                    f"({shown(node.op_type)}): export it without them"
+                )
+        if function.domain in _STANDARD:
+            raise SwinQuantError(f"has functions of its own ({shown(function.name)}) in ONNX's domain: rename them")
+        nodes += len(inner) * calls[function.domain, function.name]
+    if nodes > _MOST_INLINED:
+        raise SwinQuantError(f"its own functions stand for {nodes} nodes: no Swin has so many")
+    return {(function.domain, function.name) for function in model.functions}
 
 
 def _graphs(graph: Any) -> Iterator[Any]:
@@ -182,7 +203,8 @@ def infer_shapes(model: Any) -> Any:
     """The graph with the shape of every tensor, none of them absurd. Drops the data of large tensors from `model`."""
     onnx = library("onnx", "onnx")
     try:
-        graph = onnx.ModelProto.FromString(infer(without_data(model).SerializeToString(), strict=True)).graph
+        bare = without_data(model).SerializeToString()
+        graph = onnx.ModelProto.FromString(infer(bare, strict=True, inline=bool(model.functions))).graph
     except InferenceError as error:
         raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
     for value in (*graph.input, *graph.value_info, *graph.output):

@@ -40,7 +40,8 @@ class OnnxFile:
     `image_size`: the side of its square pictures, None where they may be of any height and width. `outputs`: logits or
     an embedding, or the maps of a backbone.
 
-    `gemms` are the names of its MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes.
+    `functions`: whether it has some of its own. `gemms` are the names of its MatMul, Gemm and Conv nodes, `quantizers`
+    counts its QuantizeLinear nodes.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class OnnxFile:
     quantizers: int
     metadata: Mapping[str, str]
     parts: tuple[Path, ...]
+    functions: bool = False
 
 
 def open_onnx(path: str | Path) -> OnnxFile:
@@ -159,6 +161,7 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         quantizers=sum(node.op_type == "QuantizeLinear" for node in graph.node),
         metadata={entry.key: entry.value for entry in model.metadata_props},
         parts=parts,
+        functions=bool(model.functions),
     )
 
 

@@ -27,6 +27,8 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine", nargs="+", metavar="NAME", dest="engines",
                        help=f"{', '.join(engines())} (default: what it is exported for, else all)")  # fmt: skip
     group.add_argument("--threads", type=whole, metavar="N", help="of an engine (default: its own choice)")
+    group.add_argument("--extension", nargs="+", metavar="FILE",
+                       help="openvino: libraries with operators of your own (docs/custom_operators.md)")  # fmt: skip
     group.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
 
@@ -52,7 +54,12 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
 
 def engine_options(args: argparse.Namespace, world: World) -> EngineOptions:
     """How the options say that engines are run."""
-    return EngineOptions(threads=args.threads, float_type=args.float_type, device=world.device.type)
+    return EngineOptions(
+        threads=args.threads,
+        float_type=args.float_type,
+        device=world.device.type,
+        extensions=tuple(getattr(args, "extension", None) or ()),
+    )
 
 
 def overrides_of(args: argparse.Namespace) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino  (baseline)
   swin-quant export out/my_calib.pth --for openvino --saturation-safe --output out  (CPUs without VNNI)
   swin-quant export out/my_calib.pth --for fastertransformer --sm 80 --check --output out/ft
+  swin-quant export out/my_calib.pth --for onnx --plugin layer_norm=my.domain::Norm --output out/plugin
   swin-quant export theirs_calib.pth --for onnx --policy qdq --output out
 
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
@@ -36,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--int4-weights", action="store_true",
                         help="ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")  # fmt: skip
     options.add_output_kind(parser)
+    parser.add_argument("--replace", nargs="+", metavar="NAME",
+                        help="ONNX: equivalent operators for some: roll, gather, ... (docs/analyze.md)")  # fmt: skip
+    parser.add_argument("--plugin", nargs="+", metavar="OP=DOMAIN::NAME",
+                        help="ONNX: operators as nodes of a domain of your own (docs/custom_operators.md)")  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
 
 
@@ -75,6 +80,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     backend = targets()[args.backend]
     checks_itself = "check" in backend.exporting.flags
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias", "int4_weights")}
+    given |= {key: tuple(value) for key in ("replace", "plugin") if (value := getattr(args, key, None))}
     given["check"] = args.check and checks_itself
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None
     artifact, model = export_checkpoint(

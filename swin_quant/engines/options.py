@@ -13,13 +13,15 @@ class EngineOptions:
 
     `threads` None: the library's own choice. `float_type` (float32, bfloat16, float16) is the type of what is not int8,
     for engines that choose it themselves; None: float32, so that no engine is faster by a type that nobody asked for.
-    `device`: cpu or cuda. `optimize`: whether the library may rewrite the graph. UsageError for an impossible number.
+    `device`: cpu or cuda. `optimize`: whether the library may rewrite the graph. `extensions`: libraries with operators
+    of the user's own, for engines that load such. UsageError for an impossible number.
     """
 
     threads: int | None = None
     float_type: str | None = None
     device: str = "cpu"
     optimize: bool = True
+    extensions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:

@@ -2,9 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import swin_quant
 from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.int4 import store_int4
 from swin_quant.backends.onnx.network import example, network
@@ -24,10 +26,14 @@ from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
+from swin_quant.operators.plugins import Plugging, plugins_of
+from swin_quant.operators.replacements import chosen
+from swin_quant.operators.replacing import Replacing
 from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
@@ -132,6 +138,9 @@ def to_onnx(
     """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]; of the weight nodes
     `int4` values are stored in 4 bits. Where pictures are not square, they may be of any height and width.
     """
+    replacing, plugging = Replacing(chosen(options.replace)), Plugging(plugins_of(options.plugin, options.replace))
+    if options.replace or options.plugin:
+        _run_inside(model, (replacing, plugging))
     open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
     if images.shape[2] != images.shape[3]:
         open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
@@ -153,15 +162,40 @@ def to_onnx(
         )
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
+    _check_called(options, replacing, plugging)
     finish(program.model, options.version)
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # whoever wants shapes infers them
+    add_functions(proto, plugging.nodes, options.version)
     proto.producer_name, proto.producer_version = "swin_quant", swin_quant.__version__
     return proto
+
+
+def _run_inside(model: nn.Module, contexts: Iterable[AbstractContextManager[Any]]) -> None:
+    """Let the forward of `model` run inside contexts, in place; names of modules, which wrapping changes, stay."""
+    kind = type(model)
+
+    def forward(self: nn.Module, images: Tensor) -> Any:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            return kind.forward(self, images)
+
+    model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
+
+
+def _check_called(options: OnnxOptions, replacing: Replacing, plugging: Plugging) -> None:
+    """UsageError for a plugin without a node; a replacement that had nothing to do is told."""
+    if idle := [operator for operator in plugging.plugins if not plugging.done[operator]]:
+        raise UsageError(f"‹plugin› {idle[0]}: the model calls none of it: leave it out")
+    for name in options.replace:
+        if not replacing.done[name]:
+            log.warning("‹replace› %s: the model has nothing of it", name)
 
 
 def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:
     """As a run card keeps them."""
     given = {key: value for key, value in asdict(options).items() if key != "labels"}
+    given |= {"replace": list(options.replace), "plugin": list(options.plugin)}
     return given | {"opset": options.version, "float_type": options.floats, "rewrites": sorted(rewrites)}

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from swin_quant.backends.onnx_target import OnnxTarget
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
+from swin_quant.operators.plugins import plugins_of
+from swin_quant.operators.replacements import chosen
 
 PRECISIONS = ("int8", "float")
 FLOAT_TYPES = ("float32", "float16")
@@ -22,7 +24,9 @@ class OnnxOptions:
     pictures and logits. `batch` None is any batch. `labels`: names of the classes, for the file's metadata. `rewrites`
     None: those of the architecture that suit the target. `opset` ends at 20: ONNX Runtime 1.31 does not load all Q/DQ
     of later ones (docs/reference, section 3). `int4_weights`: weights of at most 4 bits are stored as INT4, two in a
-    byte, which only opset 21 has.
+    byte, which only opset 21 has. `replace` names equivalent replacements, `plugin` operators that become nodes of
+    another domain (`roll=my.domain::Roll`): both for compilers that want the model's own operators, so that rewrites of
+    its architecture are left out.
     """
 
     precision: str = "int8"
@@ -34,6 +38,8 @@ class OnnxOptions:
     labels: tuple[str, ...] | None = field(default=None, repr=False)
     rewrites: frozenset[str] | None = None
     int4_weights: bool = False
+    replace: tuple[str, ...] = ()
+    plugin: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)
@@ -55,6 +61,11 @@ class OnnxOptions:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
+
+        chosen(self.replace)
+        plugins_of(self.plugin, self.replace)
+        if self.replace or self.plugin:
+            object.__setattr__(self, "rewrites", self.rewrites or frozenset())
 
     @property
     def version(self) -> int:

@@ -34,6 +34,8 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"{NAME}: runs what is not int8 in float32 on a CPU, not in {options.float_type}")
     if options.device != "cpu":
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
+    if options.extensions:
+        raise UsageError(f"{NAME}: takes no ‹extension›, which is for OpenVINO: it runs the functions in the file")
     library("onnxruntime", "onnx")
     file = verified(artifact)
     exact = exact_kernels(NAME, artifact)

@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -43,9 +44,9 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     float_type = options.float_type or "float32"
     if float_type not in (able := float_types()):
         raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
-    core = _core(os.getpid())
+    core = _core(os.getpid(), options.extensions) if options.extensions else _core(os.getpid())
     file = verified(artifact)
-    graphs = _Graphs(core, file, float_type, options.threads)
+    graphs = _Graphs(core, file, float_type, options.threads, bool(options.extensions))
     known = {
         "library": f"{NAME} {openvino.__version__}",
         "opset": file.opset,
@@ -66,13 +67,21 @@ def float_types() -> list[str]:
 
 
 @cache
-def _core(process: int) -> Any:
-    """OpenVINO itself, for as long as the process lives.
+def _core(process: int, extensions: tuple[str, ...] = ()) -> Any:
+    """OpenVINO itself, with the operators of these libraries, for as long as the process lives.
 
     On CPUs with AMX its CPU plugin gives the main thread a stack for signals, and frees that when the last Core goes:
     the next signal (of a process that loads pictures and ends, for instance) would end the program.
     """
-    return library("openvino", "openvino").Core()
+    core = library("openvino", "openvino").Core()
+    for extension in extensions:
+        if not os.path.isfile(extension):
+            raise UsageError(f"‹extension› {extension}: no such file")
+        try:
+            core.add_extension(os.path.abspath(extension))
+        except Exception as error:  # RuntimeError mostly
+            raise SwinQuantError(f"{extension}: {NAME} cannot load it as an extension: {first_line(error)}") from error
+    return core
 
 
 def precision_name(exported: str, float_type: str) -> str:
@@ -85,7 +94,7 @@ def precision_name(exported: str, float_type: str) -> str:
 class _Graphs:
     """Compiled graphs of a file by (batch, height, width), the latest few: fixed shapes run faster than open ones."""
 
-    def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None) -> None:
+    def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None, extended: bool = False) -> None:
         self.core, self.file = core, file
         self.settings = {
             "PERFORMANCE_HINT": "LATENCY",
@@ -94,7 +103,9 @@ class _Graphs:
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
-        self.model = self._try("load", lambda: core.read_model(str(file.path)))
+        written_out = file.functions and not extended  # its parser knows no functions of a file's own
+        source = partial(_without_functions, file.path) if written_out else partial(str, file.path)
+        self.model = self._try("load", lambda: core.read_model(source()))
 
     def request(self, shape: tuple[int, int, int]) -> Any:
         """An inference request of the graph for so many pictures of a height and width."""
@@ -131,6 +142,14 @@ class _Graphs:
             return action()
         except Exception as error:  # RuntimeError mostly, with a page of C++ places
             raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
+
+
+def _without_functions(path: Path) -> bytes:
+    """The ONNX file with its own functions written out."""
+    onnx = library("onnx", "onnx")
+    from onnx.inliner import inline_local_functions
+
+    return inline_local_functions(onnx.load(str(path))).SerializeToString()
 
 
 def _run(graphs: _Graphs, file: OnnxFile, images: Tensor) -> Output:

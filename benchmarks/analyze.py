@@ -1,0 +1,38 @@
+"""What `analyze` says of full-size models: writes docs/results/analyze.md.
+
+    python benchmarks/analyze.py [--machine t4] [--timm resnet50 ...]
+
+Shapes alone: there are no weights, so no precision risks; limits are computed from the peaks of the machine.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from swin_quant.base.compat import import_timm
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
+from swin_quant.report.analyze import analysis_markdown
+from swin_quant.tasks.analyze import MACHINE, analyze_checkpoint, analyze_module
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "analyze.md"
+OURS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", default=MACHINE)
+    parser.add_argument("--timm", nargs="*", default=["resnet50"], help="models of timm, at 224 pixels")
+    args = parser.parse_args()
+    found = [analyze_checkpoint(load_config(find_config(name)), machine=args.machine) for name in OURS]
+    for name in args.timm:
+        with torch.device("meta"):
+            model = import_timm().create_model(name)
+        found.append(analyze_module(model.eval(), (1, 3, 224, 224), name, machine=args.machine))
+    text = "# Before quantization\n\nWritten by `python benchmarks/analyze.py`; [what it means](../analyze.md).\n\n"
+    PAGE.write_text(text + "\n".join(map(analysis_markdown, found)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

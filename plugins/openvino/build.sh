@@ -1,0 +1,19 @@
+#!/bin/sh
+# Builds libswin_quant_plugins.so into FOLDER (default: build/ beside this), against the OpenVINO that PYTHON imports:
+# with CMake, or by g++ alone where CMake is missing (or NO_CMAKE is set).
+#     [PYTHON=python3] [DOMAIN=swin_quant] [NO_CMAKE=1] plugins/openvino/build.sh [FOLDER]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$here/build}
+domain=${DOMAIN:-swin_quant}
+root=$("${PYTHON:-python3}" -c 'import importlib.util as u; print(u.find_spec("openvino").submodule_search_locations[0])')
+mkdir -p "$out"
+if [ -z "${NO_CMAKE:-}" ] && command -v cmake > /dev/null; then
+    cmake -S "$here" -B "$out" -DCMAKE_BUILD_TYPE=Release -DOpenVINO_DIR="$root/cmake" -DDOMAIN="$domain"
+    cmake --build "$out"
+else
+    libraries=$(cd "$root/libs" && ls libopenvino.so.* libopenvino_onnx_frontend.so.* | sed 's/^/-l:/')
+    # shellcheck disable=SC2086  # they are several words
+    "${CXX:-g++}" -std=c++17 -O2 -shared -fPIC -DSWIN_QUANT_DOMAIN="\"$domain\"" -I"$root/include" \
+        "$here/extension.cpp" -L"$root/libs" $libraries -Wl,-rpath,"$root/libs" -o "$out/libswin_quant_plugins.so"
+fi

@@ -1,0 +1,35 @@
+// Step 3 of a plugin operator: it is registered, as an operator, and with the parser of ONNX files.
+#include "openvino/core/extension.hpp"
+
+#include "openvino/core/op_extension.hpp"
+#include "openvino/frontend/node_context.hpp"
+#include "openvino/frontend/onnx/extension/conversion.hpp"
+#include "relu.hpp"
+#include "roll.hpp"
+
+#ifndef SWIN_QUANT_DOMAIN
+#define SWIN_QUANT_DOMAIN "swin_quant"  // what stands before the :: of `export --plugin roll=swin_quant::Roll`
+#endif
+
+namespace {
+
+using Integers = std::vector<int64_t>;
+
+ov::OutputVector roll(const ov::frontend::NodeContext& node) {
+    const auto shifts = node.get_attribute<Integers>("shifts");
+    const auto dims = node.get_attribute<Integers>("dims");
+    return std::make_shared<swin_quant::Roll>(node.get_input(0), shifts, dims)->outputs();
+}
+
+ov::OutputVector relu(const ov::frontend::NodeContext& node) {
+    return std::make_shared<swin_quant::Relu>(node.get_input(0))->outputs();
+}
+
+}  // namespace
+
+OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
+    std::make_shared<ov::OpExtension<swin_quant::Roll>>(),
+    std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
+    std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
+    std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
+}));

@@ -1,0 +1,158 @@
+"""Operators that become nodes of a domain of their own: which calls they take, and with which inputs and attributes.
+
+For compilers that lack an operator, or have a better one. What stands in the node's place where nobody has it is a
+function of ONNX (`backends/onnx/functions.py`).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from swin_quant.base.errors import UsageError
+from swin_quant.operators.names import operator_name
+
+_TAKEN = ("ai.onnx", "ai.onnx.ml", "ai.onnx.training", "com.microsoft", "com.microsoft.nchwc", "pkg", "local")
+_SPEC = re.compile(r"(\w+)=([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)::([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node to be: inputs, attributes (whole numbers, lists of them, floats), and the shape of its one output."""
+
+    inputs: tuple[Tensor, ...]
+    attributes: Mapping[str, Any]
+    shape: tuple[Any, ...]
+
+
+def _roll(x: Tensor, shifts: Any, dims: Any = None) -> Node | None:
+    if dims is None or dims == ():
+        return None
+    shifts, dims = ([value] if isinstance(value, int) else list(value) for value in (shifts, dims))
+    return Node((x,), {"shifts": shifts, "dims": [dim % x.dim() for dim in dims]}, tuple(x.shape))
+
+
+def _relu(x: Tensor, inplace: bool = False) -> Node:
+    return Node((x,), {}, tuple(x.shape))
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Node | None:
+    if weight is None or bias is None:
+        return None
+    return Node((x, weight, bias), {"axis": -len(normalized_shape), "epsilon": eps}, tuple(x.shape))
+
+
+CALLS: dict[str, Callable[..., Node | None]] = {"roll": _roll, "relu": _relu, "layer_norm": _layer_norm}
+PLUGINS = (*CALLS, "window_partition")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An operator, and the domain and name of the node that it becomes."""
+
+    operator: str
+    domain: str
+    name: str
+
+
+def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, Plugin]:
+    """`roll=my.domain::Roll` ... -> operator -> plugin. UsageError for what is malformed, unknown, or clashes."""
+    found: dict[str, Plugin] = {}
+    for spec in specs:
+        match = _SPEC.fullmatch(spec)
+        if not match:
+            raise UsageError(f"‹plugin› {spec!r:.80}: must be OPERATOR=DOMAIN::NAME, as roll=my.domain::Roll")
+        plugin = Plugin(*match.groups())
+        if plugin.operator not in PLUGINS:
+            raise UsageError(f"‹plugin› {plugin.operator!r:.60}: there are {', '.join(PLUGINS)}")
+        if plugin.operator in found:
+            raise UsageError(f"‹plugin› {plugin.operator}: is named twice")
+        if plugin.operator in replaced:
+            raise UsageError(f"‹plugin› {plugin.operator}: is replaced as well: leave it out of ‹replace›")
+        if plugin.domain.split(".")[0] in ("pkg", "local") or plugin.domain in _TAKEN:
+            raise UsageError(f"‹plugin› {spec}: the domain {plugin.domain} is not yours: choose another")
+        if clash := next(
+            (one for one in found.values() if (one.domain, one.name) == (plugin.domain, plugin.name)), None
+        ):
+            raise UsageError(f"‹plugin› {spec}: {clash.operator} is {plugin.domain}::{plugin.name} already")
+        found[plugin.operator] = plugin
+    return found
+
+
+Made = Callable[[Plugin, Node], Tensor]
+
+
+def symbolic(plugin: Plugin, node: Node) -> Tensor:
+    """What torch's ONNX exporter writes as a node of that domain; it has a shape, and no values."""
+    return torch.onnx.ops.symbolic(
+        f"{plugin.domain}::{plugin.name}",
+        node.inputs,
+        dict(node.attributes),
+        dtype=node.inputs[0].dtype,
+        shape=node.shape,
+        version=1,
+    )
+
+
+class Plugging(TorchFunctionMode):
+    """Inside, calls that plugins take become what `make` makes of them; `done` counts them, `nodes` has them."""
+
+    def __init__(self, plugins: Mapping[str, Plugin], make: Made = symbolic) -> None:
+        super().__init__()
+        self.plugins, self.make = plugins, make
+        self.done: Counter[str] = Counter()
+        self.nodes: list[tuple[Plugin, Node]] = []
+        self.windows: Any = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = operator_name(func, args)
+        if op in self.plugins and op in CALLS and (node := CALLS[op](*args, **kwargs)):
+            return self._made(op, node)
+        partitions = "window_partition" in self.plugins
+        if partitions and op == "reshape" and args[0] in self.windows and self.windows[args[0]][2]:
+            x, window, _ = self.windows[args[0]]
+            *_, channels = x.shape
+            if _sizes(args)[-1] == channels:
+                shape = (x.shape[0] * (x.shape[1] // window) * (x.shape[2] // window), window * window, channels)
+                made = self._made("window_partition", Node((x,), {"window": window}, shape))
+                return func(made, *args[1:], **kwargs)
+        out = func(*args, **kwargs)
+        if partitions:
+            self._follow(op, func, args, out)
+        return out
+
+    def _made(self, op: str, node: Node) -> Tensor:
+        self.done[op] += 1
+        self.nodes.append((self.plugins[op], node))
+        return self.make(self.plugins[op], node)
+
+    def _follow(self, op: str, func: Any, args: Sequence[Any], out: Any) -> None:
+        """[B, H, W, C] as [B, H / w, w, W / w, w, C], then the two middle dimensions exchanged: windows."""
+        if op == "reshape" and args[0].dim() == 4 and isinstance(out, Tensor) and out.dim() == 6:
+            (_, height, width, _), (_, rows, window, columns, across, _) = args[0].shape, out.shape
+            if window == across and rows * window == height and columns * window == width:
+                self.windows[out] = (args[0], int(window), False)
+        elif op in ("transpose", "permute") and args[0] in self.windows:
+            dims = _sizes(args)
+            if dims in ([2, 3], [3, 2]) if op == "transpose" else dims == [0, 1, 3, 2, 4, 5]:
+                x, window, _ = self.windows[args[0]]
+                self.windows[out] = (x, window, True)
+        elif getattr(func, "__name__", "") == "contiguous" and args[0] in self.windows:
+            self.windows[out] = self.windows[args[0]]
+
+
+def _sizes(args: Sequence[Any]) -> list[Any]:
+    """What follows the tensor: numbers, or one list of them."""
+    rest = args[1:]
+    return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (list, tuple, torch.Size)) else list(rest)
