@@ -12,9 +12,9 @@ from swin_quant.base.files import open_plain, read_lines, reason
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.source import DataSource, Wanted
 
-_SIDE = 32
-_PIXELS = 3 * _SIDE * _SIDE
-_VAL = ("val", "test", "validation")
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+VAL = ("val", "test", "validation")
 _MAX_RECORDS = 1_000_000
 
 
@@ -35,7 +35,6 @@ _FORMS = (
           "batches.meta.txt", 1, 10),
     _Form("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 2, 100),
 )  # fmt: skip
-_PICKLES = ("data_batch_1", "cifar-10-batches-py", "cifar-100-python")
 
 
 class CifarPictures(Pictures):
@@ -48,7 +47,7 @@ class CifarPictures(Pictures):
     """
 
     def __init__(self, files: list[Path], form: _Form) -> None:
-        self._form, self._record = form, form.labels + _PIXELS
+        self._form, self._record = form, form.labels + PIXELS
         self._places: list[tuple[Path, int]] = []
         self.names, self.labels = [], []
         for file in files:
@@ -70,12 +69,12 @@ class CifarPictures(Pictures):
         try:
             with open_plain(path) as file:
                 file.seek(number * self._record + self._form.labels)
-                data = file.read(_PIXELS)
+                data = file.read(PIXELS)
         except OSError as error:
             raise UnreadablePicture(f"{self.names[index]}: {reason(error)}") from error
-        if len(data) < _PIXELS:
+        if len(data) < PIXELS:
             raise UnreadablePicture(f"{self.names[index]}: {path} is shorter than it was")
-        return Image.fromarray(np.frombuffer(data, np.uint8).reshape(3, _SIDE, _SIDE).transpose(1, 2, 0).copy())
+        return Image.fromarray(np.frombuffer(data, np.uint8).reshape(3, SIDE, SIDE).transpose(1, 2, 0).copy())
 
     def _read_labels(self, path: Path) -> list[int]:
         try:
@@ -103,7 +102,7 @@ def _found(asked: Wanted) -> tuple[list[Path], _Form] | None:
     for form in _FORMS:
         for folder in (Path(asked.place), Path(asked.place, form.folder)):
             if any((folder / name).is_file() for name in (form.train[0], form.test)):
-                wanted = [form.test] if asked.split in _VAL else list(form.train) if asked.split == "train" else []
+                wanted = [form.test] if asked.split in VAL else list(form.train) if asked.split == "train" else []
                 return [folder / name for name in wanted], form
     return None
 
@@ -113,11 +112,6 @@ def _find(asked: Wanted) -> list[Path]:
         return []
     if found := _found(asked):
         return found[0]
-    if pickles := [name for name in _PICKLES if Path(asked.place, name).exists()]:
-        raise SwinQuantError(
-            f"{Path(asked.place, pickles[0])}: CIFAR's python version is of pickles, which can run code: take its "
-            "binary version (cifar-10-binary.tar.gz, cifar-100-binary.tar.gz)"
-        )
     return []
 
 

@@ -16,7 +16,15 @@ from swin_quant.data.source import DataSource, Wanted
 from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
-KINDS = ("wnids", "ilsvrc", "csv_table", "shards", "parquet", "cifar")  # files here with a SOURCE, in the order tried
+KINDS = (
+    "wnids",
+    "ilsvrc",
+    "csv_table",
+    "shards",
+    "parquet",
+    "cifar",
+    "cifar_python",
+)  # files here with a SOURCE, in the order tried
 
 
 def open_pictures(

@@ -1,5 +1,7 @@
 """CIFAR's binary batches, written here record by record."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,45 @@ def test_what_is_wrong_with_a_batch_is_named(cifar10):
         open_pictures(str(cifar10), "train")
 
 
-def test_pickles_are_refused_unread(tmp_path):
-    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(SwinQuantError, match="data_batch_1: CIFAR's python version is of pickles, .* binary version"):
-        open_pictures(str(tmp_path), "train", num_classes=10)
+def theirs(labels: list[int], pixels: bytes) -> bytes:
+    """A batch as python 2 wrote it, protocol 2: strings are BINSTRING, lists of BININT1."""
+    numbers = b"".join(b"K" + bytes([label]) for label in labels)
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(K\x00tR(K\x01T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
+    )
+    return b"\x80\x02}q\x01(U\x0bbatch_labelU\x04testU\x06labelsq\x02](" + numbers + b"eU\x04data" + array + b"u."
+
+
+@pytest.fixture
+def pickled(tmp_path, folders):
+    root = tmp_path / "py" / "cifar-10-batches-py"
+    root.mkdir(parents=True)
+    pixels = np.stack([np.asarray(folders.read(index)).transpose(2, 0, 1).ravel() for index in range(6)])
+    (root / "test_batch").write_bytes(theirs(folders.labels, pixels.tobytes()))
+    for number in range(1, 6):  # as python 3 would write them
+        part = {b"labels": folders.labels[number - 1 : number + 1], b"data": pixels[number - 1 : number + 1]}
+        (root / f"data_batch_{number}").write_bytes(pickle.dumps(part, protocol=2 if number % 2 else 4))
+    (root / "batches.meta").write_bytes(pickle.dumps({"num": 9, "label_names": [f"class {n}" for n in range(10)]}, 2))
+    return root
+
+
+def test_pickled_batches_give_the_pictures_of_the_folders(pickled, alike):
+    for place in (str(pickled), str(pickled.parent), f"cifar-python:{pickled}"):
+        alike(open_pictures(place, "val", num_classes=10))
+        alike(open_pictures(place, "train", num_classes=10), [0, 1, 1, 2, 2, 3, 3, 4, 4, 5])
+    assert open_pictures(str(pickled), "val").class_names[9] == "class 9"
+
+
+def test_no_pickle_is_ever_run(pickled, tmp_path):
+    flag = tmp_path / "run"
+    for evil in (f"cos\nsystem\n(S'touch {flag}'\ntR.".encode(), b"", b"\x80\x02T\xff\xff\xff\x7fx", b"\x80\x04\x95"):
+        (pickled / "test_batch").write_bytes(evil)
+        with pytest.raises(SwinQuantError, match=r"test_batch: (is no batch of CIFAR|0 bytes of pictures)"):
+            open_pictures(str(pickled), "val", num_classes=10)
+    (pickled / "test_batch").write_bytes(theirs([1, 2], bytes(3072)))
+    with pytest.raises(SwinQuantError, match="3072 bytes of pictures, but 2 labels"):
+        open_pictures(str(pickled), "val", num_classes=10)
+    (pickled / "test_batch").write_bytes(theirs([1, 10], bytes(6144)))
+    with pytest.raises(SwinQuantError, match="labels from 1 to 10"):
+        open_pictures(str(pickled), "val", num_classes=10)
+    assert not flag.exists()

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import pickle
 import random
 import sys
 import tarfile
@@ -383,6 +384,12 @@ def cifars() -> list[Files]:
     return [{"test_batch.bin": ten, "batches.meta.txt": b"a\n" * 10}, {"test.bin": hundred}]
 
 
+def pickled_cifars() -> list[Files]:
+    batch = {b"labels": [0, 9], b"data": np.arange(6144, dtype=np.uint8).reshape(2, 3072)}
+    meta = pickle.dumps({"label_names": [f"c{number}" for number in range(10)]}, protocol=2)
+    return [{"test_batch": pickle.dumps(batch, protocol=version), "batches.meta": meta} for version in (2, 4)]
+
+
 def parquets() -> list[Files]:
     import pyarrow
     import pyarrow.parquet
@@ -553,6 +560,7 @@ PARSERS = (
     Parser("table of pictures", tables, lambda folder: read_data_set("csv", folder, None)),
     Parser("tar shards", shards, functools.partial(read_data_set, "wds")),
     Parser("CIFAR", cifars, lambda folder: read_data_set("cifar", folder, None)),
+    Parser("CIFAR, pickled", pickled_cifars, lambda folder: read_data_set("cifar-python", folder, None)),
     Parser("ILSVRC labels", validations, lambda folder: read_data_set("ilsvrc", folder, 1000)),
     *([Parser("Parquet", parquets, functools.partial(read_data_set, "parquet"))] if has_pyarrow else []),
     Parser("class names", labels, lambda folder: class_names(3, str(folder / "x.txt"))),
