@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   swin-quant report out/swin_tiny_patch4_window7_224_calib.json
   swin-quant report out/mode1 out/mode2 --output docs/results         (all run cards directly in a directory)
   swin-quant report out/*/*_calib.json --format csv > table.csv
+  swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
   swin-quant report out --html report.html                            (a page: one file, which fetches nothing)
   swin-quant report out --html report.html --data-path data           (and pictures that INT8 sees otherwise)"""
 _NAME = "accuracy"  # of the files in --output
@@ -29,6 +30,7 @@ _NAME = "accuracy"  # of the files in --output
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cards", nargs="+", metavar="RUN_CARD", help="run card, or directory of run cards")
     parser.add_argument("--format", choices=FORMATS, default="terminal", help="what is printed (default terminal)")
+    parser.add_argument("--columns", nargs="+", metavar="KEY", default=(), help="only these, as CSV calls them")
     files = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
     parser.add_argument("--output", metavar="DIR", help=f"also write {files} there")
     parser.add_argument("--html", metavar="FILE", help="also write the page there: one file, which needs no network")
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("--data-path: is for the page: add --html FILE")
     if args.pictures < 1:
         raise UsageError(f"--pictures {args.pictures}: must be at least 1")
-    table = AccuracyTable.of(list(cards.values()))
+    table = AccuracyTable.of(list(cards.values()), args.columns)
     targets = {Path(args.output) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if args.output else {}
     named = [*targets, *(Path(file) for file in (args.html, args.json) if file not in (None, "-"))]
     if lost := [target for target in named if target.resolve() in {path.resolve() for path in read} or is_card(target)]:

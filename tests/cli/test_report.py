@@ -139,3 +139,16 @@ def test_only_the_first_rank_prints(tmp_path, capsys):
     report.add_arguments(parser)
     report.run(parser.parse_args([str(write(tmp_path / "a.json", FLOAT))]), World(rank=1, size=2))
     assert capsys.readouterr().out == ""
+
+
+def test_columns_are_those_that_are_asked_for_in_that_order(tmp_path, capsys):
+    card = write(tmp_path / "card.json", FLOAT, INT8)
+    chosen = ("policy", "delta_acc1", "acc1")
+    swin_quant_report(card, "--columns", *chosen, "--format", "csv", "--output", tmp_path / "table")
+    assert next(csv.reader(capsys.readouterr().out.splitlines())) == [*chosen, "notes"]
+    (row,) = json.loads((tmp_path / "table" / "accuracy.json").read_text())["rows"]
+    assert list(row) == list(chosen) and row["delta_acc1"] == pytest.approx(-0.46)
+    swin_quant_report(card, "--columns", *chosen)
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.split() == ["policy", "Δ", "acc@1", "acc@1"] and second.split() == ["ft-mode1", "-0.460", "70.800"]
+    assert "did you mean policy" in refused(card, "--columns", "polcy", kind=UsageError)

@@ -1,18 +1,21 @@
 """The accuracy-delta table in four formats, each with its footnotes: rounded for people, unrounded for programs."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from difflib import get_close_matches
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.report import markdown as md
 from swin_quant.report import screen
-from swin_quant.report.accuracy.columns import COLUMNS, legend
+from swin_quant.report.accuracy.columns import COLUMN, COLUMNS, legend
 from swin_quant.report.accuracy.footnotes import Footnote, attributed, footnotes
 from swin_quant.report.accuracy.rows import AccuracyRow, rows_of
 from swin_quant.report.accuracy.terminal import terminal
 from swin_quant.report.column import Column, ReportTable
 from swin_quant.report.html import html_table
+from swin_quant.report.markdown import markdown
 from swin_quant.report.records import comma_separated, json_text, records
+from swin_quant.report.terminal import terminal as plain_table
 
 SCHEMA = "swin-quant/accuracy-table/1"
 
@@ -23,20 +26,33 @@ class AccuracyTable:
 
     rows: Sequence[AccuracyRow]
     notes: Sequence[Footnote]
+    columns: Sequence[Column[AccuracyRow]] = COLUMNS
 
     @classmethod
-    def of(cls, cards: Sequence[RunCard]) -> "AccuracyTable":
-        """The table of `cards`."""
+    def of(cls, cards: Sequence[RunCard], keys: Sequence[str] = ()) -> "AccuracyTable":
+        """All columns, or those of `keys`, in that order. UsageError for a key that there is not."""
         rows = rows_of(cards)
-        return cls(rows, footnotes(rows))
+        return cls(rows, footnotes(rows), [_column(key) for key in keys] or COLUMNS)
 
     def text(self, form: str) -> str:
         """The table in a form, one of FORMATS."""
-        return FORMATS[form](self.rows, self.notes)
+        return FORMATS[form](self)
 
     def show(self) -> None:
         """Print it, as wide as the terminal or, into a pipe, 100 columns."""
-        screen.print_text(terminal(self.rows, self.notes, screen.width(screen.NARROW), screen.has_colors()))
+        screen.print_text(_on_terminal(self, screen.width(screen.NARROW), screen.has_colors()))
+
+    def report(self) -> ReportTable[AccuracyRow]:
+        """Columns, rows, and what is to be said below them."""
+        return ReportTable(self.columns, self.rows, [*legend(self.rows), *attributed(self.notes, self.rows)])
+
+
+def _column(key: str) -> Column[AccuracyRow]:
+    if key not in COLUMN:
+        close = get_close_matches(key, COLUMN, 1)
+        meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(COLUMN)}"
+        raise UsageError(f"‹columns› {key!r:.60}: there is none{meant}")
+    return COLUMN[key]
 
 
 def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
@@ -49,41 +65,42 @@ def print_terminal(cards: Sequence[RunCard]) -> None:
     AccuracyTable.of(cards).show()
 
 
-def markdown(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:
-    """A pipe table of GitHub's Markdown, and a list of footnotes."""
-    return md.markdown(_table(rows, notes))
-
-
 def as_html(cards: Sequence[RunCard], leave_out: Collection[str] = ()) -> str:
     """The table of `cards` as HTML, without the columns of the keys `leave_out`."""
-    found = AccuracyTable.of(cards)
-    table = _table(found.rows, found.notes)
-    return html_table(replace(table, columns=[column for column in table.columns if column.key not in leave_out]))
+    return html_table(AccuracyTable.of(cards, [key for key in COLUMN if key not in leave_out]).report())
 
 
-def _table(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> ReportTable[AccuracyRow]:
-    return ReportTable(COLUMNS, rows, [*legend(rows), *attributed(notes, rows)])
+def _on_terminal(table: AccuracyTable, width: int = screen.NARROW, color: bool = False) -> str:
+    """With a heading of what rows share where all columns are shown; else the columns side by side."""
+    if table.columns is COLUMNS:
+        return terminal(table.rows, table.notes, width, color)
+    return plain_table(table.report(), width, color)
 
 
-def as_csv(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:
+def _as_markdown(table: AccuracyTable) -> str:
+    """A pipe table of GitHub's Markdown, and a list of footnotes."""
+    return markdown(table.report())
+
+
+def _as_csv(table: AccuracyTable) -> str:
     """CSV: unrounded figures, empty where nothing was measured; the last column has footnotes."""
-    about: dict[int, list[str]] = {id(row): [] for row in rows}
-    for note in notes:
+    about: dict[int, list[str]] = {id(row): [] for row in table.rows}
+    for note in table.notes:
         for index in note.rows:
-            about[id(rows[index])].append(note.text)
+            about[id(table.rows[index])].append(note.text)
     said: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
-    return comma_separated([*COLUMNS, said], rows)
+    return comma_separated([*table.columns, said], table.rows)
 
 
-def as_json(rows: Sequence[AccuracyRow], notes: Sequence[Footnote]) -> str:
+def _as_json(table: AccuracyTable) -> str:
     """JSON: unrounded figures by the same keys as CSV, null where nothing was measured; footnotes with their rows."""
-    said = [{"text": note.text, "rows": note.rows} for note in notes]
-    return json_text({"schema": SCHEMA, "rows": records(COLUMNS, rows), "footnotes": said})
+    said = [{"text": note.text, "rows": note.rows} for note in table.notes]
+    return json_text({"schema": SCHEMA, "rows": records(table.columns, table.rows), "footnotes": said})
 
 
-FORMATS: dict[str, Callable[[Sequence[AccuracyRow], Sequence[Footnote]], str]] = {
-    "terminal": terminal,
-    "markdown": markdown,
-    "csv": as_csv,
-    "json": as_json,
+FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
+    "terminal": _on_terminal,
+    "markdown": _as_markdown,
+    "csv": _as_csv,
+    "json": _as_json,
 }
