@@ -9,6 +9,7 @@ python examples/segmentation.py 600
 
 import sys
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -28,7 +29,7 @@ torch.manual_seed(0)
 
 def digits(split):
     pictures = DigitsPictures(split)
-    levels = torch.stack([torch.tensor(list(pictures.open(i).getdata())).view(8, 8) for i in range(len(pictures))])
+    levels = torch.tensor(np.stack([np.asarray(pictures.open(index)) for index in range(len(pictures))]))
     return levels / 255, torch.tensor(pictures.labels)
 
 

@@ -17,6 +17,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import PTQ, QAT
 from swin_quant.config import from_dict
+from swin_quant.config.outputs import need_logits
 from swin_quant.engines.baseline import whose_weights
 from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.engines.options import EngineOptions
@@ -67,6 +68,7 @@ def line_up(
     origin = _origin(artifacts, checkpoints, checkpoint)
     card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
     cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
+    need_logits(cfg, "bench")
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
     for target in (engines or _tried_on(device)) if checkpoints else ():
         if not _is_tried(engine_named(target)):

@@ -24,6 +24,7 @@ from swin_quant.bench.interleave import Timing, interleave
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.records import LossRecord
 from swin_quant.cards.versions import versions
+from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import default_workers, load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest, sample
@@ -106,6 +107,7 @@ class Measured:
 
     def __init__(self, asked: Measuring) -> None:
         self.asked = asked
+        need_logits(asked.cfg, "search")
         subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
         self.model: Classifier = subject.model.eval()
         self.batches, names = _load(asked, Preprocess.from_dict(subject.card.preprocess))

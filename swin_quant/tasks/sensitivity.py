@@ -12,6 +12,7 @@ from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import GroupRecord, LossRecord, SensitivityRecord
+from swin_quant.config.outputs import need_logits
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
@@ -52,6 +53,7 @@ def measure_checkpoint(
 
     `policy` None is that of the card. A checkpoint that QAT trained is compared with its own weights, nodes off.
     """
+    need_logits(cfg, "sensitivity")
     subject = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
     if not subject.policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
