@@ -76,6 +76,6 @@ def _checked(key: str, answer: Answer, pictures: int, classes: int | None) -> Ou
     if classes is None and not isinstance(answer.output, Tensor):
         return [part.float().cpu() for part in answer.output]
     logits = answer.logits
-    if logits.shape != (pictures, classes or logits.shape[1]):
+    if logits.shape != (pictures, classes or logits.shape[-1]):
         raise SwinQuantError(f"{key}: logits are {list(logits.shape)}, not [{pictures}, {classes}]: another model's")
     return logits.cpu()

@@ -12,5 +12,5 @@ Output: TypeAlias = "Tensor | Sequence[Tensor]"
 def rows(output: Output) -> Tensor:
     """[B, N]: what was given, one row a picture; of several maps one behind the other."""
     if isinstance(output, Tensor):
-        return output.flatten(1) if output.ndim > 1 else output[:, None]
+        return output.flatten(1) if output.ndim > 2 else output
     return torch.cat([part.flatten(1) for part in output], dim=1)
