@@ -42,6 +42,7 @@ class Checked:
 class Analysis:
     """`statuses`: operator -> target -> status; `titles`: target -> its name for people. `limits` are computed from
     the peaks of `machine`, not measured. `replaced`: the replacements that were applied before tracing.
+    `weighed`: whether there were weights to look at for `risks`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Analysis:
     training_only: Mapping[str, Sequence[str]] = field(default_factory=dict)
     risks: Sequence[Advice] = ()
     pictures: int = 0
+    weighed: bool = True
     machine: Machine | None = None
     limits: Sequence[Limit] = ()
     checked: Sequence[Checked] = ()
@@ -98,6 +100,7 @@ class Analysis:
             "training_only": {kind: list(names) for kind, names in self.training_only.items()},
             "risks": [asdict(advice) for advice in self.risks],
             "pictures": self.pictures,
+            "weights": self.weighed,
             "roofline": {
                 "computed, not measured": True,
                 "machine": asdict(self.machine) if self.machine else None,

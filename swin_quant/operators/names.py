@@ -46,7 +46,7 @@ def operator_name(function: Callable[..., Any], args: Sequence[Any] = ()) -> str
     elif name == "__getitem__":
         return _indexing(args[1] if len(args) > 1 else None)
     if name.startswith("__"):
-        name = re.sub(r"^(r|i)(?=(add|sub|mul|truediv|matmul|pow)$)", "", name.strip("_"))
+        name = re.sub(r"^(r|i)(?=(add|sub|mul|truediv|div|matmul|pow)$)", "", name.strip("_"))
     name = name.removesuffix("_") if not name.startswith("_") else name.strip("_")
     return _SAME.get(name, name)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from swin_quant.operators.names import operator_name
+from swin_quant.operators.names import operator_name, tensors_in
 from swin_quant.operators.replacements import Replacement
 
 _ORDERS = {  # where the four neighbours of a patch lie, in the order in which they are joined -> how to transpose
@@ -84,9 +84,10 @@ def compare(model: nn.Module, images: Tensor, replacements: Mapping[str, Replace
     """Each replacement alone on `model`: how many calls it stood for, and the largest difference of the output."""
     found: dict[str, tuple[int, float]] = {}
     with torch.no_grad():
-        wanted = model(images)
+        wanted = tensors_in([model(images)])
         for name, replacement in replacements.items():
             with Replacing({name: replacement}) as replacing:
-                out = model(images)
-            found[name] = (replacing.done[name], float((out - wanted).abs().max()))
+                out = tensors_in([model(images)])
+            differences = [float((a - b).abs().max()) for a, b in zip(out, wanted, strict=True)]
+            found[name] = (replacing.done[name], max(differences))
     return found

@@ -71,14 +71,18 @@ class Chapter:
 def sections(analysis: Analysis, full: bool = False) -> Iterator[Chapter]:
     """All that there is to say, in order; `full`: the sources, and what every replaced operator becomes."""
     yield Chapter("operators", ReportTable(OPERATORS, analysis.operators, _remarks(analysis)))
-    yield Chapter("targets", _targets(analysis), [*_unknown(analysis), *(_details(analysis) if full else ())])
+    yield Chapter(
+        "targets",
+        _targets(analysis, " " if full else "\n"),
+        [*_unknown(analysis), *(_details(analysis) if full else ())],
+    )
     yield Chapter("shapes and control flow", None, [sentence(one) for one in analysis.variations] + [
         "nothing asks for a value: control flow does not depend on data",
         f"needed by training alone: {training_sentence({k: list(v) for k, v in analysis.training_only.items()})}",
     ])  # fmt: skip
     yield Chapter("precision risks", None, [
         *(f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks),
-        *([] if analysis.risks else ["none found"]),
+        *(["none found"] if analysis.weighed and not analysis.risks else []),
         _looked_at(analysis),
     ])  # fmt: skip
     if analysis.machine:
@@ -128,19 +132,19 @@ def _remarks(analysis: Analysis) -> list[str]:
     return ["MB: what calls read and write in float32, one at a time, weights too; a view moves nothing"]
 
 
-def _targets(analysis: Analysis) -> ReportTable[TargetRow]:
+def _targets(analysis: Analysis, between: str) -> ReportTable[TargetRow]:
     rows = [TargetRow(one.name, one.calls, dict(analysis.statuses[one.name])) for one in analysis.operators]
     columns: list[Column[TargetRow]] = [Column("name", "operator", field("name"), fold=True)]
     for key, title in analysis.titles.items():
         columns.append(
-            Column(key, _broken(title), _mark(key), style=lambda row, key=key: _STYLES[row.of[key].kind])  # type: ignore[misc]
+            Column(key, _broken(title, between), _mark(key), style=lambda row, key=key: _STYLES[row.of[key].kind])  # type: ignore[misc]
         )
     return ReportTable(columns, rows, [_LEGEND])
 
 
-def _broken(title: str) -> str:
-    """A title in lines of a word each, so that seven columns fit."""
-    return re.sub(r" |(?<=[a-z])(?=[A-Z])", "\n", title)
+def _broken(title: str, between: str) -> str:
+    """A title in lines of a word each, so that seven columns fit; as it is where lines cannot be."""
+    return title if between == " " else re.sub(r" |(?<=[a-z])(?=[A-Z])", between, title)
 
 
 def _mark(key: str) -> Callable[[TargetRow], str]:
@@ -163,6 +167,7 @@ def _details(analysis: Analysis) -> Iterator[str]:
 
 
 def _looked_at(analysis: Analysis) -> str:
-    if analysis.pictures:
-        return f"looked at: weights, calibrated ranges if there are any, {analysis.pictures} pictures"
-    return "looked at: weights, and calibrated ranges if there are any; ‹data_path› looks at pictures, too"
+    if not analysis.weighed:
+        return "not looked for: there are no weights"
+    pictures = f", {analysis.pictures} pictures" if analysis.pictures else "; pictures, where they are given, show more"
+    return f"looked at: weights, calibrated ranges if there are any{pictures}"

@@ -81,6 +81,7 @@ def analyze_module(
         training_only(model),
         _risks(model, pictures),
         0 if pictures is None else len(pictures),
+        not any(parameter.is_meta for parameter in model.parameters()),
         peaks,
         limits(calls, blocks, peaks),
         _checked(model, images, pictures) if check else (),
