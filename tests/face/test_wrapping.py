@@ -1,0 +1,75 @@
+"""A module of the user's own, from wrapping to an engine."""
+
+import pytest
+import torch
+from torch import nn
+
+import swin_quant as sq
+
+
+class Net(nn.Module):
+    """Grouped and depthwise convolutions, norms, a shortcut, a branch that depends on what is asked for."""
+
+    def __init__(self, careless=False):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.depthwise, self.again = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8)
+        self.grouped, self.head = nn.Conv2d(8, 8, 1, groups=2), nn.Linear(8, 4)
+        self.careless = careless
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.stem(x)))
+        y = self.grouped(torch.relu(self.again(self.depthwise(x))))
+        if self.careless and float(y.detach().mean()) > 0:
+            return self.head(x.mean((2, 3)))
+        return self.head(torch.relu(x + y).mean((2, 3)))
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(1)
+    net = Net()
+    net(torch.randn(32, 3, 8, 8))  # statistics of its own
+    return net
+
+
+def test_it_is_calibrated_scored_and_left_as_it_was(module):
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    x = torch.randn(16, 3, 8, 8)
+    with torch.no_grad():
+        labels = module.eval()(x).argmax(1)
+    model = sq.wrap(module, 8, name="mine")
+    torch.testing.assert_close(model.module(x), module(x))
+    sq.calibrate(model, [x], "cpu", passes=[])
+    found = sq.evaluate(model, [(x, labels)], half="none")
+    assert found.float32.acc1 == 100 and found.quantized.sqnr_db > 20
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert {"depthwise._input_quantizer", "add1_right_input_quantizer"} <= {row.name for row in _nodes(model)}
+
+
+def _nodes(model):
+    from swin_quant.quant.listing import list_nodes
+
+    return [row for row in list_nodes(model.module, (1, 3, 8, 8)) if row.enabled]
+
+
+@pytest.mark.slow
+def test_it_is_exported_and_run(module, tmp_path):
+    pytest.importorskip("openvino")
+    x = torch.randn(16, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=[])
+    engine = sq.export(model, "openvino", tmp_path).load()
+    torch.testing.assert_close(engine(x), model(x), rtol=0.1, atol=0.1)
+
+
+def test_what_cannot_be_wrapped_is_one_line(module):
+    for made, size, says in (
+        (Net(careless=True), 8, "mine: cannot be traced, in or behind grouped "),
+        (nn.Conv2d(3, 4, 1), 8, r"mine: gives \[2, 4, 8, 8\] for 2 pictures, not logits"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), 8, r"mine: does not take pictures \[2, 3, 8, 8\]: mat1 and"),
+    ):
+        with pytest.raises(sq.SwinQuantError, match=says) as raised:
+            sq.wrap(made, size, name="mine")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(sq.UsageError, match="size 0"):
+        sq.wrap(module, 0)
