@@ -38,7 +38,8 @@ PARTS = {
 }
 _NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # whose weight is their gamma
 _DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
-_SEEN = re.compile(r"(\.(gamma|beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
+# A gamma without a beta is no norm's, but a layer scale of timm's.
+_SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
 _QKV = ("q", "k", "v")
 _TYPES = {
     "Float32": torch.float32, "Float16": torch.float16, "Float64": torch.float64, "BFloat16": torch.bfloat16,
