@@ -111,5 +111,5 @@ for name, policy in {"int8 (policy cpu)": "cpu", "weights 3 bits, activations 4"
 
 freeze_stages(backbone, 1)
 head.requires_grad_(False)
-train(backbone, head, train_split, steps // 4, 3e-4)
+train(backbone, head, train_split, max(1, steps // 4), 3e-4)
 say("the same after QAT, stage 0 frozen", backbone)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from yacs.config import CfgNode
 
-from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.schema import Must
 from swin_quant.config.families import Family
@@ -41,6 +40,8 @@ def tree_of(name: str) -> dict[str, Any]:
 
     A tag (`resnet50.a1_in1k`) chooses the weights that the preparation is of.
     """
+    from swin_quant.base.compat import import_timm  # takes seconds, which --help has not
+
     timm = import_timm()
     architecture = name.partition(".")[0]
     tags = [each.partition(".")[2] for each in timm.list_models(f"{architecture}.*", pretrained=True)]

@@ -30,11 +30,11 @@ _WHOLE = (*_Layers, nn.LayerNorm, nn.BatchNorm2d)  # and what others made of the
 class Traced(Classifier):
     """The modules of another network, and its forward pass with nodes. Pictures [B, in, S, S] -> logits [B, classes].
 
-    `norms`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`).
+    `foldable`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`).
     """
 
     def __init__(self, root: nn.Module, graph: fx.Graph, image_size: int, in_chans: int, classes: int,
-                 norms: dict[str, str]) -> None:  # fmt: skip
+                 foldable: dict[str, str]) -> None:  # fmt: skip
         super().__init__(image_size, in_chans, classes)
         for name, child in root.named_children():
             self.add_module(name, child)
@@ -42,7 +42,7 @@ class Traced(Classifier):
             self.register_parameter(name, parameter)
         for name, buffer in root.named_buffers(recurse=False):
             self.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
-        self.norms = norms
+        self.foldable = foldable
         code = graph.python_code("self")
         scope = dict(code.globals)
         exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph

@@ -1,7 +1,7 @@
 """Batch normalisation folded into the layer before it: the product that an engine computes is the one quantized.
 
 y = (W x + b - mean) f + beta with f = gamma / sqrt(var + eps) is a layer of weight W f and bias (b - mean) f + beta.
-A model says which norm alone reads which layer: `norms`, name of a norm -> name of a layer. It is trained with its
+A model says which norm alone reads which layer: `foldable`, name of a norm -> name of a layer. It is trained with its
 norms and calibrated without; a state_dict of either kind fits (`fitted`).
 """
 
@@ -30,7 +30,7 @@ class Folded(nn.Module):
 
 def norms_of(model: nn.Module) -> Mapping[str, str]:
     """Name of a norm -> name of the layer that it can be folded into; empty for a model that says nothing."""
-    found: Mapping[str, str] = getattr(model, "norms", {})
+    found: Mapping[str, str] = getattr(model, "foldable", {})
     return found
 
 

@@ -243,7 +243,7 @@ def test_a_card_of_every_version_is_read_and_rewritten_without_loss(tmp_path, fi
 
 
 def test_there_are_cards_of_before_and_after_verification():
-    assert sorted("verification" in json.loads(file.read_text()) for file in CARDS) == [False, True, True, True]
+    assert {"verification" in json.loads(file.read_text()) for file in CARDS} == {False, True}
 
 
 def test_what_a_newer_version_added_is_kept_and_warned_of_in_one_line(tmp_path, caplog):

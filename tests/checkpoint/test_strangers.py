@@ -107,7 +107,7 @@ def test_a_swin_inside_of_something_says_where():
 def test_commands_and_functions_say_it(tmp_path):
     file = tmp_path / "x.pth"
     torch.save({"layer1.0.conv1.weight": torch.zeros(1), "layer1.0.bn1.weight": torch.zeros(1)}, file)
-    with pytest.raises(SwinQuantError, match=f"^{file}: is a ResNet, no Swin$"):
+    with pytest.raises(SwinQuantError, match=f"^{file}: is a ResNet, no Swin; if timm has the model, say which: "):
         config_for(file)
     tree = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [1], "NUM_HEADS": [1], "WINDOW_SIZE": 4}
     model = build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": {"SWIN": tree}}, "test"))

@@ -33,10 +33,11 @@ def test_shards_are_scored_as_their_folder_is(run, micro, flags, pictures, tmp_p
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
     tables = []
-    for place in (pictures, tmp_path, f"wds:{tmp_path}/{{split}}-{{0000..0000}}.tar"):
-        done = run("evaluate", micro / "swin.pth", *flags, "--data-path", place, "--quiet", "--json")
+    for number, place in enumerate((pictures, tmp_path, f"wds:{tmp_path}/{{split}}-{{0000..0000}}.tar")):
+        words = ["--data-path", place, "--output", tmp_path / str(number), "--quiet", "--json"]
+        done = run("evaluate", micro / "swin.pth", *flags, *words)
         assert done.code == 0, done.err
         tables.append(re.findall(r'"(?:acc1|acc5|loss)": ([0-9.]+)', done.out))
-    assert len(tables[0]) >= 3 and tables[0] == tables[1] == tables[2]
+    assert len(tables[0]) >= 2 and tables[0] == tables[1] == tables[2]
     broken = run("evaluate", micro / "swin.pth", *flags, "--data-path", f"wds:{tmp_path}/{{a,b}}.tar")
     assert "a.tar: no such shard" in broken.error(1)

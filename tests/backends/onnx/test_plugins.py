@@ -47,7 +47,7 @@ def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, plugged, run
     (roll, *_) = [node for node in model.graph.node if node.op_type == "Roll"]
     attributes = {one.name: onnx.helper.get_attribute_value(one) for one in roll.attribute}
     assert attributes["dims"] == [1, 2] and attributes["shifts"] == [-2, -2]
-    found, wanted = run(plugged.file, IMAGES), run(plain.file, IMAGES)
+    found, wanted = run(plugged.file, IMAGES)["logits"], run(plain.file, IMAGES)["logits"]
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     checked = open_onnx(plugged.file)
     assert checked.functions and checked.batch is None
@@ -59,7 +59,7 @@ def test_int8_beside_plugins(exported, run):
     plain, plugged = exported("swin"), exported("swin", plugin=SPECS[:1])
     kinds = [node.op_type for node in onnx.load(plugged.file).graph.node]
     assert kinds.count("Roll") == 2 and "QuantizeLinear" in kinds
-    assert np.abs(run(plugged.file, IMAGES) - run(plain.file, IMAGES)).mean() < 0.02
+    assert np.abs(run(plugged.file, IMAGES)["logits"] - run(plain.file, IMAGES)["logits"]).mean() < 0.02
 
 
 def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run):
@@ -67,7 +67,7 @@ def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run
     model = onnx.load(replaced.file)
     kinds = {node.op_type for node in model.graph.node}
     assert {"Slice", "Concat"} <= kinds and not {"GatherND", "Squeeze", "Unsqueeze"} & kinds and not model.functions
-    np.testing.assert_allclose(run(replaced.file, IMAGES), run(plain.file, IMAGES), atol=2e-5)
+    np.testing.assert_allclose(run(replaced.file, IMAGES)["logits"], run(plain.file, IMAGES)["logits"], atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def library(tmp_path_factory):
 def test_compiled_plugins_of_openvino(exported, library, run):
     """The four steps: declared, computed, registered, used; and the file without the library, by its functions."""
     artifact = exported("swinv2", precision="float", plugin=SPECS[:2])
-    wanted = run(artifact.file, IMAGES)
+    wanted = run(artifact.file, IMAGES)["logits"]
     with_library = openvino_engine.load(artifact, EngineOptions(threads=1, extensions=(str(library),)))
     np.testing.assert_allclose(with_library(IMAGES).numpy(), wanted, atol=2e-5)
     core = openvino_engine._core(os.getpid(), (str(library),))
