@@ -70,7 +70,7 @@ def test_a_float_file_runs_nothing_in_int8(load, small_net, artifact_of):
 
 
 def test_bfloat16_is_said_and_is_coarser(load, small_net, artifact_of, images):
-    if "bfloat16" not in openvino.float_types() or os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":
+    if "bfloat16" not in openvino.float_types() or os.environ.get("ONEDNN_MAX_CPU_ISA", "").startswith("AVX2"):
         pytest.skip("this CPU has no bfloat16, or oneDNN must not use it")
     net = small_net(int8=False)
     artifact = artifact_of(net, "float32")

@@ -1,5 +1,7 @@
 """Weights stored as INT4: fake-quant's levels, two in a byte, and engines that compute the same with them."""
 
+import os
+
 import numpy as np
 import onnx
 import onnx.numpy_helper
@@ -58,6 +60,8 @@ def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_quant):
     pytest.importorskip(engine)
+    if engine == "openvino" and os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":
+        pytest.skip("OpenVINO sees this CPU's AVX-512 and asks for kernels that oneDNN must not use")
     artifact = exported(kind, policy, int4_weights=True)
     backend = engine_named(engine)
     logits = backend.loader(artifact)(images).numpy()
