@@ -30,6 +30,7 @@ from swin_quant.cards.records import (
     KnownOptions,
     Moment,
     Result,
+    SearchRecord,
     SensitivityRecord,
     SourceRecord,
     TrainingRecord,
@@ -58,6 +59,7 @@ class RunCard:
     training: TrainingRecord | None = None
     artifact: ArtifactRecord | None = None
     sensitivity: SensitivityRecord | None = None
+    searches: list[SearchRecord] = field(default_factory=list)
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
@@ -124,6 +126,12 @@ class RunCard:
         identity = itemgetter("engine", "precision", "policy", "reference")
         kept = [old for old in self.verification if identity(old) != identity(record)]
         return dataclasses.replace(self, verification=[*kept, finite(record)])
+
+    def with_search(self, record: SearchRecord) -> "RunCard":
+        """A card that also holds `record`, instead of an older search for the same engine and batch."""
+        identity = itemgetter("engine", "batch")
+        kept = [old for old in self.searches if identity(old) != identity(record)]
+        return dataclasses.replace(self, searches=[*kept, finite(record)])
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the card to `path`, atomically."""

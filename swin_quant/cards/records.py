@@ -255,6 +255,28 @@ class SensitivityRecord(TypedDict):
     forwards: float
 
 
+class TriedRecord(TypedDict):
+    """A policy that a search measured: its loss, milliseconds of a batch; `front`: none is faster and as near."""
+
+    policy: str
+    nodes: int
+    loss: LossRecord
+    ms: float
+    found: bool
+    front: bool
+
+
+class SearchRecord(TypedDict):
+    """What `search` measured on an engine, within a budget in words; `pictures` is how many told the losses."""
+
+    engine: str
+    batch: int
+    budget: str
+    met: bool
+    pictures: int
+    tried: list[TriedRecord]
+
+
 class DatasetRecord(TypedDict):
     """The pictures that a result was measured on; `sha256` is of their list."""
 

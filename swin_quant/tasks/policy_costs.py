@@ -110,6 +110,7 @@ class Measured:
         need_logits(asked.cfg, "search")
         subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
         self.model: Classifier = subject.model.eval()
+        self.card_file = subject.card_file
         self.batches, names = _load(asked, Preprocess.from_dict(subject.card.preprocess))
         self.pictures = sum(map(len, self.batches))
         with torch.inference_mode():

@@ -14,6 +14,8 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of
 from swin_quant.base.journal import read_journal
 from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import LossRecord, SearchRecord, TriedRecord
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy
@@ -102,7 +104,10 @@ def search(asked: PolicySearch) -> SearchResult:
     atomic_write_bytes(asked.place, _as_yaml(found, units, left_float.get(best, frozenset())))
     bench.journal.keep({asked.found: found.sha256}, str)
     log.info("policy: %s", asked.place)
-    return SearchResult(found, asked.place, tuple(sorted(candidates, key=lambda one: one.ms)), bench.pictures, met)
+    result = SearchResult(found, asked.place, tuple(sorted(candidates, key=lambda one: one.ms)), bench.pictures, met)
+    if bench.card_file:
+        RunCard.read(bench.card_file).with_search(_record(asked, result)).write(bench.card_file)
+    return result
 
 
 def found_before(asked: PolicySearch) -> Policy | None:
@@ -114,6 +119,17 @@ def found_before(asked: PolicySearch) -> Policy | None:
     subject = journal.subject
     same = subject.get("checkpoint") == sha256_of(asked.of.checkpoint) and subject.get("batch") == asked.of.batch
     return policy if same and journal.entries.get(asked.found) == policy.sha256 else None
+
+
+def _record(asked: PolicySearch, result: SearchResult) -> SearchRecord:
+    """For the checkpoint's run card."""
+    tried = [
+        TriedRecord(policy=one.policy, nodes=one.nodes, loss=LossRecord(**asdict(one.loss)), ms=one.ms,
+                    found=one.is_found, front=one.on_front)
+        for one in result.candidates
+    ]  # fmt: skip
+    return SearchRecord(engine=asked.of.engine, batch=asked.of.batch, budget=asked.limits, met=result.met,
+                        pictures=result.pictures, tried=tried)  # fmt: skip
 
 
 def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:

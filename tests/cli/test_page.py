@@ -109,3 +109,42 @@ def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = run("report", own.with_suffix(".json"), "--html", tmp_path / "page.html")
     assert "[report]" in done.error(2) and not (tmp_path / "page.html").exists()
+
+
+def test_curves_of_two_runs_stand_in_one_chart(run, own, tmp_path):
+    """Both are of one model and one file's name: the time tells them apart."""
+    card = json.loads(own.with_suffix(".json").read_text())
+    training = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 3, "pictures": 8,
+                "pictures_sha256": "0" * 64, "start": None, "teacher": None, "best_epoch": 0}  # fmt: skip
+    for number, day in enumerate(("2026-01-01", "2026-01-02")):
+        epochs = [{"epoch": at, "train_loss": 3.0 - at - number} for at in range(3)]
+        one = {**card, "created": f"{day}T00:00:00+00:00", "training": {**training, "epochs": epochs}}
+        (tmp_path / f"{number}.json").write_text(json.dumps(one))
+    written(run, tmp_path / "0.json", tmp_path / "1.json", "--html", tmp_path / "page.html")
+    drawn = facts_of((tmp_path / "page.html").read_text())["charts"]["training-chart"]["data"]["values"]
+    lines = {name: [one["value"] for one in drawn if one["run"] == name] for name in {one["run"] for one in drawn}}
+    assert sorted(lines.values()) == [[2.0, 1.0, 0.0], [3.0, 2.0, 1.0]]
+    assert all("2026-01-0" in name for name in lines)
+
+
+def test_what_a_search_tried_is_drawn_once_for_each_engine(run, own, tmp_path):
+    """The card of an artifact repeats that of its checkpoint."""
+    card = RunCard.read(own.with_suffix(".json"))
+    loss = {"sqnr_db": 30.0, "kl": 0.01, "agreement": 99.0, "drop": 0.1}
+    exact = {"sqnr_db": None, "kl": 0.0, "agreement": 100.0, "drop": 0.0}
+    tried = [
+        {"policy": "qdq", "nodes": 8, "loss": loss, "ms": 1.0, "found": True, "front": True},
+        {"policy": "float", "nodes": 0, "loss": exact, "ms": 3.0, "found": False, "front": True},
+    ]
+    record = {"engine": "onnxruntime", "budget": "any", "met": True, "pictures": 8, "tried": tried}
+    card = card.with_search({**record, "batch": 8, "met": False}).with_search({**record, "batch": 8})
+    card.with_search({**record, "batch": 1}).write(own.with_suffix(".json"))
+    shutil.copy(own.with_suffix(".json"), tmp_path / "again.json")
+    written(run, own.with_suffix(".json"), tmp_path / "again.json", "--html", tmp_path / "page.html")
+    facts = facts_of((tmp_path / "page.html").read_text())
+    drawn = {place: spec for place, spec in facts["charts"].items() if place.startswith("search-chart")}
+    assert [spec["title"] for spec in drawn.values()] == [
+        "Policies tried for onnxruntime, batch 8, 8 pictures", "Policies tried for onnxruntime, batch 1, 8 pictures"
+    ]  # fmt: skip
+    points = {point["policy"]: (point["ms"], point["is"]) for point in drawn["search-chart-0"]["data"]["values"]}
+    assert points == {"qdq": (1.0, "found"), "float": (3.0, "front")}

@@ -6,6 +6,7 @@ import math
 import pytest
 import yaml
 
+from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
 
 FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
@@ -64,6 +65,10 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
     disabled = yaml.safe_load(text)["rules"][-1]["disable"]
     assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
     assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
+    (kept,) = RunCard.read(small[0] / "swin_micro_calib.json").searches
+    assert {one["policy"]: one["ms"] for one in kept["tried"]} == {
+        row["policy"]: pytest.approx(row["ms"]) for row in result["candidates"]
+    }
     again = search("--min-sqnr", limit)  # all of it is in the journal
     assert again[1:] == (result, text) and "results of an earlier search" in again[0].err
 

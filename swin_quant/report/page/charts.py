@@ -1,20 +1,13 @@
-"""The charts of the page, as Vega-Lite specifications (https://vega.github.io/vega-lite/).
-
-Colours are viridis and the Okabe-Ito set, which people with any colour vision tell apart; what a colour says, a shape,
-a label or the table says, too.
-"""
+"""The charts of a checkpoint: its nodes, its depth, its accuracy beside its latency."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.footnotes import is_simulated
 from swin_quant.report.page.facts import NodeFacts, PageSubject
+from swin_quant.report.page.spec import OKABE_ITO, Spec, spec
 
-Spec = dict[str, Any]
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-OKABE_ITO = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"]
 # What the picture of the network can be coloured by: field, title, what is drawn dark.
 FIGURES = {
     "SQNR of the node's own values, dB": "sqnr_db",
@@ -22,13 +15,6 @@ FIGURES = {
     "clipped, %": "clipped",
     "amax": "amax",
     "bits": "bits",
-}
-_EPOCHS = {
-    "train_loss": "training loss",
-    "val_loss": "validation loss",
-    "acc1": "top-1, %",
-    "amax_drift": "mean |change| of amax",
-    "clipped_share": "share of values clipped",
 }
 
 
@@ -42,7 +28,7 @@ def network(nodes: Sequence[NodeFacts]) -> Spec:
     ]  # fmt: skip
     chosen = " : ".join(f"figure == {title!r} ? datum.{key}" for title, key in figures.items()) + " : null"
     return {
-        **_base("The network: every node, coloured by a figure", values),
+        **spec("The network: every node, coloured by a figure", values),
         "params": [
             {"name": "figure", "value": next(iter(figures), ""), "bind": {
                 "input": "select", "options": list(figures), "name": "colour by "}},
@@ -71,7 +57,7 @@ def network(nodes: Sequence[NodeFacts]) -> Spec:
 def values_of_a_node() -> Spec:
     """The template of a histogram; the page gives it `bins` of {low, high, count} and `ends` of {at, what}."""
     return {
-        **_base("", []),
+        **spec("", []),
         "width": "container",
         "height": 200,
         "layer": [
@@ -110,7 +96,7 @@ def depth(subject: PageSubject) -> Spec | None:
         return None
     values = [{"block": name, "dB": sqnr} for name, sqnr in record["profile"].items() if sqnr is not None]
     return {
-        **_base(f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values),
+        **spec(f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values),
         "width": "container",
         "height": 220,
         "mark": {"type": "line", "point": True, "color": OKABE_ITO[0]},
@@ -135,7 +121,7 @@ def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
         return None
     figures = [{"field": key, "type": "quantitative", "format": ".3~f"} for key in ("top-1", "Δ top-1", "±", "ms")]
     return {
-        **_base("Accuracy against latency, of what was measured", values),
+        **spec("Accuracy against latency, of what was measured", values),
         "width": "container",
         "height": 300,
         "mark": {"type": "point", "filled": True, "size": 90},
@@ -149,39 +135,5 @@ def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
     }
 
 
-def training(card: RunCard) -> Spec | None:
-    """Curves of a training: losses, top-1 beside float's and PTQ's, and how ranges moved."""
-    epochs = card.training["epochs"] if card.training else []
-    values = [
-        {"epoch": epoch["epoch"], "what": title, "value": epoch[key]}
-        for key, title in _EPOCHS.items()
-        for epoch in epochs
-        if isinstance(epoch.get(key), (int, float))
-    ]
-    if not values:
-        return None
-    return {
-        **_base(f"Training of {card.name}", values),
-        "facet": {"field": "what", "type": "nominal", "sort": list(_EPOCHS.values()), "title": None},
-        "columns": 3,
-        "spec": {
-            "width": 240,
-            "height": 160,
-            "mark": {"type": "line", "point": True, "color": OKABE_ITO[0]},
-            "encoding": {
-                "x": {"field": "epoch", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
-                "y": {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": False}},
-                "tooltip": [{"field": "epoch"}, {"field": "value", "type": "quantitative", "format": ".5~g"}],
-            },
-        },
-        "resolve": {"scale": {"y": "independent"}},
-    }
-
-
 def _results(subjects: Sequence[PageSubject]) -> list[tuple[RunCard, Result]]:
     return [(card, result) for subject in subjects for card in subject.cards for result in card.measured()]
-
-
-def _base(title: str, values: Sequence[Any]) -> Spec:
-    data = {"data": {"values": list(values)}} if values else {}
-    return {"$schema": SCHEMA, **({"title": title} if title else {}), "description": title, "background": None, **data}

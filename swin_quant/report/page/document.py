@@ -12,8 +12,9 @@ from swin_quant.base.errors import one_line
 from swin_quant.base.extras import library
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import SearchRecord
 from swin_quant.report.accuracy.render import as_html
-from swin_quant.report.page import charts
+from swin_quant.report.page import charts, run_charts
 from swin_quant.report.page.differences import differences
 from swin_quant.report.page.facts import Disagreement, NodeFacts, PageSubject, Seen
 
@@ -94,7 +95,8 @@ def _charts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[
         "latency-chart": charts.accuracy_and_latency(subjects),
         "network-chart": charts.network(shown.nodes) if shown else None,
         "depth-chart": next((spec for subject in subjects if (spec := charts.depth(subject))), None),
-        **{f"training-chart-{number}": charts.training(card) for number, card in enumerate(trained)},
+        "training-chart": run_charts.training(trained),
+        **{f"search-chart-{number}": run_charts.searched(record) for number, record in enumerate(_searches(cards))},
     }
 
 
@@ -113,13 +115,24 @@ def _sections(
         yield "nodes-of", ("Nodes", "".join(f'<p class="dim">{_text(one.missing)}</p>' for one in missing))
     if drawn["depth-chart"]:
         yield "depth", ("Error through the depth", '<div class="chart" id="depth-chart"></div>')
-    if places := [place for place in drawn if place.startswith("training") and drawn[place]]:
-        yield "training", ("Training", "".join(f'<div class="chart" id="{place}"></div>' for place in places))
+    if places := [place for place in drawn if place.startswith("search")]:
+        yield "policies", ("Policies tried", "".join(f'<div class="chart" id="{place}"></div>' for place in places))
+    if drawn["training-chart"]:
+        yield "training", ("Training", '<div class="chart" id="training-chart"></div>')
     if compared := [subject for subject in subjects if subject.compared]:
         yield "pictures", ("Pictures seen otherwise", "".join(map(_pictures, compared)))
     if len(cards) > 1:
         yield "differences", ("What differs between the runs", f'<div class="wide">{differences(cards)}</div>')
     yield "cards", ("Run cards", "".join(map(_card, cards)))
+
+
+def _searches(cards: Sequence[RunCard]) -> list[SearchRecord]:
+    """Those of all cards, each once: an artifact's card has the searches of its checkpoint, too."""
+    found: list[SearchRecord] = []
+    for record in (record for card in cards for record in card.searches):
+        if record not in found:
+            found.append(record)
+    return found
 
 
 def _lead(cards: Sequence[RunCard]) -> str:
