@@ -7,7 +7,7 @@ from swin_quant.cards.records import SearchRecord
 from swin_quant.report.page.spec import OKABE_ITO, Spec, spec
 
 _SMALL_KL = 1e-5  # nats; below, the axis is linear, so that float32 itself has a place
-_TRIED = [OKABE_ITO[1], OKABE_ITO[0], OKABE_ITO[6]]
+_TRIED = {"found": OKABE_ITO[1], "front": OKABE_ITO[0], "beaten": OKABE_ITO[6]}
 _EPOCHS = {
     "train_loss": "training loss",
     "val_loss": "validation loss",
@@ -49,8 +49,8 @@ def searched(record: SearchRecord) -> Spec:
                     "x": x,
                     "y": y,
                     "color": {"field": "is", "type": "nominal", "title": None,
-                              "scale": {"domain": ["found", "front", "beaten"], "range": _TRIED}},
-                    "shape": {"field": "is", "type": "nominal", "title": None},
+                              "scale": {"domain": list(_TRIED), "range": list(_TRIED.values())}},
+                    "shape": {"field": "is", "type": "nominal", "title": None, "scale": {"domain": list(_TRIED)}},
                     "tooltip": [{"field": "policy"}, *tooltip],
                 },
             },
