@@ -30,10 +30,10 @@ from swin_quant.cards.records import (
     KnownOptions,
     Moment,
     Result,
-    SearchRecord,
     SensitivityRecord,
     SourceRecord,
     TrainingRecord,
+    TriedPolicies,
     VerificationRecord,
 )
 from swin_quant.cards.versions import versions
@@ -59,7 +59,7 @@ class RunCard:
     training: TrainingRecord | None = None
     artifact: ArtifactRecord | None = None
     sensitivity: SensitivityRecord | None = None
-    searches: list[SearchRecord] = field(default_factory=list)
+    searches: list[TriedPolicies] = field(default_factory=list)
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
@@ -127,7 +127,7 @@ class RunCard:
         kept = [old for old in self.verification if identity(old) != identity(record)]
         return dataclasses.replace(self, verification=[*kept, finite(record)])
 
-    def with_search(self, record: SearchRecord) -> "RunCard":
+    def with_search(self, record: TriedPolicies) -> "RunCard":
         """A card that also holds `record`, instead of an older search for the same engine and batch."""
         identity = itemgetter("engine", "batch")
         kept = [old for old in self.searches if identity(old) != identity(record)]

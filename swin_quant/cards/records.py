@@ -266,7 +266,7 @@ class TriedRecord(TypedDict):
     front: bool
 
 
-class SearchRecord(TypedDict):
+class TriedPolicies(TypedDict):
     """What `search` measured on an engine, within a budget in words; `pictures` is how many told the losses."""
 
     engine: str

@@ -15,7 +15,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha25
 from swin_quant.base.journal import read_journal
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import LossRecord, SearchRecord, TriedRecord
+from swin_quant.cards.records import TriedPolicies, TriedRecord
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy
@@ -31,6 +31,7 @@ from swin_quant.quant.search import (
     within_time,
 )
 from swin_quant.tasks.policy_costs import Measured, Measuring
+from swin_quant.tasks.sensitivity import loss_record
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
 _FLOAT = "float"
@@ -121,14 +122,14 @@ def found_before(asked: PolicySearch) -> Policy | None:
     return policy if same and journal.entries.get(asked.found) == policy.sha256 else None
 
 
-def _record(asked: PolicySearch, result: SearchResult) -> SearchRecord:
+def _record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:
     """For the checkpoint's run card."""
     tried = [
-        TriedRecord(policy=one.policy, nodes=one.nodes, loss=LossRecord(**asdict(one.loss)), ms=one.ms,
+        TriedRecord(policy=one.policy, nodes=one.nodes, loss=loss_record(one.loss), ms=one.ms,
                     found=one.is_found, front=one.on_front)
         for one in result.candidates
     ]  # fmt: skip
-    return SearchRecord(engine=asked.of.engine, batch=asked.of.batch, budget=asked.limits, met=result.met,
+    return TriedPolicies(engine=asked.of.engine, batch=asked.of.batch, budget=asked.limits, met=result.met,
                         pictures=result.pictures, tried=tried)  # fmt: skip
 
 

@@ -119,8 +119,8 @@ def recorded_as(found: Sensitivity, policy: Policy, pictures_sha256: str | None)
             kind=group.kind,
             name=group.name,
             nodes=len(group.nodes),
-            alone=_loss(group.alone),
-            without=_loss(group.without),
+            alone=loss_record(group.alone),
+            without=loss_record(group.without),
         )
         for group in found.groups
     ]
@@ -130,7 +130,7 @@ def recorded_as(found: Sensitivity, policy: Policy, pictures_sha256: str | None)
             policy_sha256=policy.sha256,
             pictures=found.pictures,
             pictures_sha256=pictures_sha256,
-            overall=_loss(found.overall),
+            overall=loss_record(found.overall),
             groups=groups,
             profile=dict(found.profile),
             forwards=found.forwards,
@@ -139,5 +139,6 @@ def recorded_as(found: Sensitivity, policy: Policy, pictures_sha256: str | None)
     return record
 
 
-def _loss(loss: Loss) -> LossRecord:
+def loss_record(loss: Loss) -> LossRecord:
+    """For a run card."""
     return LossRecord(sqnr_db=loss.sqnr_db, kl=loss.kl, agreement=loss.agreement, drop=loss.drop)

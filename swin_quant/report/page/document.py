@@ -12,7 +12,7 @@ from swin_quant.base.errors import one_line
 from swin_quant.base.extras import library
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import SearchRecord
+from swin_quant.cards.records import TriedPolicies
 from swin_quant.report.accuracy.render import as_html
 from swin_quant.report.page import charts, run_charts
 from swin_quant.report.page.differences import differences
@@ -126,9 +126,9 @@ def _sections(
     yield "cards", ("Run cards", "".join(map(_card, cards)))
 
 
-def _searches(cards: Sequence[RunCard]) -> list[SearchRecord]:
+def _searches(cards: Sequence[RunCard]) -> list[TriedPolicies]:
     """Those of all cards, each once: an artifact's card has the searches of its checkpoint, too."""
-    found: list[SearchRecord] = []
+    found: list[TriedPolicies] = []
     for record in (record for card in cards for record in card.searches):
         if record not in found:
             found.append(record)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import SearchRecord
+from swin_quant.cards.records import TriedPolicies
 from swin_quant.report.page.spec import OKABE_ITO, Spec, spec
 
 _SMALL_KL = 1e-5  # nats; below, the axis is linear, so that float32 itself has a place
@@ -17,7 +17,7 @@ _EPOCHS = {
 }
 
 
-def searched(record: SearchRecord) -> Spec:
+def searched(record: TriedPolicies) -> Spec:
     """The policies that a search tried: divergence from float against milliseconds, the front as a line."""
     values = [
         {"policy": one["policy"], "ms": one["ms"], "KL": one["loss"]["kl"], "SQNR": one["loss"]["sqnr_db"],
