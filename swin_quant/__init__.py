@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from swin_quant.face.sensitivity import sensitivity as sensitivity
     from swin_quant.face.wrapping import wrap as wrap
     from swin_quant.quant.policy import Policy as Policy
+    from swin_quant.tasks.doctor import doctor as doctor
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ _FACE = {
     "predict": ("swin_quant.face.checking", "predict"),
     "artifact": ("swin_quant.face.exporting", "artifact"),
     "Exported": ("swin_quant.face.exporting", "Exported"),
+    "doctor": ("swin_quant.tasks.doctor", "doctor"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),
     "UsageError": ("swin_quant.base.errors", "UsageError"),
     "reproducible": ("swin_quant.base.reproducible", "reproducible"),

@@ -32,6 +32,7 @@ COMMANDS = {
     "build-engine": "exported ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
     "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",
     "ft gemms": "the int8 GEMMs of a model and batch, and what FasterTransformer's tuner files say of them",
+    "doctor": "what this machine has: versions, engines, CPU and GPU features, and what stands in the way",
     "completion": "what makes bash or zsh complete our commands and flags",
     "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
 }

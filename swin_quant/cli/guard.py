@@ -56,6 +56,10 @@ def _outcome(work: Callable[[], int], verbose: bool) -> int:
 
 def _in_words(error: Exception, verbose: bool) -> str:
     name = type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("swin_quant"):
+        return (
+            f"{error.name} is not installed: pip install -c constraints.txt -e . in the checkout; `swin-quant doctor`"
+        )
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
         return "out of memory: lower --batch-size or --calib-batchsz"
     if name == "OutOfMemoryError":

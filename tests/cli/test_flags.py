@@ -16,7 +16,7 @@ OTHERS = {
     "torchrun": {"--nproc_per_node", "--master_port"},
     "trtexec": {"--onnx", "--saveEngine", "--stronglyTyped", "--profilingVerbosity", "--memPoolSize",
                 "--timingCacheFile", "--fp16", "--int8"},
-    "pip": {"--upgrade", "--index-url", "--no-deps"},
+    "pip": {"--upgrade", "--index-url", "--no-deps", "--force-reinstall"},
     "ruff": {"--fix"},
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")

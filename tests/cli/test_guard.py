@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from swin_quant import __version__
+from swin_quant.cli import guard
 
 LOUD = "print(chr(10).join(map(str, range(20_000))))"
 FAILING = "(_ for _ in ()).throw(UsageError('no'))"
@@ -32,6 +33,15 @@ from swin_quant.cli.guard import guarded
 from swin_quant.base.errors import UsageError
 sys.exit(guarded(lambda: {work} or 0))
 " """
+
+
+def test_a_package_that_is_missing_is_named_with_how_to_get_it(capsys):
+    def work():
+        raise ModuleNotFoundError("No module named 'timm'", name="timm")
+
+    assert guard.guarded(work) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "timm is not installed: pip install" in line and "bug" not in line
 
 
 @pytest.mark.parametrize("buffered", ["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"])

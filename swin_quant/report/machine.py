@@ -1,0 +1,75 @@
+"""What was found on a machine: by topic, with what to do about it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swin_quant.report.column import Column, ReportTable, field
+from swin_quant.report.html import html_table
+from swin_quant.report.terminal import folded, styled, terminal
+
+_MARKS = {"good": "ok", "missing": "-", "caution": "!"}
+_STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
+
+
+@dataclass(frozen=True)
+class MachineFact:
+    """One fact. `state` is good, missing (not there, and need not be) or caution; `remedy`: what to do about it."""
+
+    topic: str
+    name: str
+    value: str
+    state: str = "good"
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """All that was found; printed, what `swin-quant doctor` prints."""
+
+    found: Sequence[MachineFact]
+
+    @property
+    def cautions(self) -> list[MachineFact]:
+        """What costs accuracy, time or a script of the user's."""
+        return [one for one in self.found if one.state == "caution"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"schema": "swin-quant/doctor/1", "found": [asdict(one) for one in self.found]}
+
+    def text(self, width: int = 80, color: bool = False) -> str:
+        """Topics with their facts, then what to do, a paragraph each."""
+        return "".join(f"{line}\n" for line in self._lines(width, color)).lstrip("\n")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return "".join(html_table(_table(rows), topic) for topic, rows in self._topics())
+
+    def _topics(self) -> Iterator[tuple[str, list[MachineFact]]]:
+        for topic in dict.fromkeys(one.topic for one in self.found):
+            yield topic, [one for one in self.found if one.topic == topic]
+
+    def _lines(self, width: int, color: bool) -> Iterator[str]:
+        for topic, rows in self._topics():
+            yield from ("", styled(topic, "bold" * color))
+            yield from terminal(_table(rows), width, color).splitlines()[1:]
+        for heading, state in (("What to do", "caution"), ("What else there is", "missing")):
+            if due := [one for one in self.found if one.state == state and one.remedy]:
+                yield from ("", styled(heading, "bold" * color))
+                for one in due:
+                    first, *more = folded(f"{one.name}: {one.remedy}", width - 2)
+                    yield from (f"* {first}", *(f"  {line}" for line in more))
+
+
+def _table(rows: Sequence[MachineFact]) -> ReportTable[MachineFact]:
+    return ReportTable(_COLUMNS, rows, style=lambda one: _STYLES[one.state])
+
+
+_COLUMNS: Sequence[Column[MachineFact]] = (
+    Column("state", " ", lambda one: _MARKS[one.state]),
+    Column("name", " ", field("name")),
+    Column("value", " ", field("value"), fold=True),
+)
