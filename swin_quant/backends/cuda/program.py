@@ -1,0 +1,135 @@
+"""The launch list: what one forward of a network does, kernel by kernel, for a batch of one size.
+
+It is data. The engine executes it, by the kernels or by their references; planning reads the bytes and operations.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+ALIGNMENT = 256  # bytes: that of the CUDA allocator's own blocks, which vector loads rely on
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor by its name: a buffer of the program or, if `packed`, one of the network's file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    packed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ScalarRef:
+    """A number of the network's file by its name: a float32."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel: `op` is its module in `kernels`, `name` the part of the network that it computes.
+
+    `arguments` go to the kernel by their names: operands, scalars, and constants as they are. `operations` are those of
+    its matrix products, two for a multiplication with its sum, of operands of type `products` ("" if it has none).
+    """
+
+    op: str
+    name: str
+    arguments: Mapping[str, Any]
+    operations: int = 0
+    products: str = ""
+
+    @property
+    def operands(self) -> dict[str, TensorRef]:
+        """Those of the arguments that are tensors."""
+        return {key: value for key, value in self.arguments.items() if isinstance(value, TensorRef)}
+
+    @property
+    def bytes_moved(self) -> int:
+        """To and from memory, if each operand is read or written once."""
+        return sum(operand.nbytes for operand in self.operands.values())
+
+
+@dataclass(frozen=True)
+class Program:
+    """The launches in their order for `batch` pictures, and where each buffer lies in one block of `nbytes` bytes.
+
+    Buffers whose lives do not overlap share their bytes. `images` is what goes in, `logits` what comes out.
+    """
+
+    batch: int
+    launches: tuple[Launch, ...]
+    images: TensorRef
+    logits: TensorRef
+    places: Mapping[str, int]
+    nbytes: int
+
+    @property
+    def buffers(self) -> dict[str, TensorRef]:
+        """Every buffer by its name, in the order of their first use."""
+        return {operand.name: operand for operand in _operands(self.launches) if not operand.packed}
+
+    @property
+    def packed(self) -> dict[str, TensorRef]:
+        """Every tensor that it takes from the network's file."""
+        return {operand.name: operand for operand in _operands(self.launches) if operand.packed}
+
+    @property
+    def scalars(self) -> list[str]:
+        """Every number that it takes from the network's file."""
+        values = (value for launch in self.launches for value in launch.arguments.values())
+        return list(dict.fromkeys(value.name for value in values if isinstance(value, ScalarRef)))
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(launch.bytes_moved for launch in self.launches)
+
+    @property
+    def operations(self) -> int:
+        return sum(launch.operations for launch in self.launches)
+
+
+def make_program(batch: int, launches: tuple[Launch, ...], images: TensorRef, logits: TensorRef) -> Program:
+    """A program whose buffers are placed: `images` and `logits` keep their bytes to themselves."""
+    places, nbytes = _placed(launches, {images.name, logits.name})
+    return Program(batch, launches, images, logits, places, nbytes)
+
+
+def _operands(launches: tuple[Launch, ...]) -> Iterator[TensorRef]:
+    for launch in launches:
+        yield from launch.operands.values()
+
+
+def _placed(launches: tuple[Launch, ...], kept: set[str]) -> tuple[dict[str, int], int]:
+    """Byte offsets of the buffers, each the lowest that no living one reaches into; and the size of all.
+
+    A buffer lives from the launch that first names it to the last that does; those `kept` from the first to the last.
+    """
+    lives: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, int] = {}
+    for number, launch in enumerate(launches):
+        for operand in launch.operands.values():
+            if not operand.packed:
+                first = 0 if operand.name in kept else lives.get(operand.name, (number, number))[0]
+                last = len(launches) if operand.name in kept else number
+                lives[operand.name] = first, last
+                sizes[operand.name] = -(-operand.nbytes // ALIGNMENT) * ALIGNMENT
+    places: dict[str, int] = {}
+    for name, (first, last) in lives.items():
+        living = (other for other in places if lives[other][0] <= last and first <= lives[other][1])
+        at = 0
+        for start, end in sorted((places[other], places[other] + sizes[other]) for other in living):
+            if at + sizes[name] <= start:
+                break
+            at = max(at, end)
+        places[name] = at
+    return places, max((places[name] + sizes[name] for name in places), default=0)

@@ -1,0 +1,73 @@
+"""The launch list: what it moves and computes, and that no two living buffers share a byte."""
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.program import Launch, TensorRef, make_program
+from swin_quant.backends.cuda.spec import spec_of
+from swin_quant.models.geometry import Geometry
+
+SWIN_T = Geometry(
+    224, 4, 3, 1000, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, 4.0, True, None, 0.0, 0.0, False, True, (0, 0, 0, 0)
+)  # fmt: skip
+
+
+def overlapping(program):
+    """Pairs of buffers that share bytes while both hold something that is still to be read."""
+    lives = {}
+    for number, launch in enumerate(program.launches):
+        for operand in launch.operands.values():
+            if not operand.packed:
+                lives.setdefault(operand.name, []).append(number)
+    for name in (program.images.name, program.logits.name):
+        lives[name] = [0, len(program.launches)]
+    spans = {
+        name: (program.places[name], program.places[name] + program.buffers[name].nbytes, min(at), max(at))
+        for name, at in lives.items()
+    }
+    return [
+        (a, b)
+        for a in spans
+        for b in spans
+        if a < b
+        and spans[a][0] < spans[b][1] and spans[b][0] < spans[a][1]
+        and spans[a][2] <= spans[b][3] and spans[b][2] <= spans[a][3]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_buffers_share_bytes_only_when_dead(version, precision):
+    program = program_of(spec_of(SWIN_T, version, precision), 8)
+    assert overlapping(program) == []
+    everything = sum(buffer.nbytes for buffer in program.buffers.values())
+    assert program.nbytes < everything / 3
+    assert all(place % 256 == 0 for place in program.places.values())
+
+
+def test_overlaps_would_be_seen():
+    a, b, c = (TensorRef(name, torch.int8, (300,)) for name in "abc")
+    launches = (Launch("f", "f", {"x": a, "out": b}), Launch("g", "g", {"x": b, "out": c}))
+    program = make_program(1, launches, a, c)
+    assert overlapping(program) == [] and program.nbytes == 3 * 512
+    object.__setattr__(program, "places", {"a": 0, "b": 256, "c": 1024})
+    assert overlapping(program) == [("a", "b")]
+
+
+def test_operations_of_swin_t():
+    """Swin-T: 4.5 GFLOP (multiply-adds) a picture by its paper, heads of 32 channels need no zeros."""
+    assert program_of(spec_of(SWIN_T, 1), 1).operations / 2 == pytest.approx(4.5e9, rel=0.01)
+
+
+def test_int8_moves_less_than_half_precision():
+    int8, half = (program_of(spec_of(SWIN_T, 1, precision), 32) for precision in ("int8", "float"))
+    assert len(int8.launches) == len(half.launches) == 4 + 12 * 7 + 3 * 2 - 1
+    assert 0.5 < int8.bytes_moved / half.bytes_moved < 0.7  # the residual stream is half in both
+
+
+def test_narrow_heads_are_filled_up():
+    narrow = Geometry(32, 4, 3, 5, 96, (1, 1), (4, 8), 4, 4.0, True, None, 0.0, 0.0, False, True, (0, 0))
+    packed = program_of(spec_of(narrow, 1), 1).packed
+    assert packed["layers.0.blocks.0.attn.qkv.weight"].shape == (3 * 4 * 32, 96)
+    assert packed["layers.0.blocks.0.attn.proj.weight"].shape == (96, 4 * 32)
