@@ -81,11 +81,12 @@ class _Writer:
         context = self._attention(tokens, stage, at, windows, unit=True)
         y = self._buffer(f"{at}attn", self.spec.half, self._tokens(stage), channels)
         self._gemm(context, f"{at}attn.proj", channels, out=y, kind="half")
-        tokens = self._norm_residual(y, x, stage, f"{at}norm1", windows, f"{at}mlp.fc1")
+        tokens = self._input_of(f"{at}mlp.fc1", stage)
+        self._norm_residual(y, x, stage, f"{at}norm1", windows, tokens, f"{at}mlp.fc1")
         hidden = self._fc1(tokens, stage, at)
         y = self._buffer(f"{at}mlp", self.spec.half, self._tokens(stage), channels)
         self._gemm(hidden, f"{at}mlp.fc2", channels, out=y, kind="half")
-        self._norm_residual(y, x, stage, f"{at}norm2", flat, None)
+        self._norm_residual(y, x, stage, f"{at}norm2", flat)
 
     def _merging(self, x: TensorRef, stage: int) -> TensorRef:
         """V1 norms the 4C channels in front of the reduction, V2 the 2C behind it."""
@@ -110,7 +111,7 @@ class _Writer:
             return after
         y = self._buffer(f"{at}reduced", self.spec.half, tokens, channels)
         self._gemm(merged, layer, channels, out=y, kind="half", biased=False)
-        self._norm_residual(y, None, stage + 1, f"{at}norm", self._windows(stage + 1), None, out=after)
+        self._norm_residual(y, None, stage + 1, f"{at}norm", self._windows(stage + 1), out=after)
         return after
 
     def _head(self, x: TensorRef) -> TensorRef:
@@ -141,8 +142,7 @@ class _Writer:
 
     def _norm_quantize(self, x: TensorRef, stage: int, layer: str, windows: Any, norm: str | None = None) -> TensorRef:
         """Tokens for `layer`, in the order of `windows`; V2 has no norm there."""
-        channels = self.spec.channels(stage)
-        out = self._buffer(f"{layer}.input", self._type(layer), self._tokens(stage), channels)
+        channels, out = self.spec.channels(stage), self._input_of(layer, stage)
         self._launch(
             "norm_quantize",
             norm or f"{layer}._input_quantizer",
@@ -157,12 +157,11 @@ class _Writer:
         return out
 
     def _norm_residual(
-        self, y: TensorRef, x: TensorRef | None, stage: int, norm: str, windows: Any, layer: str | None,
-        out: TensorRef | None = None,
-    ) -> TensorRef | None:  # fmt: skip
-        """x + norm(y) into `out`, x itself if None; returns the tokens for `layer` if one follows."""
+        self, y: TensorRef, x: TensorRef | None, stage: int, norm: str, windows: Any,
+        tokens: TensorRef | None = None, layer: str = "", out: TensorRef | None = None,
+    ) -> None:  # fmt: skip
+        """x + norm(y) into `out`, x itself if None, and into `tokens` as `layer` reads it."""
         channels = self.spec.channels(stage)
-        tokens = self._buffer(f"{layer}.input", self._type(layer), self._tokens(stage), channels) if layer else None
         self._launch(
             "norm_residual",
             norm,
@@ -173,10 +172,13 @@ class _Writer:
             residual=x,
             windows=windows,
             out=out or x,
-            levels=self._levels(layer) if layer else None,
-            out_quantized=tokens,
+            levels=self._levels(layer),
+            quantized=tokens,
         )
-        return tokens
+
+    def _input_of(self, layer: str, stage: int) -> TensorRef:
+        """What a linear of a block reads, of as many channels as the stage has."""
+        return self._buffer(f"{layer}.input", self._type(layer), self._tokens(stage), self.spec.channels(stage))
 
     def _attention(self, tokens: TensorRef, stage: int, at: str, windows: Any, unit: bool) -> TensorRef:
         """From tokens to the context, both in the order of windows."""
