@@ -15,7 +15,7 @@ class OnnxTarget:
     """What an ONNX file for an engine is like: `float_type` where none is asked for; whether it may be float16.
 
     `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
-    `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4.
+    `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4. `fp8`: it takes float8.
     """
 
     name: str
@@ -24,6 +24,7 @@ class OnnxTarget:
     constants: bool = False
     symmetric: bool = False
     int4: bool = False
+    fp8: bool = False
 
 
 def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:

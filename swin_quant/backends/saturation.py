@@ -68,7 +68,7 @@ def safe_on(model: nn.Module) -> list[str]:
     nodes = enabled_nodes(model).values()
     if any(node.role is Role.GEMM_WEIGHT and node.bits > SAFE_BITS for node in nodes):
         return []
-    products = any(node.role is Role.MATMUL_INPUT for node in nodes)
+    products = any(node.role in (Role.MATMUL_INPUT, Role.SOFTMAX_OUTPUT) for node in nodes)
     known = {name: engine.saturation for name, engine in engines().items() if engine.saturation}
     return [name for name, found in known.items() if found.exact_products or not products]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policies import told_apart
 from swin_quant.quant.policy import (
     Policy,
@@ -75,7 +76,12 @@ def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[N
 
 
 def precision_of(model: nn.Module) -> str:
-    """`int8` where every enabled node has 8 bits, `W4A8` for weights and activations, `mixed` for anything else."""
+    """`int8` or `fp8` where every enabled node is, `W4A8` for weights and activations, `mixed` for anything else."""
+    formats = {node.format for node in enabled_nodes(model).values()}
+    if formats == {FP8}:
+        return FP8
+    if len(formats) > 1:
+        return "mixed"
     bits: dict[bool, set[int]] = {True: set(), False: set()}
     for node in enabled_nodes(model).values():
         bits[node.role is Role.GEMM_WEIGHT].add(node.bits)

@@ -9,9 +9,11 @@ _COLUMNS: tuple[Column[Rule], ...] = (
     Column("enable", "enable", lambda rule: ", ".join(rule.enable) or None, may_lack=True),
     Column("disable", "disable", lambda rule: ", ".join(rule.disable) or None, may_lack=True),
     Column("nodes", "nodes", lambda rule: ", ".join(rule.nodes) or None, may_lack=True),
+    Column("format", "format", field("format"), may_lack=True),
     Column("bits", "bits", field("bits"), right=True, may_lack=True),
     Column("granularity", "granularity", field("granularity"), may_lack=True),
     Column("narrow_range", "narrow range", field("narrow_range"), may_lack=True),
+    Column("amax", "amax", field("amax"), right=True, may_lack=True),
 )
 
 

@@ -66,6 +66,11 @@ def input_role(node: fx.Node, root: nn.Module) -> Role:
     return Role.ONE_SIDED_INPUT if _is_one_sided(node, root) else Role.GEMM_INPUT
 
 
+def matmul_role(node: fx.Node, root: nn.Module) -> Role:
+    """The role of the input of a product of two activations that reads `node`."""
+    return Role.SOFTMAX_OUTPUT if word_of(source_of(node, root), root) == "softmax" else Role.MATMUL_INPUT
+
+
 def _is_one_sided(node: fx.Node, root: nn.Module) -> bool:
     source = source_of(node, root)
     if word_of(source, root) == "mul":  # a gate, as squeeze and excite has it
@@ -117,7 +122,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
         fused = kind == "add" and _is_fused(inputs, root)
         for argument, side in enumerate(("left", "right")):
             name = f"{kind}{number}_{side}_input_quantizer"
-            role = Role.MATMUL_INPUT if kind == "matmul" else Role.RESIDUAL
+            role = matmul_role(inputs[argument], root) if kind == "matmul" else Role.RESIDUAL
             role = input_role(inputs[argument], root) if fused else role
             yield Place(node, argument, role, f"{owner}.{name}" if owner else name)
 

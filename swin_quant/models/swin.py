@@ -46,7 +46,7 @@ class WindowAttention(nn.Module):
         self.matmul_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.matmul_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
-        self.matmul_a_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_a_input_quantizer = Quantizer(Role.SOFTMAX_OUTPUT)
         self.softmax_input_quantizer = Quantizer(Role.SOFTMAX_INPUT)
 
     def relative_position_bias(self) -> Tensor:

@@ -74,7 +74,7 @@ class WindowAttentionV2(nn.Module):
         self.matmul_q_input_quantizer = Quantizer(Role.NORMALIZE_INPUT)
         self.matmul_k_input_quantizer = Quantizer(Role.NORMALIZE_INPUT)
         self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
-        self.matmul_a_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_a_input_quantizer = Quantizer(Role.SOFTMAX_OUTPUT)
         self.mha_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.mha_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.softmax_input_quantizer = Quantizer(Role.SOFTMAX_INPUT)

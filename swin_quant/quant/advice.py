@@ -155,7 +155,7 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         kept = {
             method: sqnr_db(statistics, wider, qmin, qmax)
             for method in RANGE_METHODS
-            if (wider := search_range(method, statistics, node.bits, f.method.percentile)) > amax
+            if (wider := search_range(method, statistics, node.bits, f.method.percentile, node.format)) > amax
         }
         best = max(kept, key=kept.__getitem__, default=None)
         if best and kept[best] > sqnr_db(statistics, amax, qmin, qmax) + CLIPPED_DB:

@@ -153,16 +153,17 @@ def search_ranges(
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")
     wanted = calibration.largest if names is None else names
     nodes, found = named_nodes(model), track(wanted, "searching ranges", len(wanted))
-    return {name: _search(calibration, name, nodes[name].bits, method) for name in found}
+    return {name: _search(calibration, name, nodes[name], method) for name in found}
 
 
-def _search(calibration: Calibration, name: str, bits: int, method: Method) -> Range:
+def _search(calibration: Calibration, name: str, node: Quantizer, method: Method) -> Range:
+    bits = node.bits
     chosen, ends = method.for_node(name, bits), calibration.ends.get(name)
     if chosen == "max":
         return Range(calibration.largest[name], ends)
     statistics = calibration.statistics[name]
     bounds = search_bounds(chosen, statistics, 2**bits - 1, method.percentile) if statistics.sides else None
-    return Range(search_range(chosen, statistics, bits, method.percentile), bounds)
+    return Range(search_range(chosen, statistics, bits, method.percentile, node.format), bounds)
 
 
 @contextmanager

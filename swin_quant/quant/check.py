@@ -110,10 +110,10 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 
 @contextmanager
 def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, Range]) -> Iterator[None]:
-    before = {name: (nodes[name].known_amax, nodes[name].bounds) for name in ranges}
+    before = {name: (nodes[name].amax, nodes[name].bounds) for name in ranges}
     try:
         for name, found in ranges.items():
-            found.give(nodes[name], before[name][0].device)
+            found.give(nodes[name], nodes[name].known_amax.device)
         yield
     finally:
         for name, kept in before.items():

@@ -122,7 +122,7 @@ def _give(nodes: Mapping[str, Quantizer], ranges: _Ranges, methods: _Methods) ->
 
 @contextmanager
 def _keeping_ranges(nodes: Mapping[str, Quantizer]) -> Iterator[None]:
-    before = {name: (node.known_amax, node.bounds) for name, node in nodes.items()}
+    before = {name: (node.amax, node.bounds) for name, node in nodes.items()}
     try:
         yield
     finally:

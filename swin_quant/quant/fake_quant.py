@@ -2,8 +2,9 @@
 
 Arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
 in float32 whatever the input type, so that what is simulated is what an engine computes. A grid of signed levels from
-`qmin` to `qmax` is also one of unsigned levels with the zero point `-qmin`. It is a custom op and therefore one node of
-any graph; `straight_through` computes the same in the ways that training wants it.
+`qmin` to `qmax` is also one of unsigned levels with the zero point `-qmin`. The levels from -448 to 448 are those of
+float8 E4M3, no whole numbers of bits have these ends. It is a custom op and therefore one node of any graph;
+`straight_through` computes the same in the ways that training wants it.
 """
 
 import math
@@ -17,9 +18,17 @@ TINY_AMAX = 2.0**-24
 UNUSED_AMAX = 1.0
 """The range of what is nothing but zeros: any positive one is right, and formats want a positive one."""
 
+FP8 = "fp8"
+FORMATS = ("int8", FP8)
+"""What the levels of a node are: whole numbers of its bits, or the finite values of float8 E4M3 (the `fn` kind)."""
+E4M3 = (-448, 448)
+_E4M3_EXPONENT, _E4M3_SMALLEST_NORMAL, _E4M3_STEPS = 0x7F800000, 2.0**-6, 8  # bits of a float32; steps in an octave
 
-def grid(bits: int, narrow_range: bool = False) -> tuple[int, int]:
-    """Smallest and largest integer of a signed grid: 8 bits give (-128, 127), narrow range (-127, 127)."""
+
+def grid(bits: int, narrow_range: bool = False, format: str = "int8") -> tuple[int, int]:
+    """Smallest and largest level of a signed grid: 8 bits give (-128, 127), narrow range (-127, 127), fp8 E4M3."""
+    if format == FP8:
+        return E4M3
     qmax = 2 ** (bits - 1) - 1
     return (-qmax if narrow_range else -qmax - 1), qmax
 
@@ -46,9 +55,31 @@ def lowest_inside(amax: Tensor, qmin: int, qmax: int) -> Tensor:
     return -amax if is_symmetric(qmin, qmax) else amax * (qmin / qmax)
 
 
+def spacing(levels: Tensor, qmin: int, qmax: int) -> Tensor:
+    """How far apart the levels of a grid are around each of `levels`, which lie on it or between two; 0-dim where all
+    are equally far. Of E4M3: an eighth of the power of two below a value, and of its smallest normal one near zero."""
+    if (qmin, qmax) != E4M3:
+        return torch.ones((), dtype=levels.dtype, device=levels.device)
+    power = (levels.float().view(torch.int32) & _E4M3_EXPONENT).view(torch.float32)
+    return power.clamp_(min=_E4M3_SMALLEST_NORMAL).div_(_E4M3_STEPS).to(levels.dtype)
+
+
+def round_to_grid_(levels: Tensor, qmin: int, qmax: int) -> Tensor:
+    """Round x / scale to the grid's levels in place, half to even, and saturate."""
+    if (qmin, qmax) != E4M3:
+        return levels.round_().clamp_(qmin, qmax)
+    steps = spacing(levels.clamp_(qmin, qmax), qmin, qmax)  # powers of two: dividing and multiplying by them is exact
+    return levels.div_(steps).round_().mul_(steps)
+
+
+def coarsest(qmin: int, qmax: int) -> int:
+    """The largest distance between two levels of a grid."""
+    return 32 if (qmin, qmax) == E4M3 else 1
+
+
 @torch.library.custom_op("swin_quant::fake_quant", mutates_args=())
 def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax.
+    """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax; E4M3's for its ends.
 
     x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per
     tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 from `lowest_inside` to amax, 0 outside
@@ -61,7 +92,7 @@ def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor
     """The op's arithmetic in torch's operations; contiguous."""
     alive = amax > TINY_AMAX
     scale = torch.where(alive, amax.float() / qmax, torch.inf)
-    levels = (x.float() / scale).round_().clamp_(qmin, qmax)  # in place: a large tensor is moved, not computed
+    levels = round_to_grid_(x.float() / scale, qmin, qmax)  # in place: a large tensor is moved, not computed
     return levels.mul_(torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
 
 
@@ -88,7 +119,7 @@ def lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
 def slopes(x: Tensor, amax: Tensor, qmin: int, qmax: int, inside: Tensor) -> Tensor:
     """dy/dscale, float32 of x's shape: level - x / scale where x lies `inside` (1 or 0), else the saturated level."""
     position = x.float() / torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
-    return position.round().clamp(qmin, qmax) - position * inside
+    return round_to_grid_(position.clone(), qmin, qmax) - position * inside
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -12,7 +12,7 @@ from swin_quant.quant.watch import watching
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node. `amax` is the largest of its ranges, None if it has none; `shape` of the tensor for one picture.
+    """One node. `amax`: the largest in effect, None if it has none; `shape` of the tensor for one picture.
 
     `bounds`: both ends of a range with a zero point; None where it is symmetric, or not calibrated.
     """
@@ -20,6 +20,7 @@ class NodeRow:
     name: str
     role: str
     enabled: bool
+    format: str
     bits: int
     per_channel: bool
     symmetric: bool
@@ -43,10 +44,11 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
             name,
             node.role.value,
             node.enabled,
+            node.format,
             node.bits,
             node.per_channel,
             node.symmetric,
-            None if node.amax is None else node.amax.max().item(),
+            None if node.amax is None else node.known_amax.max().item(),
             None if node.bounds is None or node.symmetric else node.bounds.tolist(),
             shapes[name],
         )

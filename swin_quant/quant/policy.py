@@ -1,10 +1,10 @@
-"""Policies: which nodes are quantized, with how many bits and at which granularity, as data.
+"""Policies: which nodes are quantized, in which format, with how many bits and at which granularity, as data.
 
-A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `bits`,
-`granularity`, `narrow_range` and `symmetric` for those it enables and for its `nodes`; later rules override earlier
-ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`;
-`role:activation` is every other). This generalises FasterTransformer's int8-mode, a fixed list of patterns to switch
-off (docs/reference, section 1.5).
+A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `format`,
+`bits`, `granularity`, `narrow_range`, `symmetric` and a fixed `amax` for those it enables and for its `nodes`; later
+rules override earlier ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role
+(`role:gemm_weight`; `role:activation` is every other). This generalises FasterTransformer's int8-mode, a fixed list of
+patterns to switch off (docs/reference, section 1.5).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,16 @@ from torch import nn
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import sha256_of_data
 from swin_quant.base.schema import Must, checked, one_of, within
+from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 _SELECTING = ("enable", "disable", "nodes")
-_SETTING = ("bits", "granularity", "narrow_range", "symmetric")
+_SETTING = ("format", "bits", "granularity", "narrow_range", "symmetric", "amax")
 _LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
 ROLES["gemm_input"] |= {Role.ONE_SIDED_INPUT}
+ROLES["matmul_input"] |= {Role.SOFTMAX_OUTPUT}
 Selector = Annotated[
     str,
     Must(
@@ -39,7 +41,10 @@ Selector = Annotated[
 
 @dataclass(frozen=True)
 class Rule:
-    """One step of a policy. Fields left at None keep what earlier rules said; `nodes` stay as enabled as they were."""
+    """One step of a policy. Fields left at None keep what earlier rules said; `nodes` stay as enabled as they were.
+
+    `amax` is a range in place of the calibrated one, where the values' ends are known whatever the pictures.
+    """
 
     enable: tuple[Selector, ...] = ()
     disable: tuple[Selector, ...] = ()
@@ -48,6 +53,8 @@ class Rule:
     granularity: Annotated[str, one_of(("per-tensor", "per-channel"))] | None = None
     narrow_range: bool | None = None
     symmetric: bool | None = None
+    format: Annotated[str, one_of(FORMATS)] | None = None
+    amax: Annotated[float, within(above=TINY_AMAX)] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class Setting:
     granularity: str = "per-tensor"
     narrow_range: bool = False
     symmetric: bool = True
+    format: str = FORMATS[0]
+    amax: float | None = None
 
 
 class _Named(TypedDict):
@@ -118,6 +127,10 @@ class Policy:
         """This policy with `bits` (2 to 8) for the nodes that `selector` names, under a name that says so."""
         return self._with(Rule(nodes=(selector,), bits=bits), f"{selector}={bits}")
 
+    def format(self, selector: str, format: str) -> "Policy":
+        """This policy with the format `int8` or `fp8` for the nodes that `selector` names, and a name that says so."""
+        return self._with(Rule(nodes=(selector,), format=format), f"{selector}={format}")
+
     def granularity(self, selector: str, granularity: str) -> "Policy":
         """This policy with ranges `per-tensor` or `per-channel` for the weights that `selector` names."""
         return self._with(Rule(nodes=(selector,), granularity=granularity), f"{selector}={granularity}")
@@ -174,7 +187,24 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
         settings |= {name: replace(settings[name], **given) for name in on | named}
         settings |= {name: replace(settings[name], enabled=True) for name in on}
         settings |= {name: replace(settings[name], enabled=False) for name in off}
+    for name, setting in settings.items():
+        if clash := _clash(setting, roles[name]):
+            raise UsageError(f"policy {policy.name}: {name}: {clash}")
     return settings
+
+
+def _clash(setting: Setting, role: Role) -> str | None:
+    """What of the settings of a node does not go together."""
+    if setting.format == FP8:
+        if setting.bits != 8:
+            return f"format fp8 has 8 bits, not {setting.bits}: give it format int8, or leave bits out"
+        if not setting.symmetric:
+            return "format fp8 has no zero point: give it format int8, or symmetric: true"
+        if setting.narrow_range:
+            return "format fp8 has no narrow range: give it format int8, or leave narrow_range out"
+    if setting.amax is not None and (role is Role.GEMM_WEIGHT or not setting.symmetric):
+        return "a fixed amax is for activations without a zero point: leave it out"
+    return None
 
 
 def _matches(
@@ -218,6 +248,7 @@ def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
         node.state = State.OFF
         node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
         node.per_channel, node.symmetric = setting.granularity == "per-channel", setting.symmetric
+        node.format, node.fixed = setting.format, setting.amax
 
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.fake_quant import TINY_AMAX, grid, grid_between
+from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX, grid, grid_between
 from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
@@ -38,6 +38,7 @@ class Role(str, Enum):
     GEMM_WEIGHT = "gemm_weight"
     GEMM_OUTPUT = "gemm_output"
     MATMUL_INPUT = "matmul_input"
+    SOFTMAX_OUTPUT = "softmax_output"  # the input of a matmul, too: from 0 to 1, whatever the pictures
     NORMALIZE_INPUT = "normalize_input"
     SOFTMAX_INPUT = "softmax_input"
     NORM_INPUT = "norm_input"
@@ -50,8 +51,9 @@ class Quantizer(nn.Module):
 
     It is what was calibrated or learned, and no policy writes it: `range_for` derives the range in effect. `bounds` is
     the range of the node where it is not `symmetric`: float32 [2], low <= 0 <= high; None if nobody recorded it.
-    `enabled` and `bits`, `per_channel`, `narrow_range`, `symmetric` are the policy's answer for this node; `state` is
-    what it does now. They are separate, since calibration observes every node and only then does a policy choose.
+    `enabled` and `format`, `bits`, `per_channel`, `narrow_range`, `symmetric` and `fixed`, a range that takes the place
+    of the calibrated one, are the policy's answer for this node; `state` is what it does now. They are separate, since
+    calibration observes every node and only then does a policy choose.
     """
 
     def __init__(self, role: Role) -> None:
@@ -60,10 +62,12 @@ class Quantizer(nn.Module):
         self.name = "(unnamed node)"
         self.state = State.OFF
         self.enabled = False
+        self.format = FORMATS[0]
         self.bits = 8
         self.per_channel = False
         self.narrow_range = False
         self.symmetric = True
+        self.fixed: float | None = None
         self.observer: Observer | None = None
         self._amax: Tensor | None
         self._bounds: Tensor | None
@@ -73,7 +77,7 @@ class Quantizer(nn.Module):
 
     @property
     def amax(self) -> Tensor | None:
-        """The clipping range as it was found: values beyond it saturate. scale = amax / (2 ** (bits - 1) - 1)."""
+        """The clipping range as it was found: values beyond it saturate. scale = amax / largest level, 127 or 448."""
         return self._amax
 
     @amax.setter
@@ -109,9 +113,11 @@ class Quantizer(nn.Module):
 
     @property
     def known_amax(self) -> Tensor:
-        """`amax` of a node that has one. SwinQuantError where it was never calibrated."""
+        """`amax` of a node that has one, or that which is fixed. SwinQuantError where it was never calibrated."""
         if self._amax is None:
             raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
+        if self.fixed is not None:
+            return torch.full((), self.fixed, dtype=torch.float32, device=self._amax.device)
         return self._amax
 
     @property
@@ -127,9 +133,19 @@ class Quantizer(nn.Module):
         return self.known_amax if self.symmetric else self.known_bounds
 
     @property
+    def signed_grid(self) -> tuple[int, int]:
+        """Smallest and largest level of its format and bits, without a zero point."""
+        return grid(self.bits, self.narrow_range, self.format)
+
+    @property
+    def kind(self) -> str:
+        """What its values are when it quantizes: `int8`, `int4`, `fp8`."""
+        return FP8 if self.format == FP8 else f"int{self.bits}"
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Smallest and largest level. Where it is not symmetric, the zero point of the unsigned grid is -qmin."""
-        qmin, qmax = grid(self.bits, self.narrow_range)
+        qmin, qmax = self.signed_grid
         if self.symmetric:
             return qmin, qmax
         if self._ends is None:
@@ -217,7 +233,8 @@ class Quantizer(nn.Module):
     def extra_repr(self) -> str:
         amax = "none" if self._amax is None else f"{self._amax.max().item():.4g}"
         granularity = "per-channel" if self.per_channel else "per-tensor"
-        return f"{self.role.value}, {self.state.value}, {self.bits} bits, {granularity}, amax={amax}"
+        kind = FP8 if self.format == FP8 else f"{self.bits} bits"
+        return f"{self.role.value}, {self.state.value}, {kind}, {granularity}, amax={amax}"
 
 
 def row_ranges(x: Tensor, amax: Tensor) -> Tensor:

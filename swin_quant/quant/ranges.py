@@ -33,7 +33,7 @@ class Range:
 
     def on_grid_of(self, node: Quantizer) -> tuple[float, int, int]:
         """amax, qmin and qmax of `fake_quant` with this range on the grid of `node`."""
-        qmin, qmax = grid(node.bits, node.narrow_range)
+        qmin, qmax = node.signed_grid
         if node.symmetric:
             return self.amax, qmin, qmax
         if self.bounds is None:
@@ -52,11 +52,13 @@ def range_of(node: Quantizer) -> Range:
     return Range(amax, (low, high))
 
 
-def search_range(method: str, statistics: Statistics, bits: int = 8, percentile: float = DEFAULT_PERCENTILE) -> float:
-    """The amax that `method` gives for a symmetric signed grid of `bits` bits (0 only if all values were 0)."""
+def search_range(
+    method: str, statistics: Statistics, bits: int = 8, percentile: float = DEFAULT_PERCENTILE, format: str = "int8"
+) -> float:
+    """The amax that `method` gives for a symmetric grid of `bits` bits or of fp8 (0 only if all values were 0)."""
     if statistics.largest == 0.0:
         return 0.0
-    return RANGE_METHODS[method].search(statistics, 2 ** (bits - 1), percentile)
+    return RANGE_METHODS[method].search(statistics, grid(bits, format=format)[1] + 1, percentile)
 
 
 def search_bounds(
@@ -86,4 +88,4 @@ def weight_range(method: str, weight: Tensor, node: Quantizer) -> Tensor | None:
     None where the method has none of its own, and a weight takes its largest magnitude.
     """
     of_weight = RANGE_METHODS[method].of_weight
-    return of_weight(weight, *grid(node.bits, node.narrow_range), node.per_channel) if of_weight else None
+    return of_weight(weight, *node.signed_grid, node.per_channel) if of_weight else None

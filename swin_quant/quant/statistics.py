@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swin_quant.quant.fake_quant import is_symmetric
+from swin_quant.quant.fake_quant import E4M3, is_symmetric
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
     for side, end in sides:
         counts = side.occupied()
         edges, weights = np.arange(len(counts) + 1) * side.width, slope(counts) / side.width
-        noise += float(error_integral(edges, np.array([end]), np.array([step]))[0] @ weights)
+        ends, steps = np.array([end]), np.array([step])
+        errors = e4m3_error(edges, ends) if (qmin, qmax) == E4M3 else error_integral(edges, ends, steps)
+        noise += float(errors[0] @ weights)
         signal += float(edges**3 / 3 @ weights)
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
 
@@ -72,6 +74,11 @@ def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Weights of the values of a function at the edges of bins: with its differences over bins, counts give its sum."""
     # Summation by parts: sum of counts[j] * (F[j + 1] - F[j]) is the sum of F[j] * (counts[j - 1] - counts[j]).
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
+
+
+def grid_error(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:
+    """`error_integral` of each `amax` of a grid by its largest level, or that of E4M3: [candidates, edges]."""
+    return e4m3_error(edges, amax) if qmax == E4M3[1] else error_integral(edges, amax, amax / qmax)
 
 
 def error_integral(
@@ -90,3 +97,22 @@ def error_integral(
     inside -= level
     rounding = inside * inside * inside / 3 + level / 12
     return step**3 * rounding + beyond * beyond * beyond / 3
+
+
+_E4M3_STEPS = 2.0 ** np.arange(-9, 6)  # of the octaves from [0, 2^-5) to [256, 512), each but the first of 8 steps
+_E4M3_BEFORE = np.concatenate([[0.0], np.cumsum(np.array([16, *[8] * 13]) * _E4M3_STEPS[:-1] ** 3 / 12)])
+_E4M3_OFFSETS = _E4M3_BEFORE - np.array([0, *[8] * 14]) * _E4M3_STEPS**3 / 12
+
+
+def e4m3_error(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`error_integral` of E4M3, scale amax / 448: octave by octave its grid is as even as one of whole numbers."""
+    scale = amax[:, None] / E4M3[1]
+    inside = np.minimum(edges, amax[:, None])
+    beyond = edges - inside
+    inside = inside / scale
+    octave = np.clip(np.frexp(inside)[1] + 5, 0, len(_E4M3_STEPS) - 1)
+    step = _E4M3_STEPS[octave]
+    level = np.rint(inside / step)
+    rest = inside / step - level
+    rounding = step**3 * (rest**3 / 3 + level / 12) + _E4M3_OFFSETS[octave]
+    return scale**3 * rounding + beyond**3 / 3

@@ -15,18 +15,20 @@ from torch._subclasses import FakeTensor
 
 from swin_quant.quant.fake_quant import (
     TINY_AMAX,
+    coarsest,
     fake_quant,
     is_symmetric,
     lowest_inside,
     lsq_scale,
     quantize_dequantize,
     range_gradient,
+    round_to_grid_,
     slopes,
 )
 
 Block: TypeAlias = slice | tuple[()]
 _BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
-_SLOPE_STEPS = 252  # codes a step of the grid: rounding adds half of one at most, 126; 127 and -127 say: saturated
+_MOST = 126  # the code of what rounding adds at most, half of a grid's largest step; 127 and -127 say: saturated
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -57,7 +59,7 @@ def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 class _Eager(torch.autograd.Function):
-    """Keeps where x saturated and, if the range is learned, dy/dscale in int8, to a 504th of a grid step."""
+    """Keeps where x saturated and, if the range is learned, dy/dscale in int8, to a 504th of a grid's largest step."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -77,10 +79,10 @@ class _Eager(torch.autograd.Function):
             saturated.append(outside := _outside(values, low, amax, other))
             if learned:
                 unrounded = _zero(other.copy_(levels), outside)
-            levels.round_().clamp_(qmin, qmax)
+            round_to_grid_(levels, qmin, qmax)
             if codes is not None:
                 slope = torch.sub(levels, unrounded, out=other)
-                codes[block].copy_(slope.mul_(_SLOPE_STEPS).round_().clamp_(-127, 127))
+                codes[block].copy_(slope.mul_(_codes(qmin, qmax)).round_().clamp_(-127, 127))
             if y.dtype == torch.float32:
                 torch.mul(levels, factor, out=y[block])
             else:  # a product that converts on the way takes several times as long as the two after each other
@@ -104,7 +106,7 @@ class _Eager(torch.autograd.Function):
                 range_gradient(gradient[place], _slopes(codes[place], outside, *ctx.grid), ctx.amax_shape)
                 for place, outside in zip(blocks, saturated, strict=True)
             )
-            factor = lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _SLOPE_STEPS
+            factor = lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _codes(*ctx.grid)
             of_amax = functools.reduce(torch.add, parts) * factor
         return of_x, of_amax, None, None
 
@@ -147,9 +149,14 @@ def _zero(values: Tensor, outside: Tensor) -> Tensor:
 
 
 def _slopes(codes: Tensor, outside: Tensor, qmin: int, qmax: int) -> Tensor:
-    """dy/dscale in float32, _SLOPE_STEPS to one: what rounding added, and the saturated level where x lay `outside`."""
-    slopes, steps = codes.float(), qmax - qmin
+    """dy/dscale in float32, `_codes` to one: what rounding added, and the saturated level where x lay `outside`."""
+    slopes, steps, one = codes.float(), qmax - qmin, _codes(qmin, qmax)
     if outside.dtype == torch.bool:
-        return torch.where(outside, _SLOPE_STEPS * (slopes * steps).clamp_(qmin, qmax), slopes)
+        return torch.where(outside, one * (slopes * steps).clamp_(qmin, qmax), slopes)
     flat = slopes.view(-1)
-    return flat.index_copy_(0, outside, _SLOPE_STEPS * (flat[outside] * steps).clamp_(qmin, qmax)).view_as(slopes)
+    return flat.index_copy_(0, outside, one * (flat[outside] * steps).clamp_(qmin, qmax)).view_as(slopes)
+
+
+def _codes(qmin: int, qmax: int) -> float:
+    """How many codes a level is."""
+    return 2 * _MOST / coarsest(qmin, qmax)

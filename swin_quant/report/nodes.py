@@ -10,6 +10,7 @@ COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("node", "node", field("name"), fold=True),
     Column("role", "role", field("role")),
     Column("state", "state", lambda row: "on" if row.enabled else "off"),
+    Column("format", "format", field("format")),
     Column("bits", "bits", field("bits")),
     Column("granularity", "granularity", lambda row: "per-channel" if row.per_channel else "per-tensor"),
     Column("grid", "grid", lambda row: "symmetric" if row.symmetric else "zero point"),

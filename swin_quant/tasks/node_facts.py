@@ -14,7 +14,7 @@ from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.models.registry import units_of
 from swin_quant.quant.advice import clipped_share
-from swin_quant.quant.fake_quant import grid, quantize_dequantize
+from swin_quant.quant.fake_quant import FP8, quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
@@ -52,13 +52,19 @@ def node_facts(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard] = (
             kept, clipped = _judged(found, known, node)
         facts.append(
             NodeFacts(
-                name=name, row=row, column=column, role=node.role.value, on=node.enabled, bits=node.bits,
-                grid="symmetric" if node.symmetric else "zero point", amax=known.amax if known else None,
+                name=name, row=row, column=column, role=node.role.value, on=node.enabled, kind=node.kind,
+                bits=node.bits, grid=_grid(node), amax=known.amax if known else None,
                 low=_ends(known, node)[0], high=_ends(known, node)[1], clipped=clipped, sqnr_db=kept,
                 costs_db=costs.get(name), engines={title: each[name] for title, each in engines.items()}, bins=bins,
             )
         )  # fmt: skip
     return facts
+
+
+def _grid(node: Quantizer) -> str:
+    if node.format == FP8:
+        return "E4M3"
+    return "symmetric" if node.symmetric else "zero point"
 
 
 def _apply(model: nn.Module, card: RunCard) -> None:
@@ -76,7 +82,7 @@ def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
     """What each node is in an artifact, by the policy that it was exported under."""
     _apply(model, card)
     on = bool(card.policy)
-    return {name: f"int{node.bits}" if on and node.enabled else "float" for name, node in named_nodes(model).items()}
+    return {name: node.kind if on and node.enabled else "float" for name, node in named_nodes(model).items()}
 
 
 def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
@@ -130,7 +136,7 @@ def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[floa
 
 def _judged_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
     amax = node.range_for(weight).detach()
-    noise = (quantize_dequantize(weight, amax, *grid(node.bits, node.narrow_range)) - weight).double().square().sum()
+    noise = (quantize_dequantize(weight, amax, *node.signed_grid) - weight).double().square().sum()
     signal = weight.double().square().sum()
     kept = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
     return kept, 100 * (weight.abs() > amax).double().mean().item()

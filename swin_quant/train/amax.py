@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import all_sum
 from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.fake_quant import TINY_AMAX, grid, lowest_inside
+from swin_quant.quant.fake_quant import TINY_AMAX, lowest_inside
 from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
@@ -111,7 +111,7 @@ class RangeKeeper:
             node.freeze_range()
         on = enabled_nodes(model)
         for name, layer in _weights(model, on):
-            qmin, qmax = grid(on[name].bits, on[name].narrow_range)
+            qmin, qmax = on[name].signed_grid
             with torch.no_grad():
                 amax = on[name].known_amax
                 layer.weight.copy_(torch.minimum(torch.maximum(layer.weight, amax * (qmin / qmax)), amax))
@@ -154,7 +154,7 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
 
 
 def _chosen(node: Quantizer, recipe: Ranges) -> bool:
-    return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations
+    return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations and node.fixed is None
 
 
 def _size(node: Quantizer) -> Tensor:

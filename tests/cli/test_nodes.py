@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-FIELDS = ["node", "role", "state", "bits", "granularity", "grid", "amax", "low", "high", "shape"]
+FIELDS = ["node", "role", "state", "format", "bits", "granularity", "grid", "amax", "low", "high", "shape"]
 # Nodes of 4 blocks and 1 patch merging, counted from docs/reference, sections 1.3 and 1.5.
 TOTAL = {"swin": 4 * 23 + 3, "swinv2": 4 * 25 + 3}
 ENABLED = {
@@ -158,3 +158,9 @@ def test_pictures_of_any_number_of_channels(nodes):
     """Of grey pictures, a patch has a third of the values; the embedding is no node, so shapes are the same."""
     shapes = [{name: row["shape"] for name, row in nodes("swin", *more).items()} for more in ([], ONE_CHANNEL)]
     assert len(shapes[0]) == TOTAL["swin"] and shapes[0] == shapes[1]
+
+
+def test_a_policy_in_float8_is_listed_with_its_fixed_ranges(nodes, calibrated):
+    rows = nodes("swin", "--checkpoint", calibrated, "--policy", "tensorrt-fp8")
+    assert {row["format"] for row in rows.values() if row["state"] == "on"} == {"fp8"}
+    assert {row["amax"] for name, row in rows.items() if name.endswith("matmul_a_input_quantizer")} == {1.0}

@@ -21,6 +21,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Role, named_nodes
 
+MATMULS = (Role.MATMUL_INPUT, Role.SOFTMAX_OUTPUT)
 MICRO = {
     "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
     "resnet50": {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 16]},
@@ -137,9 +138,10 @@ def test_the_residual_stream_of_a_transformer_stays_float_and_its_attention_does
     model = build_model(config("deit_tiny_patch16_224", **MICRO["deit_tiny_patch16_224"]))
     roles = {name: node.role for name, node in named_nodes(model).items()}
     block = {name.removeprefix("blocks.0."): role for name, role in roles.items() if name.startswith("blocks.0.")}
-    assert [name for name, role in block.items() if role is Role.MATMUL_INPUT] == [
+    assert [name for name, role in block.items() if role in MATMULS] == [
         f"attn.matmul{number}_{side}_input_quantizer" for number in (1, 2) for side in ("left", "right")
     ]
+    assert block["attn.matmul2_left_input_quantizer"] is Role.SOFTMAX_OUTPUT
     assert block["mlp.fc2._input_quantizer"] is Role.ONE_SIDED_INPUT
     assert sum(role is Role.RESIDUAL for role in block.values()) == 4
     convnext = build_model(config("convnext_atto", **MICRO["convnext_atto"]))
@@ -245,7 +247,7 @@ def test_fused_attention_is_spelt_out(masked):
         wanted = module(x)
         model = traced(module, 2, 3, 3, what="mine")
         torch.testing.assert_close(model(x), wanted)
-    assert sum(node.role is Role.MATMUL_INPUT for node in named_nodes(model).values()) == 4
+    assert sum(node.role in MATMULS for node in named_nodes(model).values()) == 4
 
 
 def test_training_moves_norms_and_reaches_every_parameter():

@@ -15,12 +15,14 @@ def test_the_built_in_policies():
     assert builtin_policies() == [
         "cpu",
         "cpu-amx",
+        "cuda-fp8",
         "float",
         "ft-mode1",
         "ft-mode2",
         "onnxruntime",
         "qdq",
         "tensorrt",
+        "tensorrt-fp8",
         "w4a16",
         "w4a8",
     ]
@@ -58,7 +60,8 @@ def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch
 @pytest.mark.parametrize("name", ["ft-mode3", "FT-MODE1", "", "policy.json", "../ft-mode1", "policies/qdq"])
 def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
-        UsageError, match="cpu, cpu-amx, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, w4a16, w4a8"
+        UsageError,
+        match="cpu, cpu-amx, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, tensorrt-fp8, w4a16, ",
     ):
         load_policy(name)
 

@@ -67,7 +67,7 @@ def test_zero_points_are_for_activations(tiny_model):
     for value in ("no", 0):
         with pytest.raises(UsageError, match=f"symmetric must be true or false.*, not {value!r}"):
             policy_from_dict({"name": "x", "rules": [{"enable": "*", "symmetric": value}]}, "x")
-    with pytest.raises(UsageError, match="symmetric are for enable and nodes"):
+    with pytest.raises(UsageError, match="symmetric, amax are for enable and nodes"):
         policy_from_dict({"name": "x", "rules": [{"disable": "*", "symmetric": False}]}, "x")
 
 

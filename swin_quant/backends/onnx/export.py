@@ -34,7 +34,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
 from swin_quant.operators.replacing import Replacing
-from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.fake_quant import FP8, TINY_AMAX
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 
@@ -110,6 +110,11 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
     if options.is_symmetric and (names := [name for name, node in nodes.items() if not node.symmetric]):
         raise UsageError(
             f"{card.name}: {options.target} takes no zero points, and policy {card.policy['name']} has them at "
+            f"{listed(names, 3)}: choose a ‹policy› without"
+        )
+    if not options.takes_fp8 and (names := [name for name, node in nodes.items() if node.format == FP8]):
+        raise UsageError(
+            f"{card.name}: {options.target} takes no float8, and policy {card.policy['name']} has it at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
 

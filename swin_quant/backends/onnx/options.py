@@ -88,6 +88,11 @@ class OnnxOptions:
         return onnx_targets()[self.target].symmetric
 
     @property
+    def takes_fp8(self) -> bool:
+        """Whether the target takes float8."""
+        return onnx_targets()[self.target].fp8
+
+    @property
     def suffix(self) -> str:
         """What a file's name says of its precision and target."""
         quantized = "int4" if self.int4_weights else "int8"

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.fake_quant import grid
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
@@ -40,7 +39,7 @@ def run(piece: Workpiece, options: GptqOptions) -> str:
     def solve(problem: Problem) -> Tensor:
         target, node = corrected(problem), problem.layer._weight_quantizer
         _settle(node, target, piece.method)
-        qmin, qmax = grid(node.bits, node.narrow_range)
+        qmin, qmax = node.signed_grid
         step = node.range_for(target) / qmax  # float32, as whatever reads the weights computes it: 0-dim or [out, 1]
         scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
         for rows in problem.rows:

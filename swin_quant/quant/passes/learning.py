@@ -77,12 +77,14 @@ class _Student:
     """A unit, and what of it learns."""
 
     def __init__(self, unit: nn.Module) -> None:
-        self.nodes = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
+        activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
+        self.nodes = [node for node in activations if node.fixed is None]
         layers = [part for part in unit.modules() if isinstance(part, QuantizedLayer)]
         self.roundings = {layer: rounding_of(layer) for layer in layers if layer._weight_quantizer.enabled}
         floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
-        for node in self.nodes:
+        for node in activations:
             node.state = State.QUANTIZE
+        for node in self.nodes:
             node.learn_range()
         self.least = [_SMALLEST * node.known_range.detach().abs().sum() for node in self.nodes]
         self.variables = [rounding.variable.requires_grad_() for rounding in self.roundings.values()]

@@ -65,7 +65,7 @@ def _search(unit: nn.Module, lesson: Lesson, rounds: int) -> None:
     least = lesson.cost(unit, lesson.shown)
     weights = {part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)}
     for finer in range(rounds):
-        for node in enabled_in(unit):
+        for node in (node for node in enabled_in(unit) if node.fixed is None):
             best = _range(node)
             for candidate in _candidates(node, weights.get(node), finer):
                 _give(node, candidate)

@@ -1,11 +1,13 @@
 """Rounding of weights so that what one column adds to the error of a product, the columns behind it take off.
 
 The error of weights q instead of w is (w - q) H (w - q)^T a row, with H the covariance of what they are multiplied
-with. All is float64: the factors of an inverse covariance are. Levels are whole numbers of that type.
+with. All is float64: the factors of an inverse covariance are. Levels are those of a grid in that type.
 """
 
 import torch
 from torch import Tensor
+
+from swin_quant.quant.fake_quant import round_to_grid_
 
 BLOCK = 128
 
@@ -17,7 +19,7 @@ def row_errors(difference: Tensor, hessian: Tensor) -> Tensor:
 
 def nearest(weight: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
     """The level next to each weight [out, in]; scale: [out, 1]."""
-    return (weight / scale).round().clamp(qmin, qmax)
+    return round_to_grid_(weight / scale, qmin, qmax)
 
 
 def least_error(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -45,7 +47,7 @@ def gptq(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -
         block = slice(start, min(start + BLOCK, len(rest)))
         errors = torch.empty_like(rest[block])
         for j in range(block.start, block.stop):
-            levels[j] = (rest[j] / scale).round().clamp(qmin, qmax)
+            levels[j] = round_to_grid_(rest[j] / scale, qmin, qmax)
             error = (rest[j] - levels[j] * scale) / factor[j, j]
             rest[j : block.stop] -= torch.outer(factor[j, j : block.stop], error)
             errors[j - block.start] = error

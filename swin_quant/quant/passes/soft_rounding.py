@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swin_quant.quant.fake_quant import TINY_AMAX, grid, quantize_dequantize
+from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.ranges import weight_range
 
@@ -34,10 +34,11 @@ def undecided(variable: Tensor, steepness: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Rounding:
-    """A weight [out, ...] between the levels of its grid: those `below`, from qmin to qmax (`ends`), the `step` to the
-    next, and the `variable`; `amax` is the range of the grid."""
+    """A weight [out, ...] between the levels of its grid: those `below`, from qmin to qmax (`ends`), how far the next
+    are (`gap`, in levels), a level's `step`, and the `variable`; `amax` is the range of the grid."""
 
     below: Tensor
+    gap: Tensor
     step: Tensor
     variable: Tensor
     amax: Tensor
@@ -48,24 +49,25 @@ class Rounding:
         """`weight` as it is; of what lies beyond the grid, the end."""
         step = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         level = (weight.detach().float() / step).clamp(qmin, qmax)
-        below = level.floor()
+        gap = spacing(level, qmin, qmax)
+        below = (level / gap).floor() * gap
         step = torch.where(amax > TINY_AMAX, step, 0.0)
-        return cls(below, step, variable_of(level - below), amax, (qmin, qmax))
+        return cls(below, gap, step, variable_of((level - below) / gap), amax, (qmin, qmax))
 
     def soft(self) -> Tensor:
         """Between two levels; gradients pass to `variable`."""
-        return (self.below + rectified(self.variable)).clamp(*self.ends) * self.step
+        return (self.below + rectified(self.variable) * self.gap).clamp(*self.ends) * self.step
 
     def hard(self) -> Tensor:
         """At the nearer of the two: what quantizing leaves as it is, to the bit."""
-        return (self.below + (self.variable.detach() >= 0)).clamp(*self.ends) * self.step
+        return (self.below + (self.variable.detach() >= 0) * self.gap).clamp(*self.ends) * self.step
 
 
 def rounding_of(layer: QuantizedLayer) -> Rounding:
     """The weight of a layer on the grid of its node; of two ranges, the one in effect and that of least squared error,
     it takes what its nearest levels are nearer in. So one that was chosen with the weight stays."""
     node, weight = layer._weight_quantizer, layer.weight.detach()
-    ends = grid(node.bits, node.narrow_range)
+    ends = node.signed_grid
     candidates = [node.range_for(weight).detach(), weight_range("mse", weight, node)]
     errors = [
         torch.inf if amax is None else (quantize_dequantize(weight, amax, *ends) - weight).square().sum().item()

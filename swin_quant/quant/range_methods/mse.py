@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, fake_quant
 from swin_quant.quant.range_methods.method import RangeMethod
-from swin_quant.quant.statistics import Statistics, error_integral, slope
+from swin_quant.quant.statistics import Statistics, error_integral, grid_error, slope
 
 _SHARES = torch.linspace(0.21, 1.0, 80).tolist()  # of a weight's largest magnitude
 
@@ -28,7 +28,7 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
 
 def _least_error(counts: NDArray[np.int64], width: float, candidates: NDArray[np.float64], qmax: int) -> float:
     edges = np.arange(len(counts) + 1) * width
-    return float(candidates[np.argmin(error_integral(edges, candidates, candidates / qmax) @ slope(counts))])
+    return float(candidates[np.argmin(grid_error(edges, candidates, qmax) @ slope(counts))])
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:

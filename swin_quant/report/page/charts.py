@@ -22,7 +22,7 @@ def network(nodes: Sequence[NodeFacts]) -> Spec:
     """Units as rows, their nodes as columns, coloured by a figure that the reader chooses."""
     figures = {title: key for title, key in FIGURES.items() if any(getattr(node, key) is not None for node in nodes)}
     values = [
-        {"node": n.name, "unit": n.row, "part": n.column, "state": f"int{n.bits}" if n.on else "float", **{
+        {"node": n.name, "unit": n.row, "part": n.column, "state": n.kind if n.on else "float", **{
             key: getattr(n, key) for key in figures.values()}}
         for n in nodes
     ]  # fmt: skip

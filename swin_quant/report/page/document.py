@@ -85,7 +85,7 @@ def _row(node: NodeFacts) -> dict[str, Any]:
     row = asdict(node)
     for part in ("bins", "engines", "row", "column"):
         row.pop(part)
-    return {**row, "state": f"int{node.bits}" if node.on else "float", **node.engines}
+    return {**row, "state": node.kind if node.on else "float", **node.engines}
 
 
 def _charts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[str, Any]:

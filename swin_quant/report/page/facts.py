@@ -19,9 +19,10 @@ class Bins:
 class NodeFacts:
     """One quantizer node. What is not known is None.
 
-    `row` and `column`: where it stands in the picture of the network. `low`, `high`: the range in effect (of a weight
-    with a range per row: the widest). `clipped`: percent of its values beyond that. `sqnr_db`: what the grid keeps of
-    its own values. `costs_db`: by how much the logits' SQNR rises without it. `engines`: what it is in each artifact.
+    `row` and `column`: where it stands in the picture of the network. `kind`: what its values are when it is on, `int8`
+    or `fp8`. `low`, `high`: the range in effect (of a weight with a range per row: the widest). `clipped`: percent of
+    its values beyond that. `sqnr_db`: what the grid keeps of its own values. `costs_db`: by how much the logits' SQNR
+    rises without it. `engines`: what it is in each artifact.
     """
 
     name: str
@@ -29,6 +30,7 @@ class NodeFacts:
     column: str
     role: str
     on: bool
+    kind: str
     bits: int
     grid: str
     amax: float | None

@@ -90,7 +90,7 @@
   function showValues(name) {
     const node = facts.nodes.find((each) => each.name === name);
     const about = document.getElementById("values-title"), place = document.getElementById("values");
-    about.textContent = `${name}: ${node.on ? node.bits + " bits" : "off"}, ${node.role}`;
+    about.textContent = `${name}: ${node.on ? node.kind : "off"}, ${node.role}`;
     const bins = facts.bins[name];
     if (!bins) { place.textContent = "No histogram: the statistics that calibration wrote are not beside the checkpoint."; return; }
     const width = (bins.high - bins.low) / bins.counts.length;
@@ -101,7 +101,7 @@
     if (node.low !== null && node.bits <= 6) {
       for (let i = 0; i <= steps; i++) levels.push({ at: node.low + (i * (node.high - node.low)) / steps });
     }
-    if (node.low !== null) about.textContent += `, a step is ${figure.format((node.high - node.low) / steps)}`;
+    if (node.low !== null && node.kind !== "fp8") about.textContent += `, a step is ${figure.format((node.high - node.low) / steps)}`;
     const datasets = { bins: data, ends, levels };
     const layer = facts.values.layer.filter((each) => datasets[each.data.name].length);
     draw(place, { ...facts.values, layer, datasets });

@@ -1,0 +1,204 @@
+"""Float8 E4M3 as the format of a node, against torch's own type: rounding, gradients, ranges, policies."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from swin_quant.base.errors import UsageError
+from swin_quant.engines.torch_engines import precision_of
+from swin_quant.quant import straight_through
+from swin_quant.quant.fake_quant import E4M3, fake_quant, grid, round_to_grid_, spacing
+from swin_quant.quant.passes.rounding import least_error
+from swin_quant.quant.passes.soft_rounding import Rounding
+from swin_quant.quant.policies import builtin_policies, load_policy
+from swin_quant.quant.policy import Rule, apply_policy, decide, enabled_nodes, policy_from_dict, quantize
+from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+from swin_quant.quant.range_methods.mse import METHOD
+from swin_quant.quant.ranges import search_range
+from swin_quant.quant.statistics import Statistics, sqnr_db
+from swin_quant.quant.straight_through import simulate
+
+LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+LEVELS = LEVELS[LEVELS.isfinite()]
+
+
+def bits(x):
+    return x.view(torch.int32)
+
+
+def cast(x):
+    """torch's conversion, which does not saturate."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40))
+@example([0.0, -0.0, 2.0**-10, 3 * 2.0**-10, -(2.0**-10), 2.0**-126, 1e-45, 464.0, 480.0, 1e38, float("inf")])
+def test_rounding_is_torchs_cast_bit_for_bit(values):
+    x = torch.tensor(values, dtype=torch.float32)
+    assert torch.equal(bits(round_to_grid_(x.clone(), *E4M3)), bits(cast(x)))
+
+
+def test_rounding_between_any_two_levels_is_torchs_cast():
+    levels = LEVELS.unique()
+    steps = torch.linspace(0, 1, 65)[:-1]
+    x = (levels[:-1, None] + steps * levels.diff()[:, None]).flatten()
+    assert torch.equal(round_to_grid_(x.clone(), *E4M3), cast(x))
+    ties = (levels[:-1] + levels[1:]) / 2
+    assert torch.equal(round_to_grid_(ties.clone(), *E4M3), cast(ties))
+    assert round_to_grid_(torch.tensor([torch.nan]), *E4M3).isnan()
+
+
+@given(st.floats(2.0**-18, 2.0**18, width=32), st.integers(0, 99))
+def test_a_node_is_divided_by_its_scale_cast_and_multiplied(amax, seed):
+    x = amax * torch.randn(200, generator=torch.Generator().manual_seed(seed))
+    scale = torch.tensor(amax) / 448
+    node = Quantizer(Role.GEMM_INPUT)
+    node.amax, node.format, node.state = amax, "fp8", State.QUANTIZE
+    assert torch.equal(node(x), cast(x / scale) * scale)
+    assert torch.equal(node(x.half()).float(), (cast(x.half().float() / scale) * scale).half().float())
+
+
+def test_a_row_has_its_own_scale_and_a_dead_range_gives_zeros():
+    x, amax = torch.randn(3, 50), torch.tensor([[0.5], [2.0], [0.0]])
+    y = fake_quant(x, amax, *E4M3)
+    assert torch.equal(y[1], cast(x[1] / (amax[1] / 448)) * (amax[1] / 448)) and not y[2].any()
+
+
+@pytest.mark.parametrize("way", [simulate, straight_through._traced])
+def test_gradients_pass_inside_the_range_and_move_it_as_lsq_does(way):
+    x = (3 * torch.randn(400)).requires_grad_()
+    amax = torch.tensor(4.0, requires_grad=True)
+    weights = torch.randn(400)
+    (way(x, amax, *E4M3) * weights).sum().backward()
+    assert torch.equal(x.grad, weights * (x.abs() <= 4))
+    position = x.detach() * 448 / 4
+    slope = torch.where(x.detach().abs() <= 4, cast(position) - position, position.clamp(-448, 448))
+    expected = (weights * slope).sum() / (448 * (400 * 448) ** 0.5)
+    assert amax.grad.item() == pytest.approx(expected.item(), rel=0.02)
+
+
+def test_learned_ranges_are_the_ops_own_to_a_code():
+    x = 3 * torch.randn(1000)
+    found = []
+    for op in (simulate, fake_quant):
+        amax = torch.tensor(4.0, requires_grad=True)
+        op(x, amax, *E4M3).sum().backward()
+        found.append(amax.grad.item())
+    assert found[0] == pytest.approx(found[1], rel=2e-3)
+
+
+def test_spacing_is_the_distance_to_the_next_level():
+    levels = LEVELS[LEVELS >= 0].unique()
+    assert torch.equal(spacing(levels[:-1], *E4M3), levels.diff())
+
+
+def statistics_of(values):
+    width = 2.0 ** np.ceil(np.log2(np.abs(values).max() / 2048))
+    counts = np.bincount((np.abs(values) / width).astype(np.int64), minlength=2048)
+    return Statistics(counts, width, float(np.abs(values).max()))
+
+
+def squared_error(values, amax):
+    scale = torch.tensor(amax, dtype=torch.float32) / 448
+    x = torch.as_tensor(values, dtype=torch.float32)
+    return ((cast(x / scale) * scale - x).double() ** 2).sum().item()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4, 0.05])
+def test_the_sqnr_of_a_node_is_that_of_its_values(share):
+    values = np.random.default_rng(0).standard_normal(100_000)
+    statistics = statistics_of(values)
+    amax = share * statistics.largest
+    expected = 10 * np.log10((values**2).sum() / squared_error(values, amax))
+    assert sqnr_db(statistics, amax, *E4M3) == pytest.approx(expected, abs=0.1)
+
+
+def test_mse_loses_no_more_than_the_best_of_many_ranges():
+    values = np.random.default_rng(1).standard_t(3, 50_000)
+    amax = search_range("mse", statistics_of(values), format="fp8")
+    best = min(squared_error(values, share * np.abs(values).max()) for share in np.geomspace(0.01, 1, 200))
+    assert squared_error(values, amax) <= 1.02 * best
+
+
+def test_a_weights_range_of_least_error_is_on_the_grid_of_its_node():
+    weight = torch.randn(4, 300)
+    amax = METHOD.of_weight(weight, *E4M3, True)
+    error = lambda a: (fake_quant(weight, a, *E4M3) - weight).square().sum(1)  # noqa: E731
+    assert amax.shape == (4, 1) and (error(amax) <= error(weight.abs().amax(1, keepdim=True))).all()
+
+
+def test_passes_round_weights_to_levels_that_there_are():
+    weight = 100 * torch.randn(6, 8)
+    soft = Rounding.of(weight, torch.tensor(300.0), *E4M3)
+    assert torch.allclose(soft.soft(), weight.clamp(-300, 300), atol=1e-3)
+    hard = soft.hard() / (torch.tensor(300.0) / 448)
+    assert torch.isin(hard.round(decimals=3), LEVELS.round(decimals=3)).all()
+    x = torch.randn(8, 64).double()
+    levels = least_error(weight.double(), x @ x.T, torch.ones(6, 1).double(), *E4M3)
+    assert torch.isin(levels.float(), LEVELS).all() and levels.dtype == torch.float64
+
+
+ROLES = {"a": Role.GEMM_INPUT, "w": Role.GEMM_WEIGHT, "p": Role.SOFTMAX_OUTPUT}
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"enable": "a", "format": "fp8", "bits": 4}, "format fp8 has 8 bits, not 4"),
+        ({"enable": "a", "format": "fp8", "symmetric": False}, "format fp8 has no zero point"),
+        ({"enable": "w", "format": "fp8", "narrow_range": True}, "format fp8 has no narrow range"),
+        ({"enable": "w", "amax": 1.0}, "a fixed amax is for activations"),
+        ({"enable": "a", "amax": 1.0, "symmetric": False}, "a fixed amax is for activations"),
+        ({"enable": "a", "amax": 0.0}, "amax"),
+        ({"enable": "a", "format": "fp4"}, "int8, fp8"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(rule, said):
+    with pytest.raises(UsageError, match=said):
+        decide(policy_from_dict({"name": "mine", "rules": [rule]}, "mine.yaml"), ROLES)
+
+
+def test_a_later_rule_may_take_a_node_back_to_int8():
+    policy = policy_from_dict({"name": "m", "rules": [{"enable": "*", "format": "fp8"}]}, "m").format("w", "int8")
+    assert policy.name == "m w=int8"
+    found = decide(policy.bits("w", 4), ROLES)
+    assert (found["w"].format, found["w"].bits, found["a"].format) == ("int8", 4, "fp8")
+    assert policy_from_dict(policy.to_dict(), "again") == policy
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_fixed_range_takes_the_calibrated_ones_place_and_leaves_it(kind, tiny_model):
+    model = tiny_model(kind)
+    for node in named_nodes(model).values():
+        node.amax = 0.25
+    apply_policy(model, load_policy("tensorrt-fp8"))
+    node = model.layers[0].blocks[0].attn.matmul_a_input_quantizer
+    quantize(model)
+    probabilities = torch.rand(1000)
+    assert torch.equal(node(probabilities), cast(probabilities * 448) * (torch.ones(()) / 448))
+    assert node.amax == 0.25
+    apply_policy(model, load_policy("tensorrt"))
+    assert node.known_amax == 0.25
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_the_fp8_policies(kind, tiny_model):
+    model = tiny_model(kind)
+    on = {}
+    for name in ("tensorrt", "tensorrt-fp8", "cuda-fp8"):
+        assert name in builtin_policies()
+        apply_policy(model, load_policy(name))
+        on[name] = enabled_nodes(model)
+        assert precision_of(model) == ("int8" if name == "tensorrt" else "fp8")
+        assert all(n.per_channel for n in on[name].values() if n.role is Role.GEMM_WEIGHT)
+    assert on["tensorrt-fp8"].keys() == on["tensorrt"].keys()
+    left = on["tensorrt-fp8"].keys() - on["cuda-fp8"].keys()
+    assert {name.rpartition(".")[2] for name in left} == {"matmul_a_input_quantizer", "matmul_v_input_quantizer"}
+    apply_policy(model, load_policy("tensorrt-fp8").and_then(Rule(nodes=("*.fc1.*",), format="int8")))
+    assert precision_of(model) == "mixed"
+
+
+def test_grids():
+    assert grid(8, format="fp8") == (-448, 448) and grid(8) == (-128, 127)
