@@ -1,0 +1,7 @@
+"""The engine's kernels, an operation a file: what it computes in plain torch (`reference`), and its Triton kernel.
+
+`reference(**arguments)` and `launch(**arguments)` of a module take the same arguments, write the same results into the
+tensors that they are given, and return nothing. The kernels themselves lie in `jit`, which imports Triton: here nothing
+does before a `launch`. B: pictures; R: side of a map in tokens; L: tokens a window; M: rows of a matrix; N, K: results
+and operands of a linear; C: channels. "Half" is float16 or bfloat16.
+"""

@@ -1,0 +1,125 @@
+"""Matrix product of int8 (or half) operands, and all that follows it up to the next kernel, as its epilogue."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_quant.backends.cuda.kernels.rounding import as_type, product, rounded
+from swin_quant.backends.cuda.kernels.windows import Windows
+
+SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
+
+Kind = Literal["quantize", "half", "gelu", "table", "unit", "residual"]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of the sums of a row. y = sums * scale + bias; then by `kind`:
+
+    - "quantize": int8 of y * levels
+    - "half": y in the type of `out` (half or float32)
+    - "gelu": GELU(y), exact, by erf; int8 of it * levels, or in the type of `out` without levels
+    - "table": FasterTransformer's GELU: table[n, sum in int8 + 128]; neither scale nor bias (`gelu_table`)
+    - "unit": V2's q and k, the first two thirds of the columns: y / |y| of each head (`head_dim` columns) * lengths,
+      then as "quantize"; v as "quantize". Half without levels
+    - "residual": y + residual at the token of the row, in the type of `out`
+
+    FasterTransformer: with `product_levels` sums are sums * product_levels, rounded to int8 if `product_rounds`.
+    `half_steps`: sums * scale is rounded to half, and the residual, then the bias, are added in half. `unit_epsilon`:
+    y * rsqrt(|y|^2 + it), where None divides by |y|.
+    """
+
+    kind: Kind
+    product_levels: float | None = None
+    product_rounds: bool = True
+    half_steps: bool = False
+    head_dim: int = 32
+    unit_epsilon: float | None = None
+
+
+def reference(
+    a: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    epilogue: Epilogue,
+    out: Tensor,
+    windows: Windows | None = None,
+    residual: Tensor | None = None,
+    levels: Tensor | float | None = None,
+    lengths: Tensor | None = None,
+    before: Tensor | None = None,
+    table: Tensor | None = None,
+) -> None:
+    """a [M, K], w [N, K] -> out [M, N]; "residual": out half [B, R, R, N], its rows those of the map.
+
+    int8 operands with exact int32 sums, or both half or both float32 with float32 sums. scale, bias, levels: float32
+    [N]; levels may be one number for all. `windows` says in which order the rows of a are, for "residual"; out may be
+    the residual itself. "unit": lengths float32 [N] (of v unused); `before` float32 [2, N]: levels and step of a
+    rounding to int8 before y is normalised. table: int8 [N, 256].
+    """
+    e = epilogue
+    y = product(a, w)
+    if e.product_levels is not None:
+        y = y * e.product_levels
+        y = rounded(y) if e.product_rounds else y
+    if e.kind == "table":
+        assert table is not None
+        out.copy_(table.gather(1, (y.T + 128).long()).T)
+        return
+    y = y if scale is None else y * scale
+    rows = None
+    if e.kind == "residual":
+        assert windows is not None and residual is not None
+        rows = windows.all_tokens(y.shape[0], y.device)
+        residual = residual.view(-1, y.shape[1])[rows]
+    if e.half_steps:
+        y = y.to(out.dtype)
+        y = y if residual is None else residual + y
+        y = y if bias is None else y + bias.to(out.dtype)
+    else:
+        y = y if bias is None else y + bias
+        y = y if residual is None else y + residual.float()
+    if e.kind == "gelu":
+        y = F.gelu(y)
+    elif e.kind == "unit":
+        assert lengths is not None
+        y = _unit(y, lengths, before, e)
+    y = as_type(y if levels is None else y * levels, out.dtype)
+    if rows is None:
+        out.copy_(y)
+    else:
+        out.view(-1, y.shape[1])[rows] = y
+
+
+def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Tensor:
+    """float32 [M, 3C]: q and k of unit length, times `lengths`."""
+    columns = y.shape[1] // 3 * 2
+    if before is not None:
+        levels, step = before[:, :columns]
+        y = torch.cat([rounded(y[:, :columns] * levels) * step, y[:, columns:]], dim=1)
+    heads = y[:, :columns].unflatten(1, (-1, e.head_dim))
+    factor = lengths[:columns].view(-1, e.head_dim)
+    if e.unit_epsilon is None:
+        factor = factor / heads.square().sum(-1, keepdim=True).sqrt().clamp_min(SMALLEST_NORM)
+    else:
+        factor = torch.rsqrt(heads.square().sum(-1, keepdim=True) + e.unit_epsilon) * factor
+    return torch.cat([(heads * factor).flatten(1), y[:, columns:]], dim=1)
+
+
+def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
+    """int8 [N, 256]: what FasterTransformer's GELU gives for the int8 sums -128 to 127 of each channel, bias half [N].
+
+    Its kernel works in float16, tanh form, rounding after each operation (docs/reference/weights.md, section 3.8).
+    """
+    x = torch.arange(-128, 128, device=bias.device).half() * _as_half(step) + bias.half()[:, None]
+    inner = _as_half(0.7978845608028654) * (x + _as_half(0.044715) * x * x * x)
+    gelu = x * (_as_half(0.5) * (1.0 + inner.tanh()))
+    return as_type((gelu * _as_half(levels)).float(), torch.int8)
+
+
+def _as_half(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float16).item()

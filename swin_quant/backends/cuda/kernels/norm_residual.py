@@ -1,0 +1,33 @@
+"""V2's end of a branch: its norm, and the sum with the residual stream where the token lies on the map."""
+
+from torch import Tensor
+
+from swin_quant.backends.cuda.kernels.norms import normed
+from swin_quant.backends.cuda.kernels.rounding import as_type
+from swin_quant.backends.cuda.kernels.windows import Windows
+
+
+def reference(
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    windows: Windows,
+    out: Tensor,
+    levels: float | None = None,
+    out_quantized: Tensor | None = None,
+) -> None:
+    """y half or float32 [M, C] in window order -> out half [B, R, R, C]: LayerNorm(y) + residual, at its token.
+
+    `out_quantized` int8 [M, C], in the order of the map, is given the same times `levels`, of the sum before it is
+    rounded to half; half, with levels None. out may be the residual itself. residual None: V2's merging.
+    """
+    channels = y.shape[-1]
+    tokens = windows.all_tokens(y.shape[0], y.device)
+    total = normed(y, weight, bias, eps)
+    if residual is not None:
+        total = total + residual.view(-1, channels)[tokens].float()
+    out.view(-1, channels)[tokens] = total.to(out.dtype)
+    if out_quantized is not None:
+        out_quantized[tokens] = as_type(total if levels is None else total * levels, out_quantized.dtype)

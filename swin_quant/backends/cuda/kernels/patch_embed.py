@@ -1,0 +1,49 @@
+"""Pictures to tokens: a matrix product over patches, its norm, positions."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_quant.backends.cuda.kernels.norms import normed
+
+
+def patch_side(images: Tensor, weight: Tensor) -> int:
+    """Pixels along a patch, of weight [C, in * patch * patch]."""
+    return math.isqrt(weight.shape[1] // channels_of(images))
+
+
+def channels_of(images: Tensor) -> int:
+    """`in`, of float NCHW or uint8 NHWC."""
+    return images.shape[1] if images.is_floating_point() else images.shape[3]
+
+
+def reference(
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    half_steps: bool = False,
+) -> None:
+    """Pictures float [B, in, S, S] or uint8 [B, S, S, in] -> out half [B, R, R, C].
+
+    weight half [C, in * patch * patch] in the order (channel, line, column); bias [C]. y = product * scale + bias, with
+    which the normalisation of uint8 pictures is folded into weight, scale and bias: then the norm (none without
+    norm_weight), then positions [R * R, C]. Pixels are taken in the type of the weights. `half_steps` (FT) rounds the
+    product to half, and adds the bias in half.
+    """
+    patch = patch_side(images, weight)
+    x = images if images.is_floating_point() else images.permute(0, 3, 1, 2)
+    batch, channels, height, width = x.shape
+    x = x.to(weight.dtype).float().reshape(batch, channels, height // patch, patch, width // patch, patch)
+    y = F.linear(x.permute(0, 2, 4, 1, 3, 5).flatten(3), weight.float())
+    y = y.to(out.dtype) + bias.to(out.dtype) if half_steps else y * scale + bias.float()
+    y = normed(y, norm_weight, norm_bias, eps)
+    if positions is not None:
+        y = y + positions.float().view(y.shape[1:])
+    out.copy_(y)

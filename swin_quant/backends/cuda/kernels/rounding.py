@@ -1,0 +1,30 @@
+"""Rounding to int8, half to even and saturating (`cvt.rni.sat.s8.f32`); sums of int8 products, exact."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# |sum of k products of int8| <= k * 2^14, and float32 holds every whole number up to 2^24: sums of 1024 products are
+# exact in any order. Longer ones are split, and added in float64.
+EXACT_PRODUCTS = 1024
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Whole numbers from -128 to 127, still float."""
+    return x.round().clamp(-128, 127)
+
+
+def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in the type of a result: rounded and saturated where that is int8."""
+    return rounded(x).to(dtype) if dtype == torch.int8 else x.to(dtype)
+
+
+def product(a: Tensor, w: Tensor) -> Tensor:
+    """float32 [..., N] of a [..., K] and w [N, K]: exact sums of int8, as int32 converts; sums in float32 of others."""
+    a, w = a.float(), w.float()
+    if w.shape[-1] <= EXACT_PRODUCTS:
+        return F.linear(a, w)
+    pieces = zip(a.split(EXACT_PRODUCTS, -1), w.split(EXACT_PRODUCTS, -1), strict=True)
+    return functools.reduce(torch.add, (F.linear(x, y).double() for x, y in pieces)).float()

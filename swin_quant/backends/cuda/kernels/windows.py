@@ -1,0 +1,62 @@
+"""Where a row in window order lies on the map: partition, shift and their inverses as addresses."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A map of `side` x `side` tokens in windows of `window` x `window`, cyclically shifted by `shift`.
+
+    Row m in window order is token m % L of a window, row by row; the windows of a picture follow each other row by row,
+    and so do pictures. One window as large as the map, unshifted, is the order of the map itself.
+    """
+
+    side: int
+    window: int
+    shift: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """L, of one window."""
+        return self.window**2
+
+    @property
+    def count(self) -> int:
+        """Windows a picture."""
+        return (self.side // self.window) ** 2
+
+    def token_of(self, rows: Tensor) -> Tensor:
+        """The row in map order of each row in window order, any shape and integer type."""
+        y, x = self._shifted(rows)
+        y, x = (y + self.shift) % self.side, (x + self.shift) % self.side
+        return (rows // self.side**2 * self.side + y) * self.side + x
+
+    def region_of(self, rows: Tensor) -> Tensor:
+        """A number for the part of the map that a row was in before the shift: only tokens of one part are neighbours.
+
+        Of no meaning without a shift.
+        """
+        y, x = self._shifted(rows)
+        return 3 * self._band(y) + self._band(x)
+
+    def all_tokens(self, rows: int, device: torch.device) -> Tensor:
+        """int64 [rows]: `token_of` rows 0, 1, 2, ..."""
+        return self.token_of(torch.arange(rows, device=device))
+
+    def _shifted(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Line and column on the shifted map."""
+        across = self.side // self.window
+        place, token = rows // self.tokens % self.count, rows % self.tokens
+        line = place // across * self.window + token // self.window
+        return line, place % across * self.window + token % self.window
+
+    def _band(self, place: Tensor) -> Tensor:
+        return (place >= self.side - self.window).int() + (place >= self.side - self.shift).int()
+
+
+def whole_map(side: int) -> Windows:
+    """The order of the map."""
+    return Windows(side, side)
