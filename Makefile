@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all faults fuzz test-cpus lint pins clean
+.PHONY: help demo test test-all faults fuzz test-cpus lint pins dist clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -73,3 +73,10 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/__init__.py
 	$(PIP) hatchling
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	touch $@
+
+dist: $(STAMP)  ## sdist and wheel, checked, in dist/
+	$(PIP) --quiet --no-build-isolation --editable '.[release]'
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl

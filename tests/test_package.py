@@ -1,6 +1,9 @@
 import importlib.metadata
+import os
 import re
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OF_DEVELOPERS = ("dev", "docs", "release", "test-hf")
 PIN = re.compile(r'(?P<name>[\w.-]+)==[\w.]+(?P<marker> ; python_version (<|>=) "3\.11")?')
 
 
@@ -66,7 +70,7 @@ def test_what_is_pinned_with_hashes_is_what_is_pinned():
     names = {name for name, _ in pinned}
     assert {pin for pin in hashed() if pin[0] in names} <= pinned
     project = PROJECT["project"]
-    extras = [ones for extra, ones in project["optional-dependencies"].items() if extra not in ("dev", "test-hf")]
+    extras = [ones for extra, ones in project["optional-dependencies"].items() if extra not in OF_DEVELOPERS]
     wanted = {normal(requirement) for requirement in sum(extras, project["dependencies"])}
     assert wanted | {"hatchling"} <= {name for name, _ in hashed()}, "make pins"
 
@@ -90,3 +94,30 @@ def test_wheel_holds_the_configurations_where_they_are_looked_for(tmp_path, monk
 
 def test_command_is_declared():
     assert PROJECT["project"]["scripts"] == {"swin-quant": "swin_quant.cli:main"}
+
+
+def test_what_the_package_says_of_itself_is_known_to_indexes():
+    trove = pytest.importorskip("trove_classifiers")
+    project = PROJECT["project"]
+    assert set(project["classifiers"]) - trove.classifiers == set()
+    first = int(project["requires-python"].removeprefix(">=3."))
+    versions = {line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line}
+    assert f"3.{first}" in versions and not any(int(version[2:]) < first for version in versions)
+    assert project["dynamic"] == ["version"], "the version is in swin_quant/__init__.py and nowhere else"
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_gives_the_commands(tmp_path):
+    """Built, installed somewhere else, started from somewhere else: the command finds its policies."""
+    pytest.importorskip("hatchling")
+    quiet = {"cwd": ROOT, "check": True, "capture_output": True, "text": True}
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], **quiet)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"swin_quant-{swin_quant.__version__}-")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("swin_quant")]
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel]
+    subprocess.run([sys.executable, *install], **quiet)
+    command = tmp_path / "site" / "bin" / "swin-quant"
+    elsewhere = quiet | {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path / "site")}}
+    assert subprocess.run([command, "--version"], **elsewhere).stdout.strip() == swin_quant.__version__
+    assert "ft-mode1" in subprocess.run([command, "policies"], **elsewhere).stdout
