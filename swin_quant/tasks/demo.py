@@ -1,26 +1,39 @@
-"""The demo: everything from training to the accuracy-delta table on scikit-learn's handwritten digits, offline."""
+"""The demo: everything from training to the accuracy-delta table on scikit-learn's handwritten digits, offline.
 
+Float, both INT8 modes of FasterTransformer, the engines that are installed, and 4 bits, calibrated and after QAT.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from yacs.config import CfgNode
+
+from swin_quant.backends.registry import targets
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.config import find_config, load_config
 from swin_quant.data.sources import DIGITS
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
-from swin_quant.tasks.evaluate import score_model
+from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
+from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.finetune import finetune
 from swin_quant.tasks.page import pictures_at, write_page
 from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipes import load_recipe
 
 PICTURES = 360  # that the page looks at: all of val
+FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 3
 
 
-def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, world: World = World()) -> RunCard:  # noqa: B008
-    """Train, calibrate and score a micro Swin; files go to `output`. Returns the card, results included."""
+def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, world: World = World()) -> list[RunCard]:  # noqa: B008
+    """Train, calibrate, finetune, export and score a micro Swin; files go to `output`. Returns cards with results."""
     output = ensure_writable_dir(output)
     cfg = load_config(find_config(config), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
 
@@ -34,10 +47,48 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, w
 
     log.info("3. score float32, bfloat16 and both INT8 modes on pictures that training never saw")
     card = score_model(done.model, cfg, done.card, policies, world)
-    file = done.checkpoint.with_suffix(".json")
-    card.write(file)
+    card.write(card_path(done.checkpoint))
+    cards = {card_path(done.checkpoint): card}
+
+    log.info("4. four bits: calibrate, then train with the grid in place")
+    cards |= _four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
+
+    engines = [name for name, backend in targets().items() if backend.runs_its_export and backend.home == "cpu"]
+    installed = [name for name in engines if targets()[name].is_installed and not targets()[name].emulates]
+    log.info(
+        "5. export for the engines that are installed: %s", ", ".join(installed) or "none (pip extras onnx, openvino)"
+    )
+    cards |= _engines(installed, done.checkpoint, output, world)
+
     try:
-        write_page(output / "report.html", {file: card}, pictures_at(DIGITS, "val", zip_mode=False), PICTURES)
+        write_page(output / "report.html", cards, pictures_at(DIGITS, "val", zip_mode=False), PICTURES)
     except UsageError as error:
         log.info("no page: %s", error)
-    return card
+    return list(cards.values())
+
+
+def _four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world: World) -> dict[Path, RunCard]:
+    """The cards of the calibrated and of the trained checkpoint at W4A4, scored."""
+    policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)
+    done = calibrate_checkpoint(cfg, str(checkpoint), policy, CalibrationPlan(), ensure_writable_dir(folder), world)
+    start = Request(folder, start=str(done.checkpoint), overwrite=True)
+    tuned = finetune(cfg, load_recipe("digits_w4a4").having({"epochs": epochs}, "<epochs>"), start, [policy], world)
+    cards = {}
+    for file in (done.checkpoint, tuned.checkpoint):
+        subject = load_for_scoring(cfg, str(file), [], world)
+        card, baseline = compared(subject, cfg, world)
+        card = score_model(subject.model, cfg, card, subject.policies, world, baseline=baseline)
+        card.write(card_path(file))
+        cards[card_path(file)] = card
+    return cards
+
+
+def _engines(names: Sequence[str], checkpoint: Path, folder: Path, world: World) -> dict[Path, RunCard]:
+    """The cards of artifacts for each engine, scored on it."""
+    cards = {}
+    for name in names:
+        artifact, _ = export_checkpoint(checkpoint, name, ensure_writable_dir(folder / name))
+        scored = score_artifacts([artifact], Scoring([name], overrides={"DATA.DATA_PATH": DIGITS}), world)
+        write_cards(scored)
+        cards |= {card_path(one.file): one.card for one in scored}
+    return cards

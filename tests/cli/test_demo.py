@@ -1,5 +1,6 @@
 """swin-quant demo, cut short: the files that it promises and the table; `make demo` runs all of its epochs."""
 
+import importlib.util
 import json
 import re
 
@@ -25,7 +26,18 @@ def test_one_epoch(run, tmp_path):
     assert card["results"][0]["acc1"] > 20  # one epoch is better than chance
     assert card["calibration"]["pictures"] == 80 and card["calibration"]["split"] == "train"
     assert "swin_micro_digits" in done.out and "int8" in done.out
-    assert re.findall(r"^(\d)\. ", done.err, re.MULTILINE) == ["1", "2", "3"]
+    assert re.findall(r"^(\d)\. ", done.err, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+    tuned = json.loads((tmp_path / "w4a4" / "swin_micro_digits_qat.json").read_text())
+    calibrated, learned = (
+        next(one for one in json.loads((tmp_path / "w4a4" / f"swin_micro_digits_{what}.json").read_text())["results"]
+             if one["policy"] == "w4a4" and one["weights"] == weights)
+        for what, weights in (("calib", None), ("qat", "qat"))
+    )  # fmt: skip
+    assert tuned["training"]["best_epoch"] is not None and calibrated["pictures"] == learned["pictures"] == 355
+    for engine in ("onnxruntime", "openvino"):
+        scored = [json.loads(file.read_text())["results"] for file in (tmp_path / engine).glob("*.json")]
+        assert [len([one for one in results if one["engine"] == engine]) for results in scored] == [1] * len(scored)
+        assert len(scored) == (importlib.util.find_spec(engine) is not None)
 
 
 @pytest.mark.parametrize(("flags", "says"), [(["--epochs", 0], "--epochs 0"), (["--model", "resnet"], "resnet")])
