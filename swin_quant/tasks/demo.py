@@ -73,7 +73,7 @@ def _four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world:
     done = calibrate_checkpoint(cfg, str(checkpoint), policy, CalibrationPlan(), ensure_writable_dir(folder), world)
     start = Request(folder, start=str(done.checkpoint), overwrite=True)
     tuned = finetune(cfg, load_recipe("digits_w4a4").having({"epochs": epochs}, "<epochs>"), start, [policy], world)
-    cards = {}
+    cards: dict[Path, RunCard] = {}
     for file in (done.checkpoint, tuned.checkpoint):
         subject = load_for_scoring(cfg, str(file), [], world)
         card, baseline = compared(subject, cfg, world)
@@ -85,7 +85,7 @@ def _four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world:
 
 def _engines(names: Sequence[str], checkpoint: Path, folder: Path, world: World) -> dict[Path, RunCard]:
     """The cards of artifacts for each engine, scored on it."""
-    cards = {}
+    cards: dict[Path, RunCard] = {}
     for name in names:
         artifact, _ = export_checkpoint(checkpoint, name, ensure_writable_dir(folder / name))
         scored = score_artifacts([artifact], Scoring([name], overrides={"DATA.DATA_PATH": DIGITS}), world)
