@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from swin_quant.face.model import Model as Model
     from swin_quant.face.model import load as load
     from swin_quant.face.pictures import pictures as pictures
+    from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.sensitivity import sensitivity as sensitivity
     from swin_quant.face.wrapping import wrap as wrap
@@ -48,6 +49,7 @@ _FACE = {
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "analyze": ("swin_quant.face.analysis", "analyze"),
+    "plan": ("swin_quant.face.planning", "plan"),
     "calibrate": ("swin_quant.face.calibration", "calibrate"),
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),

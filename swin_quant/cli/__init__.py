@@ -28,6 +28,7 @@ COMMANDS = {
     "policies": "the built-in policies: what each is for, and who takes it",
     "nodes": "every quantizer node: state, bits, granularity, range, shape",
     "analyze": "before anything is quantized: operators, MACs, targets, shapes, precision risks, limits, replacements",
+    "plan": "what INT8 can at most give on a GPU, launch by launch of the CUDA engine: computed, without the GPU",
     "inspect": "what is in an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
     "build-engine": "exported ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
     "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",

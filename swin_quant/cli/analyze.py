@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=whole, default=1, metavar="N", help="pictures at a time (default 1)")
     parser.add_argument("--target", nargs="+", metavar="NAME", help="only these targets (default: all that are known)")
     parser.add_argument("--machine", default="t4", metavar="NAME|FILE",
-                        help="whose peaks limits are computed from: t4, a100, h100 or a YAML file")  # fmt: skip
+                        help="whose peaks limits are computed from: t4, a100, h200, ... or a YAML file")  # fmt: skip
     parser.add_argument("--replace", nargs="+", default=[], metavar="NAME",
                         help="replace these operators by equivalent ones first: roll, gather, ...")  # fmt: skip
     parser.add_argument("--check-replacements", action="store_true",

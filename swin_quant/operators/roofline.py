@@ -17,12 +17,28 @@ _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 TRACED = 4  # bytes of the float32 in which calls are traced
 OTHERS = "(other)"
 Peak = Annotated[float, within(above=0)]
+LAUNCH_US = 1.6
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What kernels must know of a GPU: compute capability (90 is 9.0), multiprocessors, float8 peak where it has one.
+
+    `launch_us`: microseconds that a launch takes at least inside a CUDA graph. LAUNCH_US is the sum of two published
+    measurements, neither on the newest GPUs: 1.1 of an addition of 1,024 numbers (pytorch issue 161104) and 0.5 from
+    one kernel to the next (3.4 a kernel of 2.9: NVIDIA, "Getting Started with CUDA Graphs", 2019).
+    """
+
+    capability: Annotated[int, within(least=70, most=200)]
+    sms: Annotated[int, within(least=1)]
+    fp8_tflops: Annotated[float | None, within(above=0)] = None
+    launch_us: Annotated[float, within(least=0)] = LAUNCH_US
 
 
 @dataclass(frozen=True)
 class Machine:
     """Peaks of a machine: floating-point operations and int8 operations a second in units of 10^12 (a MAC is two), and
-    bytes a second of its memory in units of 10^9. `source`: where they are from.
+    bytes a second of its memory in units of 10^9. `source`: where they are from. `gpu`: of one that our kernels run on.
     """
 
     description: str
@@ -31,11 +47,17 @@ class Machine:
     float_tflops: Peak
     int8_tops: Peak
     bandwidth_gbs: Peak
+    gpu: GpuFacts | None = None
 
 
 def machines() -> list[str]:
     """The names of those that come with the package."""
     return [path.stem for path in shipped_files("machines")]
+
+
+def gpus() -> list[str]:
+    """The names of those that come with the package and that our CUDA kernels can be planned for."""
+    return [name for name in machines() if load_machine(name).gpu]
 
 
 def load_machine(name_or_path: str) -> Machine:

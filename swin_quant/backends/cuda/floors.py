@@ -1,0 +1,112 @@
+"""The least time that a launch can take on a GPU, from the launch list and the GPU's peaks. Computed, never measured.
+
+A launch, or several fused into one, takes at least as long as its bytes at the bandwidth of the memory, as its
+products at the peak of their type, and as a launch itself. Every tensor counts as read or written once, whatever the
+caches hold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.base.errors import UsageError
+from swin_quant.operators.roofline import GpuFacts, Machine
+
+Group = Sequence[Launch]
+"""Launches that one kernel does the work of, in their order."""
+RESULTS = ("out", "out_quantized")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Of one kernel: bytes, operations, and the three times that it is at least, in microseconds."""
+
+    bytes: int
+    operations: int
+    memory_us: float
+    compute_us: float
+    launch_us: float
+
+    @property
+    def us(self) -> float:
+        """The largest of the three."""
+        return max(self.memory_us, self.compute_us, self.launch_us)
+
+    @property
+    def bound(self) -> str:
+        """By what it is limited: memory, products or launch."""
+        times = {"launch": self.launch_us, "products": self.compute_us, "memory": self.memory_us}
+        return max(times, key=times.__getitem__)
+
+
+def floor_of(group: Group, machine: Machine, after: Sequence[Launch] = (), fp8: bool = False) -> Floor:
+    """`after`: the launches that follow, which decide what a fused kernel has to leave in memory.
+
+    `fp8`: int8 products run at the peak of float8, for which the bytes are the same.
+    """
+    moved = bytes_of(group, after)
+    seconds = sum(launch.operations / _peak(launch.products, machine, fp8) for launch in group if launch.operations)
+    return Floor(
+        moved,
+        sum(launch.operations for launch in group),
+        moved / (machine.bandwidth_gbs * 1e3),
+        seconds * 1e6,
+        gpu_of(machine).launch_us,
+    )
+
+
+def bytes_of(group: Group, after: Sequence[Launch] = ()) -> int:
+    """To and from memory, if each tensor that comes from outside is read once, and each that is read later is written.
+
+    One launch moves its `bytes_moved`, whether or not somebody reads what it writes.
+    """
+    if len(group) == 1:
+        return group[0].bytes_moved
+    known: set[str] = set()
+    written: dict[str, TensorRef] = {}
+    moved = 0
+    for launch in group:
+        for operand in reads(launch):
+            moved += 0 if operand.name in known else operand.nbytes
+            known.add(operand.name)
+        for operand in writes(launch):
+            known.add(operand.name)
+            written[operand.name] = operand
+    return moved + sum(operand.nbytes for name, operand in written.items() if _needed(name, after))
+
+
+def writes(launch: Launch) -> list[TensorRef]:
+    """The tensors that it writes."""
+    return [operand for word, operand in launch.operands.items() if word in RESULTS]
+
+
+def reads(launch: Launch) -> list[TensorRef]:
+    """The tensors that it reads; one that it changes is also read under another word."""
+    return [operand for word, operand in launch.operands.items() if word not in RESULTS]
+
+
+def _needed(name: str, after: Sequence[Launch]) -> bool:
+    """Whether a buffer is read before it is written again."""
+    for launch in after:
+        if any(operand.name == name for operand in reads(launch)):
+            return True
+        if any(operand.name == name for operand in writes(launch)):
+            return False
+    return False
+
+
+def _peak(products: str, machine: Machine, fp8: bool) -> float:
+    """Operations a second. Products in float32 are the head's alone: they get the peak of half precision."""
+    if products != "int8":
+        return machine.float_tflops * 1e12
+    if not fp8:
+        return machine.int8_tops * 1e12
+    return (gpu_of(machine).fp8_tflops or nan) * 1e12
+
+
+def gpu_of(machine: Machine) -> GpuFacts:
+    """What kernels must know of it. UsageError for a machine that they do not run on."""
+    if machine.gpu is None:
+        raise UsageError(f"{machine.description}: is no GPU that the CUDA engine runs on: its file has no ‹gpu›")
+    return machine.gpu

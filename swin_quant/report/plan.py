@@ -1,0 +1,147 @@
+"""A plan of the CUDA engine: equal launches in one line, then what fusions would save."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swin_quant.backends.cuda.floors import Floor
+from swin_quant.backends.cuda.planning import FP16, INT8, PLANNED, CudaPlan
+from swin_quant.report.column import Column, ReportTable, field, figure
+from swin_quant.report.markdown import escaped, markdown
+from swin_quant.report.records import comma_separated, json_text
+from swin_quant.report.terminal import folded, terminal
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """Launches of one name but for the number of their block, and of one size. Sums over them."""
+
+    name: str
+    count: int
+    floors: Mapping[str, Floor]
+    us_of: Mapping[str, float]
+
+    @property
+    def gain(self) -> float:
+        return self.us_of[FP16] / self.us_of[INT8]
+
+
+@dataclass(frozen=True)
+class FusionRow:
+    """A choice of fusions in all precisions."""
+
+    name: str
+    launches: int
+    mb: float
+    us_of: Mapping[str, float]
+    saves: float
+
+    @property
+    def gain(self) -> float:
+        return self.us_of[FP16] / self.us_of[INT8]
+
+
+def plan_table(plan: CudaPlan) -> ReportTable[PlanRow]:
+    """Every launch, equal ones together, and their sum."""
+    columns: list[Column[PlanRow]] = [
+        Column("name", "launch", field("name"), fold=True),
+        figure("count", "n", field("count")),
+        figure("mb", "MB each", _of_each(lambda floor: floor.bytes / 1e6), "{:.2f}"),
+        figure("gop", "GOP each", _of_each(lambda floor: floor.operations / 1e9 or None), "{:.3f}"),
+        *(figure(f"{p}_us", f"{p} µs", _us(p), "{:.1f}") for p in plan.precisions),
+        Column("bound", "int8 bound", lambda row: row.floors[INT8].bound if row.name != ALL else None, blank=""),
+        figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
+    ]
+    remarks = [
+        f"{PLANNED}: the floors of {plan.model}, batch {plan.batch}, by the peaks of {plan.machine.description} "
+        f"({plan.machine.source})",
+        "a launch takes at least as long as its bytes (MB each, int8), its products (GOP) and a launch itself "
+        f"({plan.machine.gpu.launch_us if plan.machine.gpu else 0:g} µs in a CUDA graph); µs: of all n",
+        "at most: fp16 over int8, launch for launch; caches may hold what counts as memory here",
+    ]
+    return ReportTable(columns, plan_rows(plan), remarks, lambda row: "bold" if row.name == ALL else "")
+
+
+def fusion_table(plan: CudaPlan) -> ReportTable[FusionRow]:
+    """What each choice of fusions comes to."""
+    columns: list[Column[FusionRow]] = [
+        Column("name", "fusion", field("name"), fold=True),
+        figure("launches", "launches", field("launches")),
+        figure("mb", "int8 MB", field("mb"), "{:.0f}"),
+        *(figure(f"{p}_us", f"{p} µs", _us_fused(p), "{:.0f}") for p in plan.precisions),
+        figure("saves", "int8 saves", field("saves"), "{:.0%}"),
+        figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
+    ]
+    return ReportTable(columns, fusion_rows(plan), [f"{PLANNED}; saves: of the sum of floors as executed"])
+
+
+def plan_rows(plan: CudaPlan) -> list[PlanRow]:
+    """Equal launches together, in the order of the first; the sum last."""
+    found: dict[tuple[str, int], list[Mapping[str, Floor]]] = {}
+    for launch in plan.launches:
+        name = re.sub(r"blocks\.\d+", "blocks.*", launch.name)
+        found.setdefault((name, launch.floors[INT8].bytes), []).append(launch.floors)
+    rows = [PlanRow(name, len(same), same[0], _sums(plan, same)) for (name, _), same in found.items()]
+    return [*rows, PlanRow(ALL, len(plan.launches), {}, {p: plan.us(p) for p in plan.precisions})]
+
+
+def fusion_rows(plan: CudaPlan) -> list[FusionRow]:
+    """One for each choice."""
+    rows = []
+    for same in zip(*plan.fusions.values(), strict=True):
+        us = {p: one.us for p, one in zip(plan.precisions, same, strict=True)}
+        rows.append(FusionRow(same[0].name, same[0].launches, same[0].bytes / 1e6, us, 1 - us[INT8] / plan.us(INT8)))
+    return rows
+
+
+def plan_text(plan: CudaPlan, width: int, color: bool = False) -> str:
+    """For a terminal of `width` columns."""
+    head = "\n".join(folded(headline(plan), width))
+    return f"{head}\n\n{terminal(plan_table(plan), width, color)}\n{terminal(fusion_table(plan), width, color)}"
+
+
+def headline(plan: CudaPlan) -> str:
+    """The plan in a line."""
+    ms = ", ".join(f"{p} {plan.us(p) / 1e3:.3f} ms" for p in plan.precisions)
+    return (
+        f"{PLANNED}: {plan.model}, batch {plan.batch}, {len(plan.launches)} launches: at least {ms}; "
+        f"int8 at most {plan.gain:.2f} x fp16"
+    )
+
+
+def plan_markdown(plan: CudaPlan, level: int = 1) -> str:
+    """Both tables."""
+    return (
+        f"{'#' * level} {escaped(plan.model)}, batch {plan.batch}\n\n{escaped(headline(plan))}.\n\n"
+        f"{markdown(plan_table(plan))}\n{markdown(fusion_table(plan))}"
+    )
+
+
+def _as_csv(plan: CudaPlan) -> str:
+    table = plan_table(plan)
+    return comma_separated(table.columns, table.rows)
+
+
+def _as_json(plan: CudaPlan) -> str:
+    return json_text(plan.to_dict())
+
+
+FILES: dict[str, Callable[[CudaPlan], str]] = {"plan.md": plan_markdown, "plan.csv": _as_csv, "plan.json": _as_json}
+
+
+def _sums(plan: CudaPlan, same: Sequence[Mapping[str, Floor]]) -> dict[str, float]:
+    return {p: sum(floors[p].us for floors in same) for p in plan.precisions}
+
+
+def _of_each(value: Callable[[Floor], float | None]) -> Callable[[PlanRow], float | None]:
+    return lambda row: value(row.floors[INT8]) if row.floors else None
+
+
+def _us(precision: str) -> Callable[[PlanRow], float]:
+    return lambda row: row.us_of[precision]
+
+
+def _us_fused(precision: str) -> Callable[[FusionRow], float]:
+    return lambda row: row.us_of[precision]

@@ -1,0 +1,99 @@
+"""Floors and fusions by hand; operations beside those that a trace of the model counts."""
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.floors import bytes_of, floor_of
+from swin_quant.backends.cuda.fusions import CHOICES, fused
+from swin_quant.backends.cuda.planning import cuda_plan
+from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.base.errors import UsageError
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
+from swin_quant.models import build_model
+from swin_quant.operators.roofline import GpuFacts, Machine, load_machine
+from swin_quant.operators.trace import trace
+
+GPU = Machine("by hand", "here", "float16", 1.0, 4.0, 1.0, GpuFacts(90, 2, fp8_tflops=2.0, launch_us=1.0))
+
+
+def buffer(name, nbytes):
+    return TensorRef(name, torch.int8, (nbytes // 100, 100))
+
+
+X, Y, Z = buffer("x", 3000), buffer("y", 500), buffer("z", 200)
+W = TensorRef("w", torch.int8, (100,), packed=True)
+FIRST = Launch("gemm", "a", {"a": X, "w": W, "out": Y}, 8_000_000, "int8")
+SECOND = Launch("gemm", "b", {"a": Y, "residual": X, "out": X}, 1_000_000, "float16")
+THIRD = Launch("norm", "c", {"x": X, "out": Z})
+
+
+def test_a_launch_takes_the_longest_of_bytes_products_and_launching():
+    first, second, third = (floor_of([one], GPU) for one in (FIRST, SECOND, THIRD))
+    assert (first.bytes, first.memory_us, first.compute_us) == (3600, pytest.approx(3.6), pytest.approx(2.0))
+    assert (first.us, first.bound) == (pytest.approx(3.6), "memory")
+    assert second.compute_us == pytest.approx(1.0) and third.compute_us == 0
+    small = floor_of([Launch("norm", "d", {"x": Z, "out": Z})], GPU)
+    assert (small.us, small.bound) == (1.0, "launch")
+    fast = floor_of([FIRST], GPU, fp8=True)
+    assert (fast.compute_us, fast.bound) == (pytest.approx(4.0), "products")
+
+
+@pytest.mark.parametrize(
+    "group, after, moved",
+    [
+        ([FIRST, SECOND], [THIRD], 3000 + 100 + 3000),  # y stays on the chip, x is read once, and written for c
+        ([FIRST, SECOND], [], 3000 + 100),
+        ([FIRST, SECOND], [SECOND], 3000 + 100 + 500 + 3000),  # y is read once more
+        ([SECOND, THIRD], [], 500 + 3000),  # what c reads is there already
+        ([FIRST], [], 3600),
+    ],
+)
+def test_fused_launches_move_what_comes_from_outside_and_what_is_read_later(group, after, moved):
+    assert bytes_of(group, after) == moved
+
+
+def plan(name, machine=GPU, batch=2):
+    return cuda_plan(load_config(find_config(name)), machine, batch)
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_operations_are_those_of_the_model(tiny_config, kind):
+    """A trace of the model itself counts them, but for those of V2's bias, which are done once and for all."""
+    cfg = tiny_config(kind, EMBED_DIM=64)
+    with torch.device("meta"):
+        model = build_model(cfg).eval()
+    calls = trace(model, (2, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    macs = sum(call.macs for call in calls if "cpb_mlp" not in call.module)
+    planned = cuda_plan(cfg, GPU, 2)
+    assert sum(one.floors["int8"].operations for one in planned.launches) == 2 * macs > 0
+
+
+def test_int8_and_fp16_are_planned_side_by_side():
+    found = plan("swin_tiny_patch4_window7_224")
+    assert found.precisions == ("int8", "fp16", "fp8")
+    assert 1 < found.gain < 4  # products have 4 times the peak on this machine, bytes are halved at most
+    assert all(one.floors["int8"].us <= one.floors["fp16"].us for one in found.launches)
+    attention = [one for one in found.launches if one.op == "attention"]
+    assert len(attention) == 12 and attention[0].floors["int8"].operations == 4 * 2 * 3136 * 49 * 96
+
+
+@pytest.mark.parametrize(
+    "name, executed, fewest", [("swin_tiny_patch4_window7_224", 7, 4), ("swinv2_tiny_patch4_window8_256", 8, 4)]
+)
+def test_all_fusions_leave_four_launches_a_block_where_the_mlp_fits(name, executed, fewest):
+    found = plan(name)
+    as_executed, *others = found.fusions["int8"]
+    assert as_executed.us == pytest.approx(found.us("int8")) and as_executed.launches == len(found.launches)
+    assert all(one.us < as_executed.us and one.bytes < as_executed.bytes for one in others)
+    first = [one for one in found.launches if one.name.startswith("layers.0.blocks.0.")]
+    assert len(first) == executed
+    launches = [Launch(one.op, one.name, {"a": X, "out": Y}) for one in first]
+    assert len(list(fused(launches, CHOICES["all but attention with proj"]))) == fewest
+
+
+def test_what_cannot_be_planned_is_one_line():
+    with pytest.raises(UsageError, match="T4.* is no GPU that the CUDA engine runs on"):
+        plan("swin_tiny_patch4_window7_224", load_machine("t4"))
+    with pytest.raises(UsageError, match="‹?batch›? 0: must be from 1"):
+        plan("swin_tiny_patch4_window7_224", batch=0)

@@ -1,0 +1,47 @@
+"""swin-quant plan: its table, its files, and what it refuses."""
+
+import json
+
+import pytest
+
+import swin_quant as sq
+
+
+def test_the_table_says_that_it_was_planned_and_adds_up(run, micro, tmp_path):
+    done = run("plan", "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "a100", "--batch", "8", "--output", tmp_path)
+    assert done.code == 0, done
+    assert done.out.startswith("planned, not measured: swin_tiny_patch4_window7_224, batch 8") and "fp8" not in done.out
+    assert "layers.2.blocks.*.mlp.fc1" in done.out and "norm1 into qkv" in done.out
+    assert max(map(len, done.out.splitlines())) <= 100
+    found = json.loads((tmp_path / "plan.json").read_text())
+    for precision in ("int8", "fp16"):
+        parts = sum(one["floors"][precision]["us"] for one in found["launches"])
+        assert found["us"][precision] == pytest.approx(parts) and parts > 0
+    assert found["status"] == "planned, not measured"
+    assert "| all |" in (tmp_path / "plan.md").read_text() and (tmp_path / "plan.csv").read_text().count("\n") > 20
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_checkpoint_as_json(run, micro, kind):
+    done = run("plan", micro / f"{kind}.pth", "--cfg", micro / f"{kind}.yaml", "--batch", "1", "--json")
+    found = json.loads(done.out)
+    assert found["batch"] == 1 and found["int8 at most"] >= 1 and found["machine"]["gpu"]["capability"] == 90
+
+
+def test_from_python(micro):
+    found = sq.plan(sq.load(micro / "swin.pth", micro / "swin.yaml"), gpu="l4", batch=4)
+    assert (
+        "planned, not measured" in str(found) and found.to_dict()["us"]["fp8"] > 0 and "<table" in found._repr_html_()
+    )
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--gpu", "h300"], "no machine 'h300': give a10"),
+        (["--gpu", "t4"], "is no GPU that the CUDA engine runs on"),
+        (["--batch", "0"], "--batch 0: must be from 1 to 4096"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, said):
+    assert said in run("plan", "--cfg", "swin_tiny_patch4_window7_224", *words).error(2)
