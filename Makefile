@@ -23,8 +23,8 @@ help:  ## show this list
 demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits (results in out/demo)
 	$(BIN)/swin-quant demo --output out/demo
 
-test: lint  ## lint, then every test but the slow ones: a few minutes
-	$(PYTEST) -m "not slow"
+test: lint  ## lint, then every test but slow ones: a few minutes
+	$(PYTEST) -m "not slow and not kernels"
 
 test-all: lint  ## lint, then every test: what CI runs
 	$(PYTEST)

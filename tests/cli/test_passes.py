@@ -37,6 +37,7 @@ def without_seconds(card):
     return [{**one, "seconds": 0} for one in card["calibration"]["passes"]]
 
 
+@pytest.mark.slow
 def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flags, planted, card_of, tmp_path):
     flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1", "--output"]
     done = run("calibrate", *flags, tmp_path / "on")

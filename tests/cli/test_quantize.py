@@ -43,6 +43,7 @@ def made(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "out") / "swin_micro_int8_onnxruntime.json"
 
 
+@pytest.mark.slow
 def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
     card = json.loads(made.read_text())
     assert [record["passed"] for record in card["verification"]] == [True, None]

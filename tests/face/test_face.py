@@ -144,6 +144,7 @@ def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
     assert "policy onnxruntime" in repr(again)
 
 
+@pytest.mark.slow
 def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, val, pictures, tmp_path):
     pytest.importorskip("onnxruntime")
     exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)

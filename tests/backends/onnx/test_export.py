@@ -131,6 +131,7 @@ def test_narrow_weights_keep_to_127(calibrated, tmp_path):
     assert min(v.min() for v in values if v.dtype == np.int8) == -127
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("bits", [7, 4])
 def test_weights_of_fewer_bits_lie_in_int8_on_their_own_grid(bits, calibrated, run, images, sqnr, tmp_path):
     model, card = calibrated("swin")

@@ -28,6 +28,7 @@ def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, ass
         torch.testing.assert_close(floats, model(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("rewrites", STEPS, ids=lambda names: "+".join(sorted(names)))
 def test_onnx_runtime_computes_the_same(rewrites, exported, run, images, assert_quantized_alike):
     assert_quantized_alike(run(exported("swin", rewrites=rewrites).file, images)["logits"], "swin")
@@ -68,6 +69,7 @@ def test_fewer_operators(kind, graph, count):
     assert count(graph(kind, rewrites=frozenset(REWRITES)))["Gather"] == 2
 
 
+@pytest.mark.slow
 @KINDS
 def test_norms_gelus_and_softmaxes_stay_single(kind, graph, count):
     found = count(graph(kind))

@@ -36,6 +36,7 @@ def test_pairs_are_of_uint8_around_the_zero_point_of_the_node(kind, graph, calib
     assert softmax == {0} and all(0 < zero < 128 for zero in gelu) and gelu
 
 
+@pytest.mark.kernels
 @KINDS
 def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
     """Each pair of the file, run alone by ONNX Runtime, gives what the node gives, to the bit."""
@@ -63,6 +64,7 @@ def _alone(pair):
     return (first.op_type, ["images", *first.input[1:]], ["q"]), (second.op_type, ["q", *first.input[1:]], ["y"])
 
 
+@pytest.mark.kernels
 @KINDS
 @pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_ALL"])
 def test_onnx_runtime_agrees(kind, level, exported, run, images, assert_quantized_alike, exact_on):
@@ -77,6 +79,7 @@ def test_onnx_runtime_can_avoid_saturation(kind, exported, run, images, assert_q
     assert_quantized_alike(run(exported(kind, POLICY).file, images, "ENABLE_ALL", precise)["logits"], kind, POLICY)
 
 
+@pytest.mark.kernels
 @KINDS
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alike, exact_on):
@@ -106,6 +109,7 @@ def test_both_ends_of_the_opsets(opset, exported, run, images, assert_quantized_
     assert_quantized_alike(run(exported("swin", POLICY, opset=opset).file, images)["logits"], "swin", POLICY)
 
 
+@pytest.mark.kernels
 def test_a_float16_body_has_uint8_pairs_too(graph):
     found = graph("swin", POLICY, float_type="float16")
     tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in found.initializer}
@@ -113,6 +117,7 @@ def test_a_float16_body_has_uint8_pairs_too(graph):
     assert zeros == {np.dtype(np.uint8), np.dtype(np.int8)}
 
 
+@pytest.mark.kernels
 def test_the_saturation_safe_way_holds(calibrated, tmp_path):
     """Weights of 7 bits beside activations up to 255: 2 * 255 * 64 fits 16 bits, whatever the zero point."""
     model, card = calibrated("swin", "cpu")
