@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swin_quant.face.exporting import Exported as Exported
     from swin_quant.face.exporting import artifact as artifact
     from swin_quant.face.exporting import export as export
+    from swin_quant.face.exporting import package as package
     from swin_quant.face.model import Model as Model
     from swin_quant.face.model import load as load
     from swin_quant.face.pictures import pictures as pictures
@@ -62,6 +63,7 @@ _FACE = {
     "Alignment": ("swin_quant.face.alignment", "Alignment"),
     "predict": ("swin_quant.face.checking", "predict"),
     "artifact": ("swin_quant.face.exporting", "artifact"),
+    "package": ("swin_quant.face.exporting", "package"),
     "Exported": ("swin_quant.face.exporting", "Exported"),
     "doctor": ("swin_quant.tasks.doctor", "doctor"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),

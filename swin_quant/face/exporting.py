@@ -15,6 +15,8 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.report.column import Value
 from swin_quant.report.html import html_facts
+from swin_quant.ship.repository import Serving
+from swin_quant.tasks import package as packages
 from swin_quant.tasks.deployed import load_engines, names_of_engines
 from swin_quant.tasks.export import export_checkpoint, export_module
 
@@ -92,3 +94,13 @@ def export(
 def artifact(file: str | Path) -> Exported:
     """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed."""
     return Exported(open_artifact(file))
+
+
+def package(exported: Exported, folder: str | Path, *, labels: str | None = None, overwrite: bool = False,
+            max_batch: int = 32, delay_us: int = 2000, instances: int = 1) -> Path:  # fmt: skip
+    """Write a folder that runs an ONNX artifact without torch and without this package (docs/shipping.md).
+
+    `labels`: a file of class names. `max_batch`, `delay_us` and `instances` are for model servers.
+    """
+    how = packages.Packaging(labels, overwrite, Serving(max_batch, delay_us, instances))
+    return packages.package(exported.artifact, folder, how)

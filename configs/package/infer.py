@@ -1,0 +1,87 @@
+"""Run this package's model on pictures, with ONNX Runtime or OpenVINO; numpy and Pillow are all else that it needs."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from preprocess import preprocess
+
+HERE = Path(__file__).resolve().parent
+ABOUT = json.loads((HERE / "package.json").read_text())
+LABELS = (HERE / ABOUT["labels"]).read_text(encoding="utf-8").splitlines() if ABOUT["labels"] else []
+MODEL, INPUT, OUTPUT = str(HERE / ABOUT["model"]), ABOUT["input"]["name"], ABOUT["outputs"][0]["name"]
+
+
+def onnxruntime(threads):
+    """A function from one batch to logits (or an embedding)."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads or 0
+    # Of a linear with a fixed batch this fusion makes a float product, which the int8 fusions then leave alone.
+    skipped = ["MatMulAddFusion"] if ABOUT["quantized"] else []
+    session = onnxruntime.InferenceSession(
+        MODEL, settings, providers=["CPUExecutionProvider"], disabled_optimizers=skipped
+    )
+    return lambda batch: session.run([OUTPUT], {INPUT: batch})[0]
+
+
+def openvino(threads):
+    """The same; what is not int8 runs in float32, where OpenVINO's own choice is bfloat16 on many CPUs."""
+    import openvino
+
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    settings |= {"INFERENCE_NUM_THREADS": threads} if threads else {}
+    model = openvino.Core().read_model(MODEL)
+    model.reshape([ABOUT["batch"] or 1, *ABOUT["input"]["shape"]])
+    compiled = openvino.compile_model(model, "CPU", settings)
+    return lambda batch: compiled([batch])[OUTPUT].copy()
+
+
+ENGINES = {"onnxruntime": onnxruntime, "openvino": openvino}
+
+
+def infer(run, files):
+    """The outputs of each picture, float32 [N, classes]; a fixed batch is filled up with zeros."""
+    size = ABOUT["batch"] or 1
+    rows = []
+    for start in range(0, len(files), size):
+        batch = np.stack([preprocess(file) for file in files[start : start + size]])
+        padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), batch.dtype)])
+        rows.append(np.asarray(run(padded))[: len(batch)])
+    return np.concatenate(rows).astype(np.float32)
+
+
+def best(logits, count):
+    """The most probable classes: [(probability, index, name)], best first."""
+    exponents = np.exp(logits.astype(np.float64) - logits.max())
+    shares = exponents / exponents.sum()
+    return [(float(shares[i]), int(i), LABELS[i] if LABELS else str(i)) for i in np.argsort(-shares)[:count]]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pictures", nargs="+", metavar="PICTURE")
+    installed = [name for name in ENGINES if importlib.util.find_spec(name)]
+    parser.add_argument("--engine", choices=tuple(ENGINES), default=(installed or ["onnxruntime"])[0])
+    parser.add_argument("--top", type=int, default=5, help="classes a picture")
+    parser.add_argument("--threads", type=int, help="of the engine")
+    parser.add_argument("--save", metavar="FILE", help="write the outputs to FILE.npy")
+    args = parser.parse_args()
+    outputs = infer(ENGINES[args.engine](args.threads), args.pictures)
+    if args.save:
+        np.save(args.save, outputs)
+    if OUTPUT != "logits":
+        print(f"{OUTPUT} {list(outputs.shape)}" + ("" if args.save else ": --save writes it to a file"))
+        return
+    for file, logits in zip(args.pictures, outputs, strict=True):
+        print(f"{file}: " + ", ".join(f"{name} {share:.1%}" for share, _, name in best(logits, args.top)))
+
+
+if __name__ == "__main__":
+    main()

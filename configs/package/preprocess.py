@@ -1,0 +1,48 @@
+"""Pictures as this model takes them, in numpy and Pillow alone; to the bit what it was scored with.
+
+python preprocess.py cat.jpg input.bin writes one as raw numbers, for programs in other languages.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SETTINGS = json.loads(Path(__file__).with_name("preprocess.json").read_text())
+
+
+def preprocess(file, settings=SETTINGS):
+    """The array of one picture: float32 [3, H, W], or uint8 [H, W, 3] for a model that normalises on its own."""
+    picture = resized(rgb(Image.open(file)), settings)
+    if settings["type"] == "uint8":
+        return np.array(picture)
+    scaled = np.asarray(picture, np.float32) / np.float32(255)
+    normal = (scaled - np.float32(settings["mean"])) / np.float32(settings["std"])
+    return np.ascontiguousarray(normal.transpose(2, 0, 1)).astype(settings["type"])
+
+
+def rgb(image):
+    """Eight bits a channel; of 16-bit greyscale all of them count, where Pillow's own conversion clips to white."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray(((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def resized(image, settings):
+    """The shorter side to `resize`, then `crop` out of the centre; or both sides to `resize` where that is a pair."""
+    method, target = Image.Resampling[settings["interpolation"].upper()], settings["resize"]
+    if isinstance(target, int):
+        short, long = sorted(image.size)
+        longer = int(target * long / short)
+        target = (target, longer) if image.width <= image.height else (longer, target)
+    image = image.resize(tuple(target), method)
+    if side := settings["crop"]:
+        left, top = (int(round((length - side) / 2)) for length in image.size)
+        image = image.crop((left, top, left + side, top + side))
+    return image
+
+
+if __name__ == "__main__":
+    preprocess(sys.argv[1]).tofile(sys.argv[2])

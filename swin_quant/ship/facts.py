@@ -1,0 +1,126 @@
+"""What a package says of its model: what goes in, what comes out, how pictures are prepared; all as data."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
+from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import library
+from swin_quant.cards.paths import card_path
+from swin_quant.config.outputs import LOGITS
+from swin_quant.data.preprocess import SHORTER, SQUARE, Preprocess
+
+SCHEMA = "swin-quant/package/1"
+MODEL = "model.onnx"  # what Triton looks for, and OpenVINO Model Server takes
+VERSION = 1  # of the model in a repository
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the graph: numpy's name of its type, its sizes behind the batch."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "type": self.type, "shape": list(self.shape)}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is written into a package. `name` is fit for a folder and a URL; `batch` None is any."""
+
+    name: str
+    artifact: Artifact
+    file: OnnxFile
+    preprocess: Preprocess
+    input: Port
+    outputs: tuple[Port, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def batch(self) -> int | None:
+        return self.file.batch
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the file was exported for a GPU."""
+        return self.artifact.record["options"].get("target") == "tensorrt"
+
+    @property
+    def folder(self) -> str:
+        """The model's folder in the repository, from the package's."""
+        return f"models/{self.name}"
+
+    @property
+    def model(self) -> str:
+        return f"{self.folder}/{VERSION}/{MODEL}"
+
+    def preprocessing(self) -> dict[str, Any]:
+        """All steps from a picture to the input, as the reference implementation reads them."""
+        p = self.preprocess
+        return {
+            "resize": int(p.size / p.crop_ratio) if p.crop else [p.size, p.size],
+            "crop": p.size if p.crop else None,
+            "interpolation": p.interpolation,
+            "colours": "RGB",
+            "scale": 255,
+            "mean": list(p.mean),
+            "std": list(p.std),
+            "layout": "NCHW",
+            "type": self.input.type,
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """package.json, less the hashes of the files."""
+        record = self.artifact.record
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "model": self.model,
+            "precision": record["precision"],
+            "policy": self.artifact.card.policy["name"] if self.artifact.card.policy else None,
+            "quantized": self.file.quantizers > 0,
+            "batch": self.batch,
+            "input": self.input.to_dict(),
+            "outputs": [port.to_dict() for port in self.outputs],
+            "labels": f"{self.folder}/labels.txt" if self.labels else None,
+        }
+
+
+def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> Facts:
+    """What there is to say of an ONNX artifact; `labels`: names of its classes, none where it has none.
+
+    UsageError for another kind of artifact, for one of maps, and for preprocessing that gives pictures of any size.
+    """
+    kind = artifact.record["backend"]
+    if kind != "onnx":
+        raise UsageError(f"{artifact.file}: is of {kind}: only ONNX files are packaged: export with ‹backend› onnx")
+    file = verified(artifact)
+    preprocess = Preprocess.from_dict(artifact.card.preprocess)
+    if file.image_size is None or preprocess.shape != SQUARE:
+        what = "resizes only the shorter side" if preprocess.shape == SHORTER else "takes pictures of any size"
+        raise UsageError(f"{card_path(artifact.file)}: {what}: only classifiers and embeddings are packaged")
+    graph = read_model(file.path).graph
+    (picture,) = [_port(value) for value in graph.input if value.name == file.input]
+    outputs = tuple(_port(value) for value in graph.output)
+    named = tuple(labels) if file.outputs == (LOGITS,) else ()
+    return Facts(_fit(artifact.card.name), artifact, file, preprocess, picture, outputs, named)
+
+
+def _port(value: Any) -> Port:
+    onnx = library("onnx", "onnx")
+    kind = value.type.tensor_type
+    shape = tuple(size.dim_value for size in kind.shape.dim)[1:]
+    if not all(shape):
+        raise UsageError(f"output {value.name!r:.60} has sizes of its own for each picture: cannot be packaged")
+    return Port(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape)
+
+
+def _fit(name: str) -> str:
+    """A name as folders, URLs and Triton take it."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".-") or "model"

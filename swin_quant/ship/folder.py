@@ -1,0 +1,96 @@
+"""A package on the disk: the whole folder or none, and never somebody else's."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import swin_quant
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import ensure_writable_dir, finite, read_json, reason, sha256_of
+from swin_quant.base.shipped import configs_dir
+from swin_quant.ship.facts import SCHEMA, Facts
+from swin_quant.ship.repository import Serving, kserve, openvino_model_server, triton
+from swin_quant.ship.texts import readme, requirements
+
+MANIFEST = "package.json"
+_NOT_COPIED = ("__pycache__", "*.template.*")
+
+
+def write_package(facts: Facts, serving: Serving, folder: str | Path, overwrite: bool = False) -> Path:
+    """Write the package into `folder`, which must not exist, be empty or, with `overwrite`, be a package.
+
+    It is written beside it under another name, and takes its own when it is complete; whatever interrupts, what was
+    there before stays. SwinQuantError for a disk that fails, or a model that was replaced meanwhile.
+    """
+    target = Path(os.path.abspath(folder))
+    check_place(target, overwrite)
+    ensure_writable_dir(target.parent)
+    made, old = (target.with_name(f".{target.name}.{secrets.token_hex(8)}.{word}") for word in ("tmp", "old"))
+    try:
+        made.mkdir()
+        _fill(made, facts, serving)
+        if target.exists():
+            target.rename(old)
+        try:
+            made.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+    except OSError as error:
+        raise SwinQuantError(f"{folder}: the package cannot be written: {reason(error)}") from error
+    finally:
+        for left in (made, old):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left)
+    return Path(folder)
+
+
+def check_place(folder: Path, overwrite: bool) -> None:
+    """UsageError where a package must not be written: over what is there, unless that is one and `overwrite` is set."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir() or folder.is_symlink():
+        raise UsageError(f"{folder}: is no folder: give ‹output› another name")
+    if not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise UsageError(f"{folder}: is there already: give ‹output› another name, or ‹overwrite› to replace a package")
+    manifest = folder / MANIFEST
+    if not manifest.is_file() or read_json(manifest, "package's manifest").get("schema") != SCHEMA:
+        raise UsageError(f"{folder}: holds something else than a package, which is not overwritten: give another name")
+
+
+def _fill(folder: Path, facts: Facts, serving: Serving) -> None:
+    model, record = folder / facts.model, facts.artifact.record
+    model.parent.mkdir(parents=True)
+    shutil.copyfile(facts.artifact.file, model)
+    for other in record["others"]:
+        shutil.copyfile(facts.artifact.file.with_name(other["file"]), model.with_name(other["file"]))
+    copied = {model: record["sha256"]} | {model.with_name(one["file"]): one["sha256"] for one in record["others"]}
+    if changed := [copy.name for copy, sha256 in copied.items() if sha256_of(copy) != sha256]:
+        raise SwinQuantError(f"{facts.artifact.file}: {changed[0]} was replaced while it was packaged: try again")
+    shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    texts = {
+        "preprocess.json": _json(facts.preprocessing()),
+        "card.json": _json(facts.artifact.card.to_dict()),
+        "README.md": readme(facts, swin_quant.__version__),
+        "requirements.txt": requirements(facts),
+        f"{facts.folder}/config.pbtxt": triton(facts, serving),
+        "ovms.json": openvino_model_server(facts, serving),
+        "kserve.yaml": kserve(facts, serving),
+    }
+    if facts.labels:
+        texts[f"{facts.folder}/labels.txt"] = "".join(f"{label}\n" for label in facts.labels)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+    (folder / MANIFEST).write_text(_json({**facts.manifest(), "files": hashes}))
+
+
+def _json(content: object) -> str:
+    return json.dumps(finite(content), indent=2) + "\n"

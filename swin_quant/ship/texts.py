@@ -1,0 +1,44 @@
+"""The words of a package that depend on its model: README.md, and what infer.py needs."""
+
+from string import Template
+
+from swin_quant.base.shipped import configs_dir
+from swin_quant.config.outputs import LOGITS
+from swin_quant.ship.facts import Facts, Port
+
+_BATCHING = """\
+Triton merges waiting requests into batches. OpenVINO Model Server does not: it runs several side by side, each of any
+number of pictures.
+"""
+_FIXED = "The file is for batches of {batch} alone, so that no server can merge requests: export it for any batch.\n"
+
+
+def readme(facts: Facts, version: str) -> str:
+    """README.md, of `version` of swin-quant."""
+    about, output = facts.manifest(), facts.outputs[0].name
+    policy = f", policy {about['policy']}" if about["policy"] else ""
+    classifies = output == LOGITS
+    template = Template((configs_dir() / "package" / "README.template.md").read_text(encoding="utf-8"))
+    return template.substitute(
+        name=facts.name,
+        version=version,
+        what=f"A model in {about['precision']}{policy}" + ("" if classifies else f", which gives an {output}"),
+        model=facts.model,
+        input=_described(facts, facts.input),
+        outputs=", ".join(_described(facts, port) for port in facts.outputs),
+        answers="classes with names" if facts.labels else "classes" if classifies else f"an {output}",
+        labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if facts.labels else "",
+        input_name=facts.input.name,
+        batching=_BATCHING if facts.batch is None else _FIXED.format(batch=facts.batch),
+    )
+
+
+def _described(facts: Facts, port: Port) -> str:
+    sizes = ", ".join([str(facts.batch or "batch"), *map(str, port.shape)])
+    return f"`{port.name}`, {port.type} [{sizes}]"
+
+
+def requirements(facts: Facts) -> str:
+    """What infer.py needs, with the engine that the file was exported for."""
+    target = facts.artifact.record["options"].get("target")
+    return f"numpy\npillow\n{'openvino' if target == 'openvino' else 'onnxruntime'}\n"

@@ -1,0 +1,309 @@
+"""swin-quant package: a folder that runs where neither torch nor this package can be imported."""
+
+import errno
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.cli import main
+from swin_quant.config import load_config
+from swin_quant.config.portable import portable_config
+from swin_quant.data.named import NamedPictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.options import EngineOptions
+from swin_quant.tasks.deployed import load_engines
+
+FORBIDDEN = "torch", "swin_quant", "timm", "onnx"
+ALONE = f"""
+import importlib.abc, runpy, sys
+class Refusing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {FORBIDDEN}:
+            raise ImportError(name + " is not there")
+sys.meta_path.insert(0, Refusing())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory, micro) -> Path:
+    """A small ONNX classifier of 32 x 32 pictures, any batch, with names of its classes in the file."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    weights = {"matrix": random.standard_normal((48, 3)), "bias": random.standard_normal(3)}
+    nodes = [
+        helper.make_node("AveragePool", ["images"], ["means"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Flatten", ["means"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "matrix", "bias"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "means",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 32, 32])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["cat", "dog", "red fox"]))
+    file = tmp_path_factory.mktemp("exported") / "means.onnx"
+    onnx.save(model, file)
+    cfg = load_config(micro / "swin.yaml")
+    card = RunCard("swin micro", portable_config(cfg), Preprocess.from_config(cfg).to_dict())
+    finish_artifact(file, card, "onnx", "float32", {})
+    return file
+
+
+@pytest.fixture(scope="session")
+def packaged(tmp_path_factory, exported) -> Path:
+    folder = tmp_path_factory.mktemp("packaged") / "package"
+    assert main(["package", str(exported), "--output", str(folder), "--quiet"]) == 0
+    return folder
+
+
+def alone(*words):
+    """A script in a process of its own, which starts with an empty path and may import none of FORBIDDEN."""
+    command = [sys.executable, "-c", ALONE, *map(str, words)]
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd="/")
+
+
+def expected(artifact, engine, files):
+    """Logits of our own engine on our own preprocessing, a picture at a time as infer.py does."""
+    opened = open_artifact(artifact)
+    (engine,) = load_engines(opened, [engine], EngineOptions(threads=1)).values()
+    transform = Preprocess.from_dict(opened.card.preprocess)
+    pictures = NamedPictures(list(map(str, files)))
+    return np.concatenate([engine(transform(pictures.read(i))[None]).numpy() for i in range(len(files))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pictures, tmp_path, engine):
+    """Of an int8 Swin, bit by bit."""
+    pytest.importorskip(engine)
+    exported, packaged = _exports.onnx, tmp_path / "package"
+    (tmp_path / "names.txt").write_text("cat\ndog\nred fox\n")
+    assert run("package", exported, "--labels", tmp_path / "names.txt", "--output", packaged).code == 0
+    files = sorted((pictures / "val").rglob("*.png"))[:3]
+    done = alone(packaged / "infer.py", *files, "--engine", engine, "--threads", 1, "--save", tmp_path / "out.npy")
+    assert done.returncode == 0, done.stderr
+    ours = expected(exported, engine, files)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), ours)
+    lines = done.stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines] == list(map(str, files))
+    names = ("cat", "dog", "red fox")
+    best = [line.split(": ")[1].split("%")[0].rsplit(" ", 1)[0] for line in lines]
+    assert best == [names[row.argmax()] for row in ours]
+
+
+def test_what_is_in_it(packaged, exported):
+    about = json.loads((packaged / "package.json").read_text())
+    files = {path.relative_to(packaged).as_posix() for path in packaged.rglob("*") if path.is_file()}
+    assert files == set(about["files"]) | {"package.json"}
+    assert all(sha256_of(packaged / name) == sha256 for name, sha256 in about["files"].items())
+    assert about["model"] == "models/swin_micro/1/model.onnx"
+    assert (packaged / about["model"]).read_bytes() == exported.read_bytes()
+    assert (packaged / about["labels"]).read_text() == "cat\ndog\nred fox\n"
+    assert json.loads((packaged / "card.json").read_text())["artifact"]["sha256"] == sha256_of(exported)
+    assert "${" not in (packaged / "README.md").read_text()
+    assert json.loads((packaged / "preprocess.json").read_text()) == {
+        "resize": [32, 32], "crop": None, "interpolation": "bicubic", "colours": "RGB", "scale": 255,
+        "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "layout": "NCHW", "type": "float32",
+    }  # fmt: skip
+
+
+def test_a_folder_that_is_there_is_left_alone(run, packaged, exported, tmp_path, snapshot):
+    before = snapshot(packaged)
+    line = run("package", exported, "--output", packaged).error(2)
+    assert "is there already" in line and "--overwrite" in line
+    assert snapshot(packaged) == before
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years")
+    assert "something else than a package" in run("package", exported, "--output", precious, "--overwrite").error(2)
+    assert snapshot(precious) == {"thesis.txt": b"years"}
+    assert "is no folder" in run("package", exported, "--output", precious / "thesis.txt", "--overwrite").error(2)
+
+
+def test_a_package_is_replaced_as_a_whole(run, exported, tmp_path):
+    (tmp_path / "new").mkdir()  # an empty folder is no harm
+    assert run("package", exported, "--output", tmp_path / "new").code == 0
+    (tmp_path / "new" / "stray.txt").write_text("old")
+    done = run("package", exported, "--output", tmp_path / "new", "--overwrite", "--max-batch", 7)
+    assert done.code == 0 and done.out.strip() == str(tmp_path / "new")
+    assert not (tmp_path / "new" / "stray.txt").exists()
+    assert "max_batch_size: 7" in (tmp_path / "new" / "models" / "swin_micro" / "config.pbtxt").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_disk_that_fails_leaves_what_was_there(run, packaged, exported, tmp_path, monkeypatch, snapshot):
+    folder = tmp_path / "package"
+    shutil.copytree(packaged, folder)
+    before = snapshot(folder)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "no space", "somewhere")
+
+    monkeypatch.setattr("swin_quant.ship.folder.shutil.copytree", full)
+    assert "the disk is full" in run("package", exported, "--output", folder, "--overwrite").error(1)
+    assert snapshot(folder) == before and [path.name for path in tmp_path.iterdir()] == ["package"]
+    line = run("package", exported, "--output", tmp_path / "other").error(1)
+    assert "cannot be written" in line and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-batch", 0], "--max-batch 0: must be from 1"),
+        (["--delay-us", -1], "--delay-us -1: must be from 0"),
+        (["--instances", 99999], "--instances 99999: must be from 1 to"),
+        (["--labels", "{two}"], "has 2 names, the model 3 classes"),
+    ],
+)
+def test_words_that_do_not_fit(run, exported, tmp_path, words, message):
+    (tmp_path / "two.txt").write_text("a\nb\n")
+    words = [str(word).format(two=tmp_path / "two.txt") for word in words]
+    assert message in run("package", exported, "--output", tmp_path / "out", *words).error(2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_only_onnx_is_packaged(run, _exports, tmp_path):
+    line = run("package", _exports.ft, "--output", tmp_path / "out").error(2)
+    assert "only ONNX files are packaged" in line and not (tmp_path / "out").exists()
+
+
+def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
+    """The reference implementation against torchvision's transforms, by resize rule, method, mode and odd sizes."""
+    from swin_quant.base.shipped import configs_dir
+
+    namespace = {"__name__": "reference", "__file__": str(tmp_path / "preprocess.py")}
+    (tmp_path / "preprocess.json").write_text("{}")
+    source = (configs_dir() / "package" / "preprocess.py").read_text()
+    exec(compile(source, "preprocess.py", "exec"), namespace)
+    random = np.random.default_rng(0)
+    sizes = [(57, 33), (33, 57), (40, 40), (256, 81), (31, 100)]
+    files = []
+    for number, (mode, kind) in enumerate(
+        [("RGB", "jpg"), ("RGB", "png"), ("L", "jpg"), ("RGBA", "png"), ("P", "gif"), ("I;16", "png"), ("CMYK", "jpg")]
+    ):
+        width, height = sizes[number % len(sizes)]
+        pixels = random.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3)).astype(np.uint8)
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+        if mode == "I;16":
+            image = Image.fromarray(random.integers(0, 65536, (height, width)).astype(np.uint16))
+        elif mode != "RGB":
+            image = image.convert(mode)
+        files.append(tmp_path / f"{number}.{kind}")
+        image.save(files[-1])
+    pictures = NamedPictures(list(map(str, files)))
+    for crop, ratio, method, size in [
+        (False, 0.875, "bicubic", 32), (True, 0.875, "bicubic", 32), (True, 0.9, "bilinear", 24),
+        (True, 1.0, "lanczos", 31), (False, 0.875, "nearest", 48), (True, 0.95, "box", 33),
+    ]:  # fmt: skip
+        transform = Preprocess(size, crop, method, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), ratio)
+        settings = {"resize": int(size / ratio) if crop else [size, size], "crop": size if crop else None,
+                    "interpolation": method, "mean": transform.mean, "std": transform.std,
+                    "type": "float32"}  # fmt: skip
+        for index, file in enumerate(files):
+            ours = transform(pictures.read(index)).numpy()
+            np.testing.assert_array_equal(namespace["preprocess"](file, settings), ours, err_msg=f"{file} {settings}")
+
+
+@pytest.mark.slow
+def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tmp_path):
+    """Compiled by CMake against the headers in OpenVINO's wheel."""
+    openvino = pytest.importorskip("openvino")
+    if not shutil.which("cmake") or not shutil.which("g++"):
+        pytest.skip("needs cmake and g++")
+    files = sorted((pictures / "val").rglob("*.png"))[:2]
+    raw = b""
+    for number, file in enumerate(files):
+        one = tmp_path / f"{number}.bin"
+        assert alone(packaged / "preprocess.py", file, one).returncode == 0
+        raw += one.read_bytes()
+    (tmp_path / "input.bin").write_bytes(raw)
+    place = Path(openvino.__file__).parent / "cmake"
+    for words in (["-S", packaged / "cpp", "-B", tmp_path / "build", f"-DOpenVINO_DIR={place}"],
+                  ["--build", tmp_path / "build"]):  # fmt: skip
+        done = subprocess.run(["cmake", *map(str, words)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    program = [tmp_path / "build" / "infer_openvino", packaged / "models" / "swin_micro" / "1" / "model.onnx"]
+    done = subprocess.run([*program, tmp_path / "input.bin"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = np.array(done.stdout.split(), np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(found, expected(exported, "openvino", files))
+    (tmp_path / "short.bin").write_bytes(raw[:-1])
+    done = subprocess.run([*program, tmp_path / "short.bin"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: INPUT does not hold whole pictures")
+
+
+def test_triton_s_configuration_is_one_of_its_schema(packaged):
+    """Parsed by the messages of Triton's own client; what it says is compared with the file."""
+    text_format = pytest.importorskip("google.protobuf.text_format")
+    config = text_format.Parse(
+        (packaged / "models" / "swin_micro" / "config.pbtxt").read_text(), triton_schema().ModelConfig()
+    )
+    assert (config.name, config.backend, config.max_batch_size) == ("swin_micro", "onnxruntime", 32)
+    assert [(one.name, list(one.dims)) for one in (*config.input, *config.output)] == [
+        ("images", [3, 32, 32]),
+        ("logits", [3]),
+    ]
+    assert (packaged / "models" / config.name / config.output[0].label_filename).is_file()
+    assert config.dynamic_batching.max_queue_delay_microseconds == 2000
+    assert config.instance_group[0].count == 1 and config.instance_group[0].kind == 2  # KIND_CPU
+
+
+def triton_schema():
+    """tritonclient's model_config_pb2, alone: the package around it wants gRPC."""
+    found = importlib.util.find_spec("tritonclient")
+    if found is None:
+        pytest.skip("needs tritonclient")
+    place = Path(found.submodule_search_locations[0], "grpc", "model_config_pb2.py")
+    spec = importlib.util.spec_from_file_location("model_config_pb2", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_other_servers_are_told(packaged):
+    (model,) = json.loads((packaged / "ovms.json").read_text())["model_config_list"]
+    assert set(model) == {"config"} and model["config"]["base_path"] == "/models/swin_micro"
+    known = {"name", "base_path", "target_device", "plugin_config", "nireq"}  # of schema.cpp, which allows no others
+    assert set(model["config"]) == known
+    service = yaml.safe_load((packaged / "kserve.yaml").read_text())
+    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
+    assert service["spec"]["predictor"]["model"]["modelFormat"] == {"name": "triton", "version": "2"}
+
+
+def test_a_file_for_one_size_of_batch(run, exported, tmp_path):
+    """No server may batch it, and infer.py fills batches up."""
+    import onnx
+
+    model = onnx.load(exported)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    file = tmp_path / "four.onnx"
+    onnx.save(model, file)
+    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
+    assert run("package", file, "--output", tmp_path / "package").code == 0
+    text = (tmp_path / "package" / "models" / "swin_micro" / "config.pbtxt").read_text()
+    assert "max_batch_size: 0" in text and "dims: [ 4, 3, 32, 32 ]" in text and "dynamic_batching" not in text
+    assert "for batches of 4 alone" in (tmp_path / "package" / "README.md").read_text()
