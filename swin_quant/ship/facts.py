@@ -19,7 +19,7 @@ VERSION = 1  # of the model in a repository
 
 
 @dataclass(frozen=True)
-class Port:
+class GraphEnd:
     """An input or output of the graph: numpy's name of its type, its sizes behind the batch."""
 
     name: str
@@ -31,15 +31,15 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PackageFacts:
     """All that is written into a package. `name` is fit for a folder and a URL; `batch` None is any."""
 
     name: str
     artifact: Artifact
     file: OnnxFile
     preprocess: Preprocess
-    input: Port
-    outputs: tuple[Port, ...]
+    input: GraphEnd
+    outputs: tuple[GraphEnd, ...]
     labels: tuple[str, ...]
 
     @property
@@ -92,7 +92,7 @@ class Facts:
         }
 
 
-def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> Facts:
+def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     """What there is to say of an ONNX artifact; `labels`: names of its classes, none where it has none.
 
     UsageError for another kind of artifact, for one of maps, and for preprocessing that gives pictures of any size.
@@ -109,16 +109,16 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> Facts:
     (picture,) = [_port(value) for value in graph.input if value.name == file.input]
     outputs = tuple(_port(value) for value in graph.output)
     named = tuple(labels) if file.outputs == (LOGITS,) else ()
-    return Facts(_fit(artifact.card.name), artifact, file, preprocess, picture, outputs, named)
+    return PackageFacts(_fit(artifact.card.name), artifact, file, preprocess, picture, outputs, named)
 
 
-def _port(value: Any) -> Port:
+def _port(value: Any) -> GraphEnd:
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
     shape = tuple(size.dim_value for size in kind.shape.dim)[1:]
     if not all(shape):
         raise UsageError(f"output {value.name!r:.60} has sizes of its own for each picture: cannot be packaged")
-    return Port(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape)
+    return GraphEnd(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape)
 
 
 def _fit(name: str) -> str:

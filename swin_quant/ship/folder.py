@@ -11,7 +11,7 @@ import swin_quant
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, finite, read_json, reason, sha256_of
 from swin_quant.base.shipped import configs_dir
-from swin_quant.ship.facts import SCHEMA, Facts
+from swin_quant.ship.facts import SCHEMA, PackageFacts
 from swin_quant.ship.repository import Serving, kserve, openvino_model_server, triton
 from swin_quant.ship.texts import readme, requirements
 
@@ -19,7 +19,7 @@ MANIFEST = "package.json"
 _NOT_COPIED = ("__pycache__", "*.template.*")
 
 
-def write_package(facts: Facts, serving: Serving, folder: str | Path, overwrite: bool = False) -> Path:
+def write_package(facts: PackageFacts, serving: Serving, folder: str | Path, overwrite: bool = False) -> Path:
     """Write the package into `folder`, which must not exist, be empty or, with `overwrite`, be a package.
 
     It is written beside it under another name, and takes its own when it is complete; whatever interrupts, what was
@@ -64,7 +64,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
         raise UsageError(f"{folder}: holds something else than a package, which is not overwritten: give another name")
 
 
-def _fill(folder: Path, facts: Facts, serving: Serving) -> None:
+def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     model, record = folder / facts.model, facts.artifact.record
     model.parent.mkdir(parents=True)
     shutil.copyfile(facts.artifact.file, model)

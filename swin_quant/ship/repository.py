@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_quant.base.errors import UsageError
-from swin_quant.ship.facts import Facts, Port
+from swin_quant.ship.facts import GraphEnd, PackageFacts
 
 MOST = 4096  # pictures in a batch, copies of a model
 TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8", "int64": "TYPE_INT64"}
@@ -40,7 +40,7 @@ class Serving:
                 raise UsageError(f"‹{name}› {value}: must be from {least} to {MOST if least else 10**7}")
 
 
-def triton(facts: Facts, serving: Serving) -> str:
+def triton(facts: PackageFacts, serving: Serving) -> str:
     """config.pbtxt: dynamic batching where the file takes any batch, labels for Triton's classification extension."""
     batched = facts.batch is None
     lead = () if batched else (facts.batch or 1,)
@@ -66,12 +66,12 @@ def triton(facts: Facts, serving: Serving) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _tensor(port: Port, lead: tuple[int, ...]) -> str:
+def _tensor(port: GraphEnd, lead: tuple[int, ...]) -> str:
     sizes = ", ".join(map(str, (*lead, *port.shape)))
     return f'    name: "{port.name}"\n    data_type: {TYPES[port.type]}\n    dims: [ {sizes} ]'
 
 
-def openvino_model_server(facts: Facts, serving: Serving) -> str:
+def openvino_model_server(facts: PackageFacts, serving: Serving) -> str:
     """Its configuration file. It merges no requests: several run at a time, and a request may hold several pictures."""
     config: dict[str, Any] = {
         "name": facts.name,
@@ -88,7 +88,7 @@ def openvino_model_server(facts: Facts, serving: Serving) -> str:
     return json.dumps({"model_config_list": [{"config": config}]}, indent=2) + "\n"
 
 
-def kserve(facts: Facts, serving: Serving) -> str:
+def kserve(facts: PackageFacts, serving: Serving) -> str:
     """An InferenceService on KServe's own Triton runtime, for a claim that holds `models/`."""
     name = re.sub(r"[^a-z0-9]+", "-", facts.name.lower()).strip("-")[:50].strip("-") or "model"
     resources = {"limits": {"nvidia.com/gpu": 1}} if facts.on_gpu else {"requests": {"cpu": "2", "memory": "2Gi"}}

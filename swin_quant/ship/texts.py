@@ -4,7 +4,7 @@ from string import Template
 
 from swin_quant.base.shipped import configs_dir
 from swin_quant.config.outputs import LOGITS
-from swin_quant.ship.facts import Facts, Port
+from swin_quant.ship.facts import GraphEnd, PackageFacts
 
 _BATCHING = """\
 Triton merges waiting requests into batches. OpenVINO Model Server does not: it runs several side by side, each of any
@@ -13,7 +13,7 @@ number of pictures.
 _FIXED = "The file is for batches of {batch} alone, so that no server can merge requests: export it for any batch.\n"
 
 
-def readme(facts: Facts, version: str) -> str:
+def readme(facts: PackageFacts, version: str) -> str:
     """README.md, of `version` of swin-quant."""
     about, output = facts.manifest(), facts.outputs[0].name
     policy = f", policy {about['policy']}" if about["policy"] else ""
@@ -33,12 +33,12 @@ def readme(facts: Facts, version: str) -> str:
     )
 
 
-def _described(facts: Facts, port: Port) -> str:
+def _described(facts: PackageFacts, port: GraphEnd) -> str:
     sizes = ", ".join([str(facts.batch or "batch"), *map(str, port.shape)])
     return f"`{port.name}`, {port.type} [{sizes}]"
 
 
-def requirements(facts: Facts) -> str:
+def requirements(facts: PackageFacts) -> str:
     """What infer.py needs, with the engine that the file was exported for."""
     target = facts.artifact.record["options"].get("target")
     return f"numpy\npillow\n{'openvino' if target == 'openvino' else 'onnxruntime'}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
-from swin_quant.ship.facts import Facts, facts_of
+from swin_quant.ship.facts import PackageFacts, facts_of
 from swin_quant.ship.folder import check_place, write_package
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks.deployed import config_of, labels_in
@@ -37,5 +37,5 @@ def package(artifact: Artifact, folder: str | Path, how: Packaging = Packaging()
     return written
 
 
-def _megabytes(facts: Facts) -> float:
+def _megabytes(facts: PackageFacts) -> float:
     return facts.artifact.file.stat().st_size / 1e6
