@@ -30,6 +30,7 @@ from swin_quant.quant.outputs import Output
 
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 MOST_MAPS = 16
+_FLOAT8 = range(17, 21)  # TensorProto's numbers of the four kinds
 GEMMS = ("MatMul", "Gemm", "Conv")
 
 
@@ -40,8 +41,8 @@ class OnnxFile:
     `image_size`: the side of its square pictures, None where they may be of any height and width. `outputs`: logits or
     an embedding, or the maps of a backbone.
 
-    `functions`: whether it has some of its own. `gemms` are the names of its MatMul, Gemm and Conv nodes, `quantizers`
-    counts its QuantizeLinear nodes.
+    `functions`: whether it has some of its own. `float8`: whether it quantizes to that. `gemms` are the names of its
+    MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class OnnxFile:
     metadata: Mapping[str, str]
     parts: tuple[Path, ...]
     functions: bool = False
+    float8: bool = False
 
 
 def open_onnx(path: str | Path) -> OnnxFile:
@@ -158,6 +160,7 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         outputs=tuple(value.name for value in graph.output),
         opset=opset,
         gemms=tuple(label(node) for node in graph.node if node.op_type in GEMMS),
+        float8=any(tensor.data_type in _FLOAT8 for tensor in graph.initializer),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in graph.node),
         metadata={entry.key: entry.value for entry in model.metadata_props},
         parts=parts,

@@ -1,10 +1,11 @@
 """What is in an ONNX graph, for a terminal: a line for each block, then what engines will not fuse."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swin_quant.backends.onnx_inspect.attention import Verdict
-from swin_quant.backends.onnx_inspect.gemms import Gemm
+from swin_quant.backends.onnx_inspect.gemms import FLOAT8, QUANTIZED, Gemm
 from swin_quant.backends.onnx_inspect.report import Inspection
 from swin_quant.base.errors import listed, one_line
 from swin_quant.report.column import Column, ReportTable, field
@@ -24,8 +25,8 @@ class BlockRow:
 
     @property
     def floats(self) -> str:
-        """Products that are not int8, by the part of their name that the block's does not say."""
-        names = (gemm.name for gemm in self.gemms if not gemm.int8)
+        """Products that are not quantized, by the part of their name that the block's does not say."""
+        names = (gemm.name for gemm in self.gemms if gemm.format is None)
         return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
 
 
@@ -36,12 +37,19 @@ def _pattern(row: BlockRow) -> str | None:
 def _style(row: BlockRow) -> str:
     if row.verdict is None:
         return ""
-    return "green" if row.verdict.pattern == "fusible int8" else "yellow"
+    return "green" if row.verdict.pattern in ("fusible int8", "fusible float8") else "yellow"
+
+
+def _share(row: BlockRow, format: str) -> str | None:
+    """How many products are of a format; None where none is, but for int8 where none is of either."""
+    counts = Counter(gemm.format for gemm in row.gemms)
+    return f"{counts[format]}/{len(row.gemms)}" if counts[format] or (format, counts[FLOAT8]) == ("int8", 0) else None
 
 
 COLUMNS: tuple[Column[BlockRow], ...] = (
     Column("block", "block", field("block"), fold=True),
-    Column("int8", "int8", lambda row: f"{sum(gemm.int8 for gemm in row.gemms)}/{len(row.gemms)}"),
+    Column("int8", "int8", lambda row: _share(row, "int8"), may_lack=True),
+    Column("float8", "float8", lambda row: _share(row, FLOAT8), may_lack=True),
     Column("float_products", "float products", field("floats"), fold=True, blank=""),
     Column("attention", "attention", _pattern, blank="", style=_style),
     Column("why", "why not one int8 kernel", field("why"), fold=True, blank=""),
@@ -50,9 +58,10 @@ COLUMNS: tuple[Column[BlockRow], ...] = (
 
 def inspection_text(report: Inspection, width: int, color: bool = False) -> str:
     """The whole report for a terminal of `width` columns."""
-    int8 = sum(gemm.int8 for gemm in report.gemms)
+    counts = Counter(gemm.format for gemm in report.gemms)
+    kinds = " and ".join(f"{counts[kind]} of {len(report.gemms)} products {kind}" for kind in QUANTIZED if counts[kind])
     head = (
-        f"opset {report.opset}, {report.body} body; {int8} of {len(report.gemms)} products int8; "
+        f"opset {report.opset}, {report.body} body; {kinds or 'no product quantized'}; "
         f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
     )
     above, below = _folded([(head, "bold")], width, color), _folded(_findings(report), width, color)

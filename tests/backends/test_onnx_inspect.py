@@ -136,10 +136,10 @@ def test_the_fused_shape_is_recognised():
     ("two masks", "one constant mask", "bias and mask are 2 additions", "int8 matmuls"),
     ("computed mask", "one constant mask", "what bias adds is computed from the picture", "int8 matmuls"),
     ("reshape", "no other op", "Reshape again stands between", "int8 matmuls"),
-    ("q float", "q int8", "q is float16: no Q/DQ in front of layers.1.blocks.0.attn.qk", "separate ops"),
-    ("v float", "v int8", "v is float16: no Q/DQ in front of layers.1.blocks.0.attn.av", "separate ops"),
-    ("softmax float", "softmax int8", "the softmax is float16", "separate ops"),
-    ("proj float", "result int8", "the result of layers.1.blocks.0.attn.av is not quantized", "int8 matmuls"),
+    ("q float", "q quantized", "q is float16: no Q/DQ in front of layers.1.blocks.0.attn.qk", "separate ops"),
+    ("v float", "v quantized", "v is float16: no Q/DQ in front of layers.1.blocks.0.attn.av", "separate ops"),
+    ("softmax float", "softmax quantized", "the softmax is float16", "separate ops"),
+    ("proj float", "result quantized", "the result of layers.1.blocks.0.attn.av is not quantized", "int8 matmuls"),
 ])  # fmt: skip
 def test_one_broken_condition_is_named(broken, condition, said, pattern):
     model = block([broken])
@@ -228,7 +228,7 @@ def test_a_cast_behind_a_dequantize_is_said():
 def test_the_report_is_json():
     record = inspect_model(block(["two masks"])).to_dict()
     assert json.loads(json.dumps(record)) == record
-    assert record["int8_gemms"] == 4 and record["attention"][0]["conditions"]["q int8"] is True
+    assert record["int8_gemms"] == 4 and record["attention"][0]["conditions"]["q quantized"] is True
     assert record["attention"][0]["conditions"]["one constant mask"] is False
 
 

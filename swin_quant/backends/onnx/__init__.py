@@ -6,7 +6,7 @@ from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
 BACKEND = Backend(
     name="onnx",
     exports=onnx_target(
-        OnnxTarget("portable", takes_float16=True, int4=True),
+        OnnxTarget("portable", takes_float16=True, int4=True, fp8=True),
         ("qdq",),
         ("swin-quant inspect {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),

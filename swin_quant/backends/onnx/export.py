@@ -18,7 +18,7 @@ from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.int4 import store_int4
 from swin_quant.backends.onnx.network import example, network
 from swin_quant.backends.onnx.operators import translations
-from swin_quant.backends.onnx.options import INT4_BITS, OnnxOptions
+from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
 from swin_quant.backends.onnx.swin_maps import operators as map_operators
@@ -65,7 +65,7 @@ def _amax(node: Quantizer) -> Tensor:
 
 
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
-    """Write `<NAME>_<int8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
+    """Write `<NAME>_<int8|fp8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
 
     `model` holds the ranges of its nodes and comes back with the policy applied and every node off. Everything that
     can be refused is refused before anything is written.
@@ -84,10 +84,11 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
-    file = folder / f"{card.name}{kind}_{options.suffix}.onnx"
+    quantized = precision_of(model) if options.int4_weights or has_fp8(model) else "int8"
+    stored_as = FP8 if quantized == FP8 else "int4" if options.int4_weights else "int8"
+    file = folder / f"{card.name}{kind}_{options.suffix(stored_as)}.onnx"
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
-    quantized = precision_of(model) if options.int4_weights else "int8"
     precision = quantized if enabled_nodes(model) else options.floats
     return finish_artifact(file, card, "onnx", precision, recorded, others)
 
@@ -112,11 +113,19 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             f"{card.name}: {options.target} takes no zero points, and policy {card.policy['name']} has them at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
-    if not options.takes_fp8 and (names := [name for name, node in nodes.items() if node.format == FP8]):
+    names = [name for name, node in nodes.items() if node.format == FP8]
+    if names and not options.takes_fp8:
         raise UsageError(
             f"{card.name}: {options.target} takes no float8, and policy {card.policy['name']} has it at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
+    if names and options.version < FP8_OPSET:
+        raise UsageError(f"opset {options.opset}: float8 of policy {card.policy['name']} needs {FP8_OPSET} or later")
+
+
+def has_fp8(model: nn.Module) -> bool:
+    """Whether a node that is on is float8."""
+    return any(node.format == FP8 for node in enabled_nodes(model).values())
 
 
 def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[str]:

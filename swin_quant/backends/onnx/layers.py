@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.operators import dequantize, qdq
-from swin_quant.quant.fake_quant import grid
+from swin_quant.quant.fake_quant import FP8, round_to_grid_
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
 
 class Pair(nn.Module):
-    """A node as one QuantizeLinear / DequantizeLinear pair: of int8, or of uint8 where it has a zero point.
+    """A node as one QuantizeLinear / DequantizeLinear pair: of int8, of uint8 where it has a zero point, or of float8.
 
     Its scale has the type of what it quantizes.
     """
@@ -26,21 +26,24 @@ class Pair(nn.Module):
         qmin, qmax = node.grid
         self.register_buffer("scale", node.tensor_range.detach() / qmax)
         self.zero_point = None if node.symmetric else -qmin
+        self.format = node.format
 
     def forward(self, x: Tensor) -> Tensor:
-        return qdq(x, self.scale, self.zero_point)
+        return qdq(x, self.scale, self.zero_point, self.format)
 
 
 def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
-    """A weight [out, ...] on the grid of its node: int8 of its shape, and its scale, 0-dim or [out]."""
-    qmin, qmax = grid(node.bits, node.narrow_range)
+    """A weight [out, ...] on the grid of its node: int8 or float8 of its shape, and its scale, 0-dim or [out]."""
+    qmin, qmax = node.signed_grid
     scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...]
-    values = (weight / scale).round().clamp(qmin, qmax).to(torch.int8)
-    return values, scale.flatten() if scale.dim() else scale
+    values = round_to_grid_(weight / scale, qmin, qmax)
+    return values.to(
+        torch.float8_e4m3fn if node.format == FP8 else torch.int8
+    ), scale.flatten() if scale.dim() else scale
 
 
 class StoredWeight(nn.Module):
-    """A weight as it lies in the file: int8 [in, out] and its scale, 0-dim or [out]."""
+    """A weight as it lies in the file: int8 or float8 [in, out] and its scale, 0-dim or [out]."""
 
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class StoredWeight(nn.Module):
 
 
 class KeptWeight(nn.Module):
-    """A weight as it lies in the file, in its own shape: int8 [out, ...] and its scale, 0-dim or [out]."""
+    """A weight as it lies in the file, in its own shape: int8 or float8 [out, ...] and its scale, 0-dim or [out]."""
 
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class FloatWeight(nn.Module):
 
 
 class Product(nn.Module):
-    """A quantized layer of any kind: its own product, of a weight that lies in the file as int8 [out, ...]."""
+    """A quantized layer of any kind: its own product, of a weight that lies in the file quantized, [out, ...]."""
 
     def __init__(self, layer: QuantizedLayer) -> None:
         super().__init__()

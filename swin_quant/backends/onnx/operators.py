@@ -1,8 +1,8 @@
 """The operators of an exported graph that torch has no name for, and what each is in ONNX.
 
-Q/DQ computes what ONNX defines (x / scale in float32, round half to even, saturate to int8, or to uint8 around the zero
-point, times scale), so that the rewritten model can be run, and compared with the trained one, before anything is
-exported.
+Q/DQ computes what ONNX defines (x / scale in float32, round half to even, saturate to int8, to uint8 around the zero
+point, or to float8, times scale), so that the rewritten model can be run, and compared with the trained one, before
+anything is exported.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_quant.quant.fake_quant import E4M3, FP8, round_to_grid_
+
 
 @torch.library.custom_op("swin_quant::qdq", mutates_args=())
-def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None) -> Tensor:
-    """Round `x` (any shape) to `scale * {-128..127}`; with a zero point, of uint8, to levels 0 to 255 around it.
+def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
+    """Round `x` (any shape) to `scale * {-128..127}`; with a zero point, of uint8, to levels 0 to 255 around it; with
+    format fp8 to `scale` times the values of float8 E4M3.
 
     scale: 0-dim, of x's type, as QuantizeLinear wants it.
     """
     least = -128 if zero_point is None else -zero_point
-    levels = (x.float() / scale.float()).round_().clamp_(least, least + 255)
+    ends = E4M3 if format == FP8 else (least, least + 255)
+    levels = round_to_grid_(x.float() / scale.float(), *ends)
     return levels.mul_(scale.float()).to(x.dtype).contiguous()
 
 
 @torch.library.custom_op("swin_quant::dequantize", mutates_args=())
 def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
-    """`values * scale` in the type of `scale`. values: int8; scale: 0-dim, or one for each index along `axis`."""
+    """`values * scale` in the type of `scale`, 0-dim, or one for each index along `axis`. values: int8 or float8."""
     scales = scale.view([-1 if i == axis else 1 for i in range(values.dim())]) if scale.dim() else scale
     return (values.float() * scales.float()).to(scale.dtype)
 
@@ -37,7 +41,7 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
 
 
 @qdq.register_fake
-def _(x: Tensor, scale: Tensor, zero_point: int | None = None) -> Tensor:
+def _(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -53,18 +57,22 @@ def _(x: Tensor, places: Tensor) -> Tensor:
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear and DequantizeLinear."""
+    import ml_dtypes
     import numpy as np
+    import onnx_ir as ir
     from onnx.numpy_helper import from_array
     from onnxscript import opset18
 
     op: Any = opset18  # its stubs know no symbolic value
 
-    def pair(x: Any, scale: Any, zero_point: int | None = None) -> Any:
-        held = np.int8(0) if zero_point is None else np.uint8(zero_point)
-        zero = op.Constant(value=from_array(np.asarray(held)))
+    def pair(x: Any, scale: Any, zero_point: int | None = None, format: str = "int8") -> Any:
+        held = np.zeros((), ml_dtypes.float8_e4m3fn if format == FP8 else np.int8)
+        zero = op.Constant(value=from_array(held if zero_point is None else np.asarray(np.uint8(zero_point))))
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
     def stored(values: Any, scale: Any, axis: int = 1) -> Any:
+        if values.dtype == ir.DataType.FLOAT8E4M3FN:  # without a zero point it is 0, of the type of the values
+            return op.DequantizeLinear(values, scale, axis=axis) if scale.shape else op.DequantizeLinear(values, scale)
         if len(scale.shape) == 0:
             return op.DequantizeLinear(values, scale, op.Constant(value=from_array(np.zeros((), np.int8))))
         zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))

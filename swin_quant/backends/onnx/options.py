@@ -12,6 +12,7 @@ from swin_quant.operators.replacements import chosen
 PRECISIONS = ("int8", "float")
 FLOAT_TYPES = ("float32", "float16")
 OPSETS = range(17, 21)
+FP8_OPSET = 19  # the first in which Q/DQ takes it
 INT4_OPSET = 21  # the first in which DequantizeLinear takes it
 INT4_BITS = 4
 
@@ -92,10 +93,8 @@ class OnnxOptions:
         """Whether the target takes float8."""
         return onnx_targets()[self.target].fp8
 
-    @property
-    def suffix(self) -> str:
-        """What a file's name says of its precision and target."""
-        quantized = "int4" if self.int4_weights else "int8"
+    def suffix(self, quantized: str = "int8") -> str:
+        """What a file's name says of its precision and target; `quantized`: what values of nodes are."""
         kind = quantized if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
         return kind if self.target == "portable" else f"{kind}_{self.target}"
 

@@ -2,7 +2,8 @@
 
 An attention is MatMul (Q K^T), some ops, Softmax, some ops, MatMul (with V). What a fused kernel wants is stated as
 conditions, each a function that returns why it does not hold; a pattern is the list of conditions it needs. Sources:
-TensorRT facts ("fused attention"): NVIDIA's documentation, and TRT#2981, #3243, #3280, #3575 for the sizes.
+TensorRT facts ("fused attention"): NVIDIA's documentation, TRT#2981, #3243, #3280, #3575 for the sizes, and TRT#4167
+for the pair behind the second product. Those of int8 hold for float8, but for the sizes.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swin_quant.backends.onnx_inspect.gemms import operand, quantized_after
+from swin_quant.backends.onnx_inspect.gemms import FLOAT8, operand, quantized_after
 from swin_quant.backends.onnx_inspect.graph import Graph
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 HEAD_SIZES = (16, 32, 64)  # of fusible int8 attention, as users of TensorRT 8.6 and later report
 MAX_TOKENS = 512
+_HALF_SIZES = range(16, 257, 8)  # of heads of any fused attention, float16 and float8
+_TO_PAIR = frozenset({"Transpose", "Reshape"})  # all that may stand between the second product and its pair
 _REACH = 32  # nodes that are looked at on either side of a softmax
 _SCALES = frozenset({"Mul", "Div"})
 _TO_LOGITS = frozenset(
@@ -127,18 +130,35 @@ def _plain(graph: Graph, at: Attention) -> str | None:
 
 def _operand(graph: Graph, at: Attention, name: str, product: str, side: int) -> str | None:
     source = operand(graph, getattr(at, product).input[side])
-    if not source.int8:
+    if source.format is None:
         return f"{name} is {source.kind}: no Q/DQ in front of {graph.label(getattr(at, product))}"
     return f"a Cast stands between the DequantizeLinear of {name} and its matmul" if source.cast else None
 
 
 def _out(graph: Graph, at: Attention) -> str | None:
-    if quantized_after(graph, at.product.output[0]):
+    if quantized_after(graph, at.product.output[0], _TO_PAIR):
         return None
     return f"the result of {graph.label(at.product)} is not quantized before it is used"
 
 
+def _format(graph: Graph, at: Attention) -> str | None:
+    kinds = {kind for kind in _formats(graph, at) if kind}
+    return f"its products are of {' and '.join(sorted(kinds))}" if len(kinds) > 1 else None
+
+
+def _formats(graph: Graph, at: Attention) -> list[str | None]:
+    return [operand(graph, tensor).format for node in (at.scores, at.product) for tensor in node.input]
+
+
+def _head_size(graph: Graph, at: Attention) -> str | None:
+    if at.head_size is not None and at.head_size not in _HALF_SIZES:
+        return f"head size {at.head_size}: fused attention wants a multiple of 8 from 16 to 256"
+    return None
+
+
 def _size(graph: Graph, at: Attention) -> str | None:
+    if FLOAT8 in _formats(graph, at):
+        return None
     if at.head_size is not None and at.head_size not in HEAD_SIZES:
         return f"head size {at.head_size}: int8 fusion is reported for {', '.join(map(str, HEAD_SIZES))}"
     if at.tokens is not None and at.tokens > MAX_TOKENS:
@@ -150,23 +170,26 @@ CONDITIONS: dict[str, Callable[[Graph, Attention], str | None]] = {
     "scale before Q K^T": _scale,
     "one constant mask": _mask,
     "no other op": _plain,
-    "q int8": partial(_operand, name="q", product="scores", side=0),
-    "k int8": partial(_operand, name="k", product="scores", side=1),
-    "softmax int8": partial(_operand, name="the softmax", product="product", side=0),
-    "v int8": partial(_operand, name="v", product="product", side=1),
-    "result int8": _out,
+    "q quantized": partial(_operand, name="q", product="scores", side=0),
+    "k quantized": partial(_operand, name="k", product="scores", side=1),
+    "softmax quantized": partial(_operand, name="the softmax", product="product", side=0),
+    "v quantized": partial(_operand, name="v", product="product", side=1),
+    "one format": _format,
+    "result quantized": _out,
+    "head size": _head_size,
     "sizes": _size,
 }
 _SHAPE = ("scale before Q K^T", "one constant mask", "no other op")
-_INPUTS = ("q int8", "k int8", "softmax int8", "v int8")
-# In the order of preference. Fusible: in the documented shape; what an engine does, its own layer report says.
+_INPUTS = ("q quantized", "k quantized", "softmax quantized", "v quantized")
+# In the order of preference; of float8 attention "float8" is said for "int8". Fusible: in the documented shape; what an
+# engine does, its own layer report says.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "fusible int8": tuple(CONDITIONS),
-    "fusible float": _SHAPE,
-    "int8 matmuls": _INPUTS,
+    "fusible float": (*_SHAPE, "head size"),
+    "int8 matmuls": (*_INPUTS, "one format"),
     "separate ops": (),
 }
-FUSIBLE = ("fusible int8", "fusible float")
+FUSIBLE = ("fusible int8", "fusible float8", "fusible float")
 
 
 def judge(graph: Graph, attention: Attention) -> Verdict:
@@ -177,4 +200,6 @@ def judge(graph: Graph, attention: Attention) -> Verdict:
     patterns = [name for name, needs in PATTERNS.items() if not set(needs) & set(failed)]
     if quantized and "fusible float" in patterns:
         patterns.remove("fusible float")
-    return Verdict(attention, patterns[0], patterns[0] in FUSIBLE, failed)
+    is_float8 = FLOAT8 in _formats(graph, attention)
+    pattern = patterns[0].replace("int8", FLOAT8) if is_float8 else patterns[0]
+    return Verdict(attention, pattern, pattern in FUSIBLE, failed)

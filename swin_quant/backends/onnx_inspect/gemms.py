@@ -1,4 +1,4 @@
-"""Every GEMM and matmul of a graph: where it is, and whether it can run in int8."""
+"""Every GEMM and matmul of a graph: where it is, and whether it can run in int8 or float8."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 INTEGER_PRODUCTS = frozenset({"QLinearMatMul", "MatMulInteger", "QLinearConv", "ConvInteger", "QGemm"})
+FLOAT8 = "float8"
+QUANTIZED = ("int8", FLOAT8)  # what the inputs of a product may be; weights of INT4 are int8 to whoever multiplies them
+_FLOAT8_TYPES = frozenset({"float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
 _OUTPUT_CHANNEL = {"Gemm": 0, "Conv": 0}  # axis of a weight's output channels; a MatMul has them last
 
 
@@ -26,16 +29,20 @@ class Operand:
     kind: str
 
     @property
-    def int8(self) -> bool:
-        return self.dequantize is not None
+    def format(self) -> str | None:
+        """int8 or float8 if it is behind a DequantizeLinear."""
+        if self.dequantize is None:
+            return None
+        return FLOAT8 if self.kind == FLOAT8 else "int8"
 
 
 @dataclass(frozen=True)
 class Gemm:
     """A product of two tensors. `kind`: linear (one side constant), matmul (both vary) or conv.
 
-    int8: both inputs are behind DequantizeLinear, or the op itself is an integer one. `inputs`: int8, int4 or the float
-    type of both. `weight`: per-channel, per-tensor or None; `output_int8`: the result is quantized before it is used.
+    `format`: int8 or float8 where both inputs are of that behind DequantizeLinear, int8 of an integer op, else None.
+    `inputs`: int8, int4, float8 or the float type of both. `weight`: per-channel, per-tensor or None; `output_int8`:
+    the result is quantized before it is used.
     """
 
     node: "NodeProto"
@@ -43,11 +50,15 @@ class Gemm:
     block: str | None
     kind: str
     op: str
-    int8: bool
+    format: str | None
     inputs: tuple[str, str]
     weight: str | None
     output_int8: bool
     operands: tuple[Operand, Operand] | None
+
+    @property
+    def int8(self) -> bool:
+        return self.format == "int8"
 
 
 def operand(graph: Graph, tensor: str) -> Operand:
@@ -59,7 +70,8 @@ def operand(graph: Graph, tensor: str) -> Operand:
     found = node if node is not None and node.op_type == "DequantizeLinear" else None
     kind = graph.types.get(tensor, "unknown")
     if found is not None:
-        kind = "int4" if graph.types.get(found.input[0]) in ("int4", "uint4") else "int8"
+        stored = graph.types.get(found.input[0])
+        kind = "int4" if stored in ("int4", "uint4") else FLOAT8 if stored in _FLOAT8_TYPES else "int8"
     return Operand(found, tensor in graph.constant, cast and found is not None, kind)
 
 
@@ -68,9 +80,9 @@ def granularity(graph: Graph, dequantize: "NodeProto") -> str:
     return "per-tensor" if graph.one_value(dequantize.input[1]) else "per-channel"
 
 
-def quantized_after(graph: Graph, tensor: str) -> bool:
-    """Whether every use of `tensor`, seen through moves, is a QuantizeLinear."""
-    uses = list(graph.after(tensor))
+def quantized_after(graph: Graph, tensor: str, passing: frozenset[str] = MOVES) -> bool:
+    """Whether every use of `tensor`, seen through ops of `passing`, is a QuantizeLinear."""
+    uses = list(graph.after(tensor, passing))
     return bool(uses) and tensor not in graph.outputs and all(node.op_type == "QuantizeLinear" for node in uses)
 
 
@@ -89,14 +101,14 @@ def _gemm(graph: Graph, node: "NodeProto") -> Gemm:
     output_int8 = quantized_after(graph, node.output[0])
     if node.op_type in INTEGER_PRODUCTS:
         kind = "conv" if "Conv" in node.op_type else "linear"
-        return Gemm(node, name, block, kind, node.op_type, True, ("int8", "int8"), None, output_int8, None)
+        return Gemm(node, name, block, kind, node.op_type, "int8", ("int8", "int8"), None, output_int8, None)
     left, right = (operand(graph, tensor) for tensor in node.input[:2])
     kind = "conv" if node.op_type == "Conv" else "linear" if left.constant or right.constant else "matmul"
     weights = [side.dequantize for side in (left, right) if side.constant and side.dequantize is not None]
     weight = granularity(graph, weights[0]) if weights else None
-    int8 = left.int8 and right.int8
+    format = left.format if left.format == right.format else None
     kinds = (left.kind, right.kind)
-    return Gemm(node, name, block, kind, node.op_type, int8, kinds, weight, output_int8, (left, right))
+    return Gemm(node, name, block, kind, node.op_type, format, kinds, weight, output_int8, (left, right))
 
 
 def wrong_axis(graph: Graph, gemm: Gemm) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.onnx_inspect.attention import CONDITIONS, Verdict, find_attention, judge
-from swin_quant.backends.onnx_inspect.gemms import INTEGER_PRODUCTS, PRODUCTS, Gemm, find_gemms
+from swin_quant.backends.onnx_inspect.gemms import FLOAT8, INTEGER_PRODUCTS, PRODUCTS, Gemm, find_gemms
 from swin_quant.backends.onnx_inspect.graph import Graph, index
 from swin_quant.backends.onnx_inspect.rules import Facts, Finding, apply_rules
 from swin_quant.backends.registry import engines_for
@@ -45,6 +45,7 @@ class Inspection:
             "quantize_linear": self.pairs[0],
             "dequantize_linear": self.pairs[1],
             "int8_gemms": sum(gemm.int8 for gemm in self.gemms),
+            "float8_gemms": sum(gemm.format == FLOAT8 for gemm in self.gemms),
             "gemms": [_gemm_record(gemm) for gemm in self.gemms],
             "attention": [_verdict_record(verdict) for verdict in self.verdicts],
             "float_ops": self.float_ops,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_quant.backends.onnx_inspect.attention import Verdict
-from swin_quant.backends.onnx_inspect.gemms import Gemm, wrong_axis
+from swin_quant.backends.onnx_inspect.gemms import FLOAT8, QUANTIZED, Gemm, wrong_axis
 from swin_quant.backends.onnx_inspect.graph import Graph
 
 NOT_SYMMETRIC = "not symmetric int8"
@@ -76,7 +76,7 @@ def _not_symmetric(facts: Facts) -> Iterable[str]:
     graph = facts.graph
     for node in _of_type(facts, "QuantizeLinear", "DequantizeLinear"):
         kind = graph.types.get(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0], "unknown")
-        if kind not in ("int8", "unknown") or graph.not_zero(node.input[2:3]):
+        if kind not in ("int8", "float8e4m3fn", "unknown") or graph.not_zero(node.input[2:3]):
             yield graph.label(node)
 
 
@@ -88,7 +88,7 @@ def _channels_of_activations(facts: Facts) -> Iterable[str]:
 
 
 def _half_quantized(facts: Facts) -> Iterable[str]:
-    return (gemm.name for gemm in facts.gemms if not gemm.int8 and "int8" in gemm.inputs)
+    return (gemm.name for gemm in facts.gemms if gemm.format is None and set(QUANTIZED) & set(gemm.inputs))
 
 
 def _casts(facts: Facts) -> Iterable[str]:
@@ -156,7 +156,10 @@ RULES: tuple[PlacementRule, ...] = (
     PlacementRule("computed scale", ALL, _computed_scales,
          "a scale or zero point is not a constant: the Q/DQ pair stays an op of its own", _TRT_FACTS),
     PlacementRule(NOT_SYMMETRIC, ("tensorrt",), _not_symmetric,
-         "only int8 with zero point 0 is taken", _TRT_FACTS),
+         "only int8 with zero point 0, and float8 E4M3, are taken", _TRT_FACTS),
+    PlacementRule("float8", ("openvino", "onnxruntime"), lambda f: (g.name for g in f.gemms if FLOAT8 in g.inputs),
+         "float8 is a type of GPUs: OpenVINO is not given it, ONNX Runtime rounds to it and multiplies in float32",
+         "measured with 1.31.1"),
     PlacementRule("asymmetric matmul", ("openvino",), _asymmetric_attention,
          "attention matmuls of asymmetric inputs fall back to float32", "measured with 2026.4.1"),
     PlacementRule("per-channel activation", ("tensorrt",), _channels_of_activations,
@@ -164,7 +167,7 @@ RULES: tuple[PlacementRule, ...] = (
     PlacementRule("weight axis", ALL, lambda f: (g.name for g in f.gemms if wrong_axis(f.graph, g)),
          "the weight's scales are not along its output channels: the product cannot stay integer", _TRT_FACTS),
     PlacementRule("one int8 input", ALL, _half_quantized,
-         "only one of both inputs has Q/DQ: the product runs in float", _TRT_FACTS),
+         "only one of both inputs has Q/DQ, or they are int8 and float8: the product runs in float", _TRT_FACTS),
     PlacementRule("cast after dequantize", ALL, _casts,
          "a Cast between DequantizeLinear and the product may break their fusion; opset 19 and up take float16 scales",
          "ONNX operators, DequantizeLinear-19"),

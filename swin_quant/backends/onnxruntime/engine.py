@@ -63,6 +63,8 @@ def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimize
         settings.add_session_config_entry(*exact.split("="))
     if optimized:
         settings.optimized_model_filepath = str(optimized)
+    if file.float8:  # its fusions of Q/DQ take any for int8, and write graphs that it does not load then
+        settings.add_session_config_entry("session.disable_quant_qdq", "1")
     # Of a linear with a fixed batch it would make a float Gemm, which the int8 fusion that comes after leaves alone.
     harmful = ["MatMulAddFusion"] if file.quantizers else []
     providers = ["CPUExecutionProvider"]

@@ -46,6 +46,8 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
     core = _core(os.getpid(), options.extensions) if options.extensions else _core(os.getpid())
     file = verified(artifact)
+    if file.float8:
+        raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
     graphs = _Graphs(core, file, float_type, options.threads, bool(options.extensions))
     known = {
         "library": f"{NAME} {openvino.__version__}",

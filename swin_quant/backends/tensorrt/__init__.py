@@ -10,7 +10,7 @@ from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
 BACKEND = Backend(
     name="tensorrt",
     exports=onnx_target(
-        OnnxTarget("tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True),
+        OnnxTarget("tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True),
         ("tensorrt", "qdq"),
         ("swin-quant inspect {file} --engine tensorrt", "swin-quant build-engine {file}"),
     ),

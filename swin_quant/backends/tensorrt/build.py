@@ -11,7 +11,7 @@ from typing import Any
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS, LayerReport, read_layers
-from swin_quant.backends.tensorrt.plan import EnginePlan, check_output
+from swin_quant.backends.tensorrt.plan import EnginePlan, check_output, check_types
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes, reason, write_json
 from swin_quant.base.progress import log
@@ -20,6 +20,7 @@ from swin_quant.base.progress import log
 def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     """Build, then write the engine and its layer report, and its run card last."""
     trt, gpu = host.tensorrt(), host.find_gpu()
+    check_types(plan, gpu)
     check_output(output, plan.file.path, plan.options.timing_cache)
     messages = host.logger(trt)
     builder = trt.Builder(messages)

@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.backends.onnx_inspect.gemms import Gemm
+from swin_quant.backends.onnx_inspect.gemms import QUANTIZED, Gemm
 from swin_quant.base.errors import SwinQuantError
 
 # Kernel names say operand types; the first that matches counts: i8i8_i8i32, imma, f16f16_f16f32, h1688, tf32, f32f32.
 _KERNELS: tuple[tuple[str, str], ...] = (
     (r"i8i8|s8s8|i8f|i8816|i16832|imma|int8", "int8"),
-    (r"e4m3", "float8"),
+    (r"e4m3|fp8", "float8"),
     (r"bf16", "bfloat16"),
     (r"f16f16|h16816|h1688|hmma|fp16|h884", "float16"),
     (r"tf32|f32f32|s1688|sgemm|fp32", "float32"),
 )
 _TYPES: tuple[tuple[str, str], ...] = (
     (r"int8", "int8"),
-    (r"fp8", "float8"),
+    (r"fp8|float8", "float8"),
     (r"bf16|bfloat", "bfloat16"),
     (r"half|fp16|float16", "float16"),
     (r"float|fp32", "float32"),
@@ -83,19 +83,20 @@ class LayerReport:
     reformats: list[str]
 
     def counts(self) -> dict[str, Any]:
-        """How many products run in which type, and how many that should be int8 are not."""
+        """How many products run in which type, and how many that should be int8 (or float8) are not."""
+        wanted, lost = Counter(row.wanted for row in self.rows), Counter(row.wanted for row in self.lost)
         return {
             "ran": dict(Counter(row.ran for row in self.rows)),
-            "int8_wanted": sum(row.wanted == "int8" for row in self.rows),
-            "int8_lost": len(self.lost),
+            **{f"{kind}_wanted": wanted[kind] for kind in QUANTIZED if kind == "int8" or wanted[kind]},
+            **{f"{kind}_lost": lost[kind] for kind in QUANTIZED if kind == "int8" or wanted[kind]},
             "layers": self.layers,
             "reformats": len(self.reformats),
         }
 
     @property
     def lost(self) -> list[LayerRow]:
-        """Products that are int8 in the graph and something else in the engine."""
-        return [row for row in self.rows if row.wanted == "int8" and row.ran not in ("int8", UNKNOWN)]
+        """Products that are int8 or float8 in the graph and something else in the engine."""
+        return [row for row in self.rows if row.wanted in QUANTIZED and row.ran not in (row.wanted, UNKNOWN)]
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON's types."""
@@ -115,7 +116,7 @@ def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
 
 
 def _row(gemm: Gemm, layer: EngineLayer | None) -> LayerRow:
-    wanted = "int8" if gemm.int8 else next((kind for kind in gemm.inputs if kind != "int8"), UNKNOWN)
+    wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
     name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
     if layer is None:
         return LayerRow(name, gemm.block, gemm.kind, wanted, UNKNOWN, None, None)

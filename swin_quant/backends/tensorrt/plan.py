@@ -7,6 +7,7 @@ from pathlib import Path
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
 from swin_quant.backends.onnx_inspect import Inspection, inspect_model
+from swin_quant.backends.onnx_inspect.gemms import FLOAT8
 from swin_quant.backends.onnx_inspect.rules import NOT_SYMMETRIC
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
@@ -16,6 +17,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 
 SUFFIX = ".engine"
+_FLOAT8_FROM = (8, 9)  # compute capability
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,16 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     for finding in report.findings:
         log.info("%s: %s: %s", finding.rule, listed(finding.nodes, 3), finding.why)
     return EnginePlan(artifact, file, report, options)
+
+
+def check_types(plan: EnginePlan, gpu: Gpu) -> None:
+    """UsageError where the graph has a type that the GPU does not multiply."""
+    capability = tuple(map(int, gpu.capability.split(".")))
+    if capability < _FLOAT8_FROM and (found := [g.name for g in plan.report.gemms if g.format == FLOAT8]):
+        raise UsageError(
+            f"{plan.file.path}: {len(found)} products are float8, which {gpu.name} (compute capability "
+            f"{gpu.capability}) does not multiply: it begins with 8.9; export with ‹policy› tensorrt, in int8"
+        )
 
 
 def default_output(file: Path, gpu: Gpu) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swin_quant.backends.fastertransformer.limits import int8_mode_of
-from swin_quant.backends.onnx.export import OnnxOptions, choose_nodes, int4_nodes
+from swin_quant.backends.onnx.export import OnnxOptions, choose_nodes, has_fp8, int4_nodes
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
@@ -13,6 +13,7 @@ from swin_quant.quant.policy import Rule
 WEIGHTS, ACTIVATIONS = ("role:gemm_weight",), ("role:activation",)
 CASES = {
     "W8 A8": [()],
+    "float8 (`tensorrt-fp8`, `cuda-fp8`)": ["tensorrt-fp8", "cuda-fp8"],
     "W4 to W7 A8": [(Rule(nodes=WEIGHTS, bits=bits),) for bits in (4, 5, 6, 7)],
     "weights alone, W4 (`w4a16`)": ["w4a16"],
     "W4 A8 (`w4a8`) with `--int4-weights`": ["w4a8"],
@@ -43,7 +44,9 @@ def said_by_onnx(calibrated, target, row, case):
     try:
         options = OnnxOptions(target=target, int4_weights="--int4-weights" in row)
         choose_nodes(model, card, options)
-        return "int4" if int4_nodes(model, card, options) else "int8"
+        if int4_nodes(model, card, options):
+            return "int4"
+        return "fp8" if has_fp8(model) else "int8"
     except SwinQuantError as error:
         assert "activations" not in row or "._" in str(error), error  # it names nodes
         return "refused"

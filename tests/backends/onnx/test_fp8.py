@@ -1,0 +1,106 @@
+"""Float8 in the file: Q/DQ and weights of that type, scales of the graph's, fake-quant's logits on ONNX Runtime."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx.numpy_helper import to_array
+
+from swin_quant.backends import engine_loader
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.base.errors import UsageError
+from swin_quant.quant.layer import weighted_layers
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+
+E4M3 = ml_dtypes.float8_e4m3fn
+V2, CUDA = (pytest.param(name, marks=pytest.mark.slow) for name in ("swinv2", "cuda-fp8"))
+KINDS = pytest.mark.parametrize("kind", ["swin", V2])
+POLICIES = pytest.mark.parametrize("policy", ["tensorrt-fp8", CUDA])
+
+
+@KINDS
+@POLICIES
+def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_quant, images):
+    logits = run(exported(kind, policy).file, images)["logits"]
+    np.testing.assert_allclose(logits, fake_quant(kind, images, policy)[0], rtol=0, atol=1e-6)
+
+
+@KINDS
+@pytest.mark.parametrize("options", [{}, pytest.param({"target": "tensorrt"}, marks=pytest.mark.slow)])
+def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, assert_quantized_alike, images):
+    artifact = exported(kind, "tensorrt-fp8", **options)
+    engine = engine_loader("onnxruntime")(artifact)
+    assert engine.precision == "fp8"
+    assert_quantized_alike(engine(images).numpy(), kind, "tensorrt-fp8")
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("options", "floats"),
+    [({}, np.float32), pytest.param({"target": "tensorrt"}, np.float16, marks=pytest.mark.slow)],
+)
+def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, graph):
+    found = graph(kind, "tensorrt-fp8", **options)
+    tensors = {tensor.name: to_array(tensor) for tensor in found.initializer}
+    weights = [node for node in found.node if node.op_type == "DequantizeLinear" and node.input[0] in tensors]
+    pairs = [node for node in found.node if node.op_type == "QuantizeLinear"]
+    assert len(weights) == 3 * 4 + 1 and len(pairs) == 3 * 8 + 1
+    for node in weights:
+        values, scale = tensors[node.input[0]], tensors[node.input[1]]
+        assert values.dtype == E4M3 and scale.shape == values.shape[1:] and scale.dtype == floats
+    for node in pairs:
+        assert tensors[node.input[2]].dtype == E4M3 and not tensors[node.input[2]].astype(np.float32).any()
+        assert tensors[node.input[1]].dtype == floats and tensors[node.input[1]].shape == ()
+        if node.name.rpartition(".")[0].endswith("matmul_a_input_quantizer"):
+            assert tensors[node.input[1]] == floats(1 / 448)
+
+
+def test_weights_are_torchs_cast_of_what_was_trained(calibrated, exported):
+    model, _ = calibrated("swin", "tensorrt-fp8")
+    apply_policy(model, load_policy("tensorrt-fp8"))
+    tensors = {t.name: to_array(t) for t in onnx.load(exported("swin", "tensorrt-fp8").file).graph.initializer}
+    for name, layer in weighted_layers(model).items():
+        if (stored := tensors.get(f"{name}.values")) is not None:
+            scale = layer._weight_quantizer.range_for(layer.weight) / 448
+            expected = (layer.weight / scale).to(torch.float8_e4m3fn).float().detach().numpy()
+            np.testing.assert_array_equal(stored.astype(np.float32).T, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_attention_has_the_shape_that_fuses(kind, exported):
+    report = inspect_model(onnx.load(exported(kind, "tensorrt-fp8", target="tensorrt").file), ["tensorrt", "openvino"])
+    assert {verdict.pattern for verdict in report.verdicts} == {"fusible float8"}
+    assert {g.name for g in report.gemms if g.format != "float8"} == {"patch_embed.proj", "head"}
+    assert [finding.rule for finding in report.findings if finding.backend == "tensorrt"] == []
+    assert "float8" in {finding.rule for finding in report.findings if finding.backend == "openvino"}
+    assert report.to_dict()["float8_gemms"] == len(report.gemms) - 2
+
+
+@pytest.mark.slow
+def test_the_name_tells_it_from_int8(exported):
+    files = [exported("swin", policy, target="tensorrt").file.name for policy in ("tensorrt", "tensorrt-fp8")]
+    assert files == ["swin_tiny_int8_tensorrt.onnx", "swin_tiny_fp8_tensorrt.onnx"]
+    assert exported("swin", "tensorrt-fp8").record["precision"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "openvino"}, r"openvino takes no float8, and policy tensorrt-fp8 has it at layers\.0.*_quantizer"),
+        ({"opset": 18}, "float8 of policy tensorrt-fp8 needs 19"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said, calibrated, tmp_path):
+    with pytest.raises(UsageError, match=said):
+        export(*calibrated("swin", "tensorrt-fp8"), tmp_path, OnnxOptions(**options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_openvino_is_not_given_such_a_file(exported):
+    pytest.importorskip("openvino")
+    with pytest.raises(UsageError, match="openvino is not given float8"):
+        engine_loader("openvino")(exported("swin", "tensorrt-fp8"))
