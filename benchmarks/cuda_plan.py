@@ -1,0 +1,89 @@
+"""What the CUDA engine can at best give on GPUs that are not here: writes docs/results/cuda_plan.md. Nothing is run.
+
+    python benchmarks/cuda_plan.py [--gpus h200 a100] [--batch 1 32]
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from swin_quant.backends.cuda.planning import FP8, FP16, INT8, PLANNED, CudaPlan
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
+from swin_quant.report.column import Column, ReportTable, figure
+from swin_quant.report.markdown import markdown
+from swin_quant.report.plan import fusion_table, plan_table
+from swin_quant.tasks.plan import plan
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_plan.md"
+MODELS = (
+    "swin_tiny_patch4_window7_224",
+    "swin_small_patch4_window7_224",
+    "swin_base_patch4_window7_224",
+    "swin_large_patch4_window7_224_22kto1k_finetune",
+    "swinv2_tiny_patch4_window8_256",
+    "swinv2_small_patch4_window8_256",
+    "swinv2_base_patch4_window8_256",
+)
+IN_FULL = MODELS[:1] + MODELS[4:5]  # every launch of these, on the first GPU and in the largest batch
+HEAD = f"""# What the CUDA engine can at best give
+
+Written by `python benchmarks/cuda_plan.py`: **{PLANNED}**. The launches are those that the engine executes; each takes
+at least as long as its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a
+CUDA graph. Peaks are those of data sheets (`configs/machines`), which no kernel reaches; every tensor counts as read or
+written once, which caches can undercut. So a sum says what cannot be had, and where int8 cannot help, not what will be
+measured. *At most*: fp16 over int8, both as well fused. *All fused*: four launches a block where the MLP fits a tile.
+
+| kernel that fusing would make | what it saves |
+| --- | --- |
+| norm1 into qkv | the int8 tokens between the norm and the product |
+| norm2 into proj | the same behind the projection, where one program owns whole rows |
+| one MLP | the hidden channels, four times as wide as the tokens |
+| attention with proj | the context |
+
+"""
+SUMMARY: tuple[Column[CudaPlan], ...] = (
+    Column("model", "model", lambda row: row.model),
+    figure("batch", "batch", lambda row: row.batch),
+    figure("launches", "launches", lambda row: len(row.launches)),
+    figure("mb", "int8 MB", lambda row: sum(one.floors[INT8].bytes for one in row.launches) / 1e6, "{:.0f}"),
+    figure("gop", "GOP", lambda row: sum(one.floors[INT8].operations for one in row.launches) / 1e9, "{:.0f}"),
+    figure("int8", "int8 ms", lambda row: row.us(INT8) / 1e3, "{:.3f}"),
+    figure("fp16", "fp16 ms", lambda row: row.us(FP16) / 1e3, "{:.3f}"),
+    figure("fp8", "fp8 ms", lambda row: row.us(FP8) / 1e3 if FP8 in row.precisions else None, "{:.3f}", may_lack=True),
+    figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
+    figure("launching", "bound by launching", lambda row: _launching(row), "{:.0%}"),
+    figure("fused", "all fused int8 ms", lambda row: row.fusions[INT8][-1].us / 1e3, "{:.3f}"),
+    figure("fused16", "all fused fp16 ms", lambda row: row.fusions[FP16][-1].us / 1e3, "{:.3f}"),
+)
+
+
+def _launching(row: CudaPlan) -> float:
+    """Share of the int8 time in launches that nothing but launching them limits."""
+    return sum(f.us for one in row.launches if (f := one.floors[INT8]).bound == "launch") / row.us(INT8)
+
+
+def page(gpus: list[str], batches: list[int]) -> Iterator[str]:
+    configs = {name: load_config(find_config(name)) for name in MODELS}
+    yield HEAD
+    for gpu in gpus:
+        plans = [plan(cfg, gpu, batch) for cfg in configs.values() for batch in batches]
+        machine = plans[0].machine
+        yield f"## {gpu}\n\n{machine.description} ({machine.source}).\n\n{markdown(ReportTable(SUMMARY, plans))}\n"
+    for name in IN_FULL:
+        found = plan(configs[name], gpus[0], batches[-1])
+        yield f"## {name} on {gpus[0]}, batch {batches[-1]}, launch by launch\n\n"
+        yield f"{markdown(plan_table(found))}\n{markdown(fusion_table(found))}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", nargs="+", default=["h200", "a100"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
+    args = parser.parse_args()
+    PAGE.write_text("".join(page(args.gpus, args.batch)).rstrip() + "\n", encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
