@@ -1,6 +1,8 @@
-"""What the CUDA engine can at best give on GPUs that are not here: writes docs/results/cuda_plan.md. Nothing is run.
+"""What the CUDA engine can at best give on GPUs that are not here: writes docs/results/cuda_plan.md.
 
     python benchmarks/cuda_plan.py [--gpus h200 a100] [--batch 1 32]
+
+Nothing is run: shapes and peaks are enough.
 """
 
 import argparse
