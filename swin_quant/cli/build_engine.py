@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_quant.base.errors import listed
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.cli import deployed
 from swin_quant.cli.numbers import whole
+from swin_quant.cli.verify import DEFAULT_COUNT
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
+    from swin_quant.data.pictures import Pictures
 
-HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, and report which layers really run in int8."
+HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, report what runs in int8, and verify it."
 EXAMPLES = """examples:
-  swin-quant build-engine out/swin_tiny_int8.onnx
-  swin-quant build-engine out/swin_tiny_int8.onnx --max-batch 64 --opt-batch 64 --timing-cache trt.cache
-The trtexec line of the same build is printed first, also where TensorRT is not installed."""
+  swin-quant build-engine out/swin_tiny_int8.onnx --data-path imagenet
+  swin-quant build-engine out/swin_tiny_int8.onnx --max-batch 64 --timing-cache trt.cache --no-verify
+The trtexec line of the same build is printed first, also where TensorRT is not installed. The engine's logits are
+compared with the checkpoint's at the end, as `verify` does; exit code 1 says that they are too far off."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workspace", type=whole, metavar="MIB", help="limit of scratch memory (default: none)")
     parser.add_argument("--timing-cache", metavar="FILE", help="kernel timings to start from, and to keep")
     parser.add_argument("--allow-float32", action="store_true", help="take an int8 graph whose float part is float32")
+    group = parser.add_argument_group("verification")
+    group.add_argument("--no-verify", action="store_true", help="leave it out; no pictures are needed then")
+    group.add_argument("--checkpoint", metavar="FILE", help="what the model was made from (default: looked for)")
+    group.add_argument("--pictures", type=whole, default=DEFAULT_COUNT, metavar="N",
+                       help=f"pictures, evenly spread over those there are (default {DEFAULT_COUNT})")  # fmt: skip
+    deployed.add_pictures(parser)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace, world: World) -> None:
@@ -35,16 +47,42 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
     from swin_quant.report.layers import table_of
     from swin_quant.report.screen import print_table
+    from swin_quant.report.verification import table_of as table_of_records
     from swin_quant.tasks.build_engine import build_engine
+    from swin_quant.tasks.verify import Verifying, failures
 
     if not world.is_main:
         return
+    if args.pictures < 1:
+        raise UsageError(f"--pictures {args.pictures}: must be at least 1")
     cache = Path(args.timing_cache) if args.timing_cache else None
     batches = (args.min_batch, args.opt_batch, args.max_batch)
-    artifact, layers = build_engine(
-        args.model, BuildOptions(*batches, args.workspace, cache, args.allow_float32), args.output
-    )
-    print_table(table_of(layers))
-    if layers.lost:
-        log.warning("int8 in the graph, not in the engine: %s", listed(row.name for row in layers.lost))
-    log.info("engine: %s", artifact.file)
+    options = BuildOptions(*batches, args.workspace, cache, args.allow_float32)
+    how = Verifying(checkpoint=args.checkpoint, count=args.pictures, batch_size=min(args.batch, args.max_batch),
+                    workers=args.workers, max_unreadable=args.max_unreadable)  # fmt: skip
+    shown = None if args.no_verify else partial(_pictures, args)
+    built = build_engine(args.model, options, args.output, shown, how, world)
+    print_table(table_of(built.layers))
+    if lost := built.layers.lost:
+        wanted = " and ".join(dict.fromkeys(row.wanted for row in lost))
+        log.warning("%s in the graph, not in the engine: %s", wanted, listed(row.name for row in lost))
+    log.info("engine: %s", built.artifact.file)
+    if built.records is None:
+        log.warning(
+            "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
+        )
+        return
+    print_table(table_of_records(built.records))
+    if failed := failures(built.records):
+        raise SwinQuantError(
+            f"{built.artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "
+            "another TensorRT, or from an export with precision float, which tells whose fault it is"
+        )
+
+
+def _pictures(args: argparse.Namespace) -> Pictures:
+    if not args.data_path and not args.images:
+        raise UsageError(
+            "the engine is verified on real pictures: give --data-path DIR or --images PLACE ..., or --no-verify"
+        )
+    return deployed.pictures_of(args)

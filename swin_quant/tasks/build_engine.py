@@ -1,5 +1,7 @@
-"""From an exported ONNX file to a TensorRT engine for this GPU."""
+"""From an exported ONNX file to a TensorRT engine for this GPU, which is then compared with what it was made from."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -7,20 +9,57 @@ from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.layers import LayerReport
 from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.cards.records import VerificationRecord
+from swin_quant.data.pictures import Pictures
+from swin_quant.engines.options import EngineOptions
+from swin_quant.tasks.deployed import find_checkpoint, no_checkpoint
+from swin_quant.tasks.verify import Verifying, verify_artifact
 
 
-def build_engine(model: str | Path, options: BuildOptions, folder: str | None = None) -> tuple[Artifact, LayerReport]:
-    """The engine, in `folder` or beside `model`, and in which type each of its layers runs.
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine, in which type each of its layers runs, and how far its logits are from what they should be.
 
-    What NVIDIA's own tool would be told is logged first, also where TensorRT is missing.
+    `records` is None where nobody asked for a comparison.
+    """
+
+    artifact: Artifact
+    layers: LayerReport
+    records: list[VerificationRecord] | None = None
+
+
+def build_engine(
+    model: str | Path,
+    options: BuildOptions,
+    folder: str | None = None,
+    pictures: Callable[[], Pictures] | None = None,
+    how: Verifying = Verifying(),  # noqa: B008
+    world: World = World(),  # noqa: B008
+) -> BuiltEngine:
+    """The engine, in `folder` or beside `model`, compared on `pictures`: fused attention has been wrong, and silently,
+    on GPUs that a library was not tested on (TRT#4837). None leaves that out.
+
+    What NVIDIA's own tool would be told is logged first, also where TensorRT is missing. Pictures and checkpoint that
+    are not there are told before anything is built.
     """
     model = Path(model)
-    plan = make_plan(open_artifact(model), options)
+    artifact = open_artifact(model)
+    plan = make_plan(artifact, options)
     place = Path(folder) / model.name if folder else model
     log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
     host.tensorrt()
+    gpu = host.find_gpu()
+    shown = pictures() if pictures else None
+    if shown is not None and find_checkpoint(artifact, how.checkpoint) is None:
+        raise SwinQuantError(f"{model}: nothing to compare the engine with: {no_checkpoint(artifact)}, or ‹no_verify›")
     if folder:
         ensure_writable_dir(folder)
-    return build(plan, default_output(place, host.find_gpu()))
+    built, layers = build(plan, default_output(place, gpu))
+    if shown is None:
+        return BuiltEngine(built, layers)
+    how = replace(how, engines=("tensorrt",), options=EngineOptions(device="cuda"))
+    return BuiltEngine(built, layers, verify_artifact(built, lambda: shown, how, world))

@@ -12,8 +12,9 @@ import torch
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.tensorrt import host
-from swin_quant.backends.tensorrt.engine import load
+from swin_quant.backends.tensorrt.engine import Session, load
 from swin_quant.cards.card import RunCard
+from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.options import EngineOptions
@@ -55,7 +56,7 @@ def trt(monkeypatch):
 
 
 def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
-    done = run("build-engine", onnx_file, "--max-batch", 16)
+    done = run("build-engine", onnx_file, "--max-batch", 16, "--no-verify")
     assert done.code == 0, done
     assert "trtexec --onnx=" in done.err and "--maxShapes=images:16x3x32x32" in done.err
     engine = load(open_artifact(onnx_file.with_name(f"{onnx_file.stem}_sm89.engine")), EngineOptions(device="cuda"))
@@ -79,7 +80,7 @@ def test_products_that_fall_back_are_said(run, trt, onnx_file):
         node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul" and "fc1" in node.name
     )
     trt.FALLBACK.add(node)
-    done = run("build-engine", onnx_file)
+    done = run("build-engine", onnx_file, "--no-verify")
     assert "int8 in the graph, not in the engine: layers.0.blocks.0.mlp.fc1" in done.err
     report = json.loads(onnx_file.with_name(f"{onnx_file.stem}_sm89.layers.json").read_text())
     assert report["int8_lost"] == 1
@@ -105,3 +106,53 @@ def test_without_a_gpu(run, trt, onnx_file, monkeypatch):
 def test_bad_usage(run, onnx_file, tmp_path):
     assert "has no run card" in run("build-engine", shutil.copy(onnx_file, tmp_path / "alone.onnx")).error(1)
     assert "in growing order" in run("build-engine", onnx_file, "--min-batch", 9).error(2)
+
+
+def test_pictures_and_checkpoint_are_asked_for_before_anything_is_built(run, trt, onnx_file, pictures):
+    said = run("build-engine", onnx_file, "--quiet").error(2)
+    assert "verified on real pictures: give --data-path DIR" in said and "--no-verify" in said
+    said = run("build-engine", onnx_file, "--data-path", pictures, "--quiet").error(1)
+    assert "nothing to compare the engine with" in said and "--no-verify" in said
+    assert not list(onnx_file.parent.glob("*.engine"))
+
+
+@pytest.fixture(scope="module")
+def calibrated_export(calibrated, tmp_path_factory):
+    """An artifact whose checkpoint is found, in float8."""
+    folder = tmp_path_factory.mktemp("export")
+    words = ["export", "--checkpoint", calibrated, "--for", "tensorrt", "--policy", "tensorrt-fp8", "--output", folder]
+    assert main([*map(str, words), "--quiet"]) == 0
+    return folder / "swin_micro_fp8_tensorrt.onnx"
+
+
+@pytest.mark.slow
+def test_an_engine_is_verified_when_it_is_built(run, trt, calibrated_export, pictures, tmp_path):
+    words = ("build-engine", calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
+    done = run(*words, "--opt-batch", 2, "--max-batch", 2)
+    assert done.code == 0, done
+    engine = tmp_path / "swin_micro_fp8_tensorrt_sm89.engine"
+    records = RunCard.read(engine.with_suffix(".json")).verification
+    assert [record["passed"] for record in records] == [True, None] and records[0]["pictures"] == 4
+    report = json.loads(engine.with_suffix(".layers.json").read_text())
+    assert report["float8_wanted"] > 0 and report["float8_lost"] == 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
+    run, trt, calibrated_export, pictures, tmp_path, monkeypatch
+):
+    """As fused attention did on one GPU: no error, other logits (TRT#4837)."""
+    honest = Session.__call__
+    monkeypatch.setattr(Session, "__call__", lambda self, images: honest(self, images).flip(1))
+    done = run("build-engine", calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
+    assert done.code == 1
+    assert "verification failed: tensorrt: mean |Δlogit| against torch fake-quant" in done.err.splitlines()[-1]
+    records = RunCard.read(tmp_path / "swin_micro_fp8_tensorrt_sm89.json").verification
+    assert records[0]["passed"] is False
+
+
+@pytest.mark.slow
+def test_float8_needs_a_gpu_that_multiplies_it(run, trt, calibrated_export, monkeypatch):
+    monkeypatch.setattr(host, "find_gpu", lambda: host.Gpu(torch.device("cpu"), "Older GPU", "8.6"))
+    said = run("build-engine", calibrated_export, "--no-verify", "--quiet").error(2)
+    assert "products are float8, which Older GPU (compute capability 8.6) does not multiply" in said

@@ -253,7 +253,9 @@ class _Context:
 
     def __init__(self, engine: ICudaEngine) -> None:
         self._engine = engine
-        self._session = onnxruntime.InferenceSession(engine._model, providers=["CPUExecutionProvider"])
+        settings = onnxruntime.SessionOptions()
+        settings.add_session_config_entry("session.disable_quant_qdq", "1")  # its fusions take float8 for int8
+        self._session = onnxruntime.InferenceSession(engine._model, settings, providers=["CPUExecutionProvider"])
         self._shape, self._addresses = None, {}
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -299,6 +301,11 @@ class _Inspector:
         assert format is LayerInformationFormat.JSON
         graph = onnx.load_from_string(self._engine._model).graph
         makers = {name: node for node in graph.node for name in node.output}
+        kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+        def is_float8(node) -> bool:
+            return kinds.get(node.input[2]) == onnx.TensorProto.FLOAT8E4M3FN
+
         key = "Format/Datatype" if self._engine._head["version"].startswith("10") else "DataType"
         layers = []
         for node in graph.node:
@@ -306,7 +313,9 @@ class _Inspector:
             int8 = sum(other.op_type == "DequantizeLinear" for other in before) == 2 and node.name not in FALLBACK
             if node.op_type == "MatMul":
                 parts = [node, *(other for other in before if other.op_type == "DequantizeLinear")]
+                float8 = int8 and before[0].input[0] in makers and is_float8(makers[before[0].input[0]])
                 kernel = "sm80_xmma_gemm_i8f16_i8i32_f32_tn_n" if int8 else "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n"
+                kernel = "sm89_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n" if float8 else kernel
                 layers.append({
                     "Name": f"__myl_Fc_{len(layers)}", "LayerType": "gemm", "TacticName": kernel,
                     "Inputs": [{"Name": node.input[0], key: "Int8" if int8 else "Half"}],
@@ -317,5 +326,8 @@ class _Inspector:
                 layers.append({"Name": f"Reformatting CopyNode for {node.name}", "LayerType": "Reformat"})
         if self._engine._head["verbosity"] != "DETAILED":
             layers = [layer["Name"] for layer in layers]
-        io = {"Bindings": list(self._engine._ports)} if key != "DataType" else {"I/O Tensors": []}
+        io = {"Bindings": list(self._engine._ports)} if key != "DataType" else {"I/O Tensors": [
+            {"Name": name, "IOMode": mode.name, "DataType": "Float", "Dimensions": [-1], "ProfileInfo": []}
+            for name, (mode, _) in self._engine._ports.items()
+        ]}  # fmt: skip
         return json.dumps({"Layers": layers, **io})

@@ -12,7 +12,7 @@ BACKEND = Backend(
     exports=onnx_target(
         OnnxTarget("tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True),
         ("tensorrt", "qdq"),
-        ("swin-quant inspect {file} --engine tensorrt", "swin-quant build-engine {file}"),
+        ("swin-quant inspect {file} --engine tensorrt", "swin-quant build-engine {file} --data-path DIR"),
     ),
     runs=("tensorrt",),
     load="swin_quant.backends.tensorrt.engine:load",
