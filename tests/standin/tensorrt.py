@@ -254,7 +254,9 @@ class _Context:
     def __init__(self, engine: ICudaEngine) -> None:
         self._engine = engine
         settings = onnxruntime.SessionOptions()
-        settings.add_session_config_entry("session.disable_quant_qdq", "1")  # its fusions take float8 for int8
+        tensors = onnx.load_from_string(engine._model).graph.initializer
+        if any(tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN for tensor in tensors):
+            settings.add_session_config_entry("session.disable_quant_qdq", "1")  # whose fusions take it for int8
         self._session = onnxruntime.InferenceSession(engine._model, settings, providers=["CPUExecutionProvider"])
         self._shape, self._addresses = None, {}
 
