@@ -1,9 +1,13 @@
 """Window attention in one kernel: logits, position bias, shift mask, softmax, and the sum over values."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.call import KernelCall
 from swin_quant.backends.cuda.kernels.rounding import as_type, rounded
+from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
@@ -64,3 +68,53 @@ def _softmax(logits: Tensor, epsilon: float) -> Tensor:
         return logits.softmax(-1)
     powers = (logits - logits.amax(-1, keepdim=True)).exp()
     return powers * (1 / (powers.sum(-1, keepdim=True) + epsilon))
+
+
+def call(
+    qkv: Tensor,
+    out: Tensor,
+    windows: Windows,
+    heads: int,
+    logits_scale: Tensor | float,
+    position_bias: Tensor,
+    softmax_levels: float | None = None,
+    context_scale: float = 1.0,
+    product_levels: float | None = None,
+    product_step: float = 1.0,
+    softmax_epsilon: float = 0.0,
+    tiles: Tiles | None = None,
+) -> KernelCall:
+    """The launch of the same arguments. Lines of position_bias may lie further apart than L."""
+    from swin_quant.backends.cuda.kernels.jit import attention
+
+    m, width = out.shape
+    length, head_dim = windows.tokens, width // heads
+    t = tiles or attention_tiles(length, head_dim)
+    arguments = {
+        "qkv": qkv,
+        "out": out,
+        "logits_scale": logits_scale,
+        "position_bias": position_bias,
+        "softmax_levels": softmax_levels,
+        "context_scale": context_scale,
+        "product_levels": product_levels,
+        "product_step": product_step,
+        "softmax_epsilon": softmax_epsilon,
+        "bias_row": position_bias.stride(1),
+    }
+    constants = {
+        **windows.constants(),
+        "HEADS": heads,
+        "D": head_dim,
+        "ONE_SCALE": isinstance(logits_scale, float),
+        "BQ": t.rows,
+        "BKEYS": t.columns,
+    }
+    grid = (m // length * heads, -(-length // t.rows))
+    options = t.options() | ({"enable_fp_fusion": False} if product_levels is not None else {})
+    return KernelCall(attention.attention, grid, arguments, constants, options)
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

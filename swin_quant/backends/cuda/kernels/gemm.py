@@ -1,14 +1,16 @@
 """Matrix product of int8 (or half) operands, and all that follows it up to the next kernel, as its epilogue."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.call import KernelCall
 from swin_quant.backends.cuda.kernels.rounding import as_type, product, rounded
-from swin_quant.backends.cuda.kernels.windows import Windows
+from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_tiles
+from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
 
@@ -123,3 +125,63 @@ def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
 
 def _as_half(value: float) -> float:
     return torch.tensor(value, dtype=torch.float16).item()
+
+
+def call(
+    a: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    epilogue: Epilogue,
+    out: Tensor,
+    windows: Windows | None = None,
+    residual: Tensor | None = None,
+    levels: Tensor | float | None = None,
+    lengths: Tensor | None = None,
+    before: Tensor | None = None,
+    table: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> KernelCall:
+    """The launch of the same arguments."""
+    from swin_quant.backends.cuda.kernels.jit import gemm
+
+    e, (m, k), n = epilogue, a.shape, w.shape[0]
+    t = tiles or gemm_tiles(m, n, k, a.element_size())
+    columns = max(t.columns, e.head_dim) if e.kind == "unit" else t.columns
+    arguments = {
+        "a": a,
+        "w": w,
+        "scale": scale,
+        "bias": bias,
+        "out": out,
+        "residual": residual,
+        "levels": levels,
+        "lengths": lengths,
+        "before": before,
+        "table": table,
+        "rows_in_all": m,
+        "product_levels": e.product_levels,
+        "unit_epsilon": e.unit_epsilon,
+    }
+    constants = {
+        "N": n,
+        "K": k,
+        "KIND": e.kind,
+        "PRODUCT_ROUNDS": e.product_rounds,
+        "HALF_STEPS": e.half_steps,
+        "HEAD": e.head_dim,
+        "ONE_LEVEL": isinstance(levels, float),
+        **(windows or whole_map(1)).constants(),
+        "BM": t.rows,
+        "BN": columns,
+        "BK": t.inner,
+    }
+    grid = (-(-m // t.rows) * -(-n // columns),)
+    # FasterTransformer rounds products before it adds: a fused multiply-add would not.
+    options = t.options() | ({"enable_fp_fusion": False} if e.product_levels is not None else {})
+    return KernelCall(gemm.gemm, grid, arguments, constants, options)
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

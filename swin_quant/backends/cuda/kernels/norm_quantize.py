@@ -1,9 +1,13 @@
 """Normalise, shift, partition into windows and quantize in one pass: what qkv and fc1 are given."""
 
+from typing import Any
+
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.call import KernelCall
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
+from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
@@ -23,3 +27,28 @@ def reference(
     tokens = windows.all_tokens(out.shape[0], x.device)
     y = normed(x.view(-1, x.shape[-1])[tokens], weight, bias, eps)
     out.copy_(as_type(y if levels is None else y * levels, out.dtype))
+
+
+def call(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    levels: float | None,
+    windows: Windows,
+    out: Tensor,
+    tiles: Tiles | None = None,
+) -> KernelCall:
+    """The launch of the same arguments."""
+    from swin_quant.backends.cuda.kernels.jit import rows
+
+    m, channels = out.shape
+    t = tiles or row_tiles(channels)
+    arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "rows_in_all": m, "eps": eps, "levels": levels}
+    constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
+    return KernelCall(rows.norm_quantize, (-(-m // t.rows),), arguments, constants, t.options())
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

@@ -1,9 +1,13 @@
 """V2's end of a branch: its norm, and the sum with the residual stream where the token lies on the map."""
 
+from typing import Any
+
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.call import KernelCall
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
+from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
@@ -31,3 +35,40 @@ def reference(
     out.view(-1, channels)[tokens] = total.to(out.dtype)
     if out_quantized is not None:
         out_quantized[tokens] = as_type(total if levels is None else total * levels, out_quantized.dtype)
+
+
+def call(
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    windows: Windows,
+    out: Tensor,
+    levels: float | None = None,
+    out_quantized: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> KernelCall:
+    """The launch of the same arguments."""
+    from swin_quant.backends.cuda.kernels.jit import rows
+
+    m, channels = y.shape
+    t = tiles or row_tiles(channels)
+    arguments = {
+        "y": y,
+        "weight": weight,
+        "bias": bias,
+        "residual": residual,
+        "out": out,
+        "out_quantized": out_quantized,
+        "rows_in_all": m,
+        "eps": eps,
+        "levels": levels,
+    }
+    constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
+    return KernelCall(rows.norm_residual, (-(-m // t.rows),), arguments, constants, t.options())
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

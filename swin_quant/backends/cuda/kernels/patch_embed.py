@@ -1,11 +1,14 @@
 """Pictures to tokens: a matrix product over patches, its norm, positions."""
 
 import math
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.call import KernelCall
 from swin_quant.backends.cuda.kernels.norms import normed
+from swin_quant.backends.cuda.kernels.tiles import Tiles, patch_tiles
 
 
 def patch_side(images: Tensor, weight: Tensor) -> int:
@@ -47,3 +50,52 @@ def reference(
     if positions is not None:
         y = y + positions.float().view(y.shape[1:])
     out.copy_(y)
+
+
+def call(
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    half_steps: bool = False,
+    tiles: Tiles | None = None,
+) -> KernelCall:
+    """The launch of the same arguments."""
+    from swin_quant.backends.cuda.kernels.jit import patch_embed
+
+    batch, side, _, channels = out.shape
+    m, t = batch * side * side, tiles or patch_tiles(*weight.shape)
+    arguments = {
+        "images": images,
+        "weight": weight,
+        "bias": bias,
+        "norm_weight": norm_weight,
+        "norm_bias": norm_bias,
+        "positions": positions,
+        "out": out,
+        "rows_in_all": m,
+        "eps": eps,
+        "scale": scale,
+    }
+    constants = {
+        "C": channels,
+        "SIDE": side,
+        "PATCH": patch_side(images, weight),
+        "IN": channels_of(images),
+        "CHANNELS_LAST": not images.is_floating_point(),
+        "HALF_STEPS": half_steps,
+        "ROWS": t.rows,
+        "BLOCK": t.columns,
+        "BLOCK_K": t.inner,
+    }
+    return KernelCall(patch_embed.patch_embed, (-(-m // t.rows),), arguments, constants, t.options())
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

@@ -1,11 +1,34 @@
 """The last norm, and the mean over a picture's tokens: the features that the head is given."""
 
+from typing import Any
+
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.call import KernelCall
 from swin_quant.backends.cuda.kernels.norms import normed
+from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, half_steps: bool = False) -> None:
     """x half [B, R, R, C] -> out float32 or half [B, C]; `half_steps` rounds the norm's result to half (FT)."""
     y = normed(x.flatten(1, 2), weight, bias, eps)
     out.copy_((y.to(x.dtype).float() if half_steps else y).mean(1))
+
+
+def call(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, half_steps: bool = False,
+    tiles: Tiles | None = None,
+) -> KernelCall:  # fmt: skip
+    """The launch of the same arguments."""
+    from swin_quant.backends.cuda.kernels.jit import rows
+
+    batch, channels = out.shape
+    t = tiles or row_tiles(channels)
+    arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "eps": eps}
+    constants = {"C": channels, "TOKENS": x.shape[1] * x.shape[2], "HALF_STEPS": half_steps}
+    return KernelCall(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

@@ -42,6 +42,10 @@ class Windows:
         y, x = self._shifted(rows)
         return 3 * self._band(y) + self._band(x)
 
+    def constants(self) -> dict[str, int]:
+        """What kernels are specialised for."""
+        return {"SIDE": self.side, "WINDOW": self.window, "SHIFT": self.shift}
+
     def all_tokens(self, rows: int, device: torch.device) -> Tensor:
         """int64 [rows]: `token_of` rows 0, 1, 2, ..."""
         return self.token_of(torch.arange(rows, device=device))

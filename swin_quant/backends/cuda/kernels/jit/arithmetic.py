@@ -1,0 +1,67 @@
+"""What kernels share: rounding, norms, and addresses of tokens; their references are `rounding`, `norms`, `windows`."""
+
+import triton
+import triton.language as tl
+
+# Added to a float32 of at most 2^22, it leaves no bits behind the point, rounded half to even, and the whole number in
+# the lowest bits: no conversion is needed, and no instruction that an interpreter does not have.
+SHIFTER = tl.constexpr(12582912.0)
+LARGEST_E4M3 = tl.constexpr(448.0)
+
+
+@triton.jit
+def rounded(x):
+    """Whole numbers from -128 to 127, still float32."""
+    return (tl.minimum(tl.maximum(x, -128.0), 127.0) + SHIFTER) - SHIFTER
+
+
+@triton.jit
+def as_type(x, TYPE: tl.constexpr):
+    """float32 x as it is stored: rounded to int8, saturated to float8, or a float."""
+    if TYPE == tl.int8:
+        return (tl.minimum(tl.maximum(x, -128.0), 127.0) + SHIFTER).to(tl.int32, bitcast=True).to(tl.int8)
+    elif TYPE == tl.float8e4nv:
+        return tl.minimum(tl.maximum(x, -LARGEST_E4M3), LARGEST_E4M3).to(TYPE)
+    else:
+        return x.to(TYPE)
+
+
+@triton.jit
+def normed(x, c, weight, bias, eps, C: tl.constexpr):
+    """LayerNorm of the rows of x [ROWS, BLOCK], float32, zeros in the columns c from C on."""
+    valid = c < C
+    x = tl.where(valid[None, :], x - (tl.sum(x, 1) / C)[:, None], 0.0)
+    x = x * tl.rsqrt(tl.sum(x * x, 1) / C + eps)[:, None]
+    x = x * tl.load(weight + c, mask=valid, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        x = x + tl.load(bias + c, mask=valid, other=0.0).to(tl.float32)[None, :]
+    return x
+
+
+@triton.jit
+def place_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr):
+    """Line and column on the shifted map of rows in window order."""
+    ACROSS: tl.constexpr = SIDE // WINDOW
+    window = rows // (WINDOW * WINDOW) % (ACROSS * ACROSS)
+    token = rows % (WINDOW * WINDOW)
+    return window // ACROSS * WINDOW + token // WINDOW, window % ACROSS * WINDOW + token % WINDOW
+
+
+@triton.jit
+def token_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
+    """The row in map order of rows in window order."""
+    if SIDE == WINDOW and SHIFT == 0:
+        return rows
+    else:
+        y, x = place_of(rows, SIDE, WINDOW)
+        y, x = (y + SHIFT) % SIDE, (x + SHIFT) % SIDE
+        return (rows // (SIDE * SIDE) * SIDE + y) * SIDE + x
+
+
+@triton.jit
+def region_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
+    """A number for the part of the map that rows in window order were in before the shift."""
+    y, x = place_of(rows, SIDE, WINDOW)
+    y = (y >= SIDE - WINDOW).to(tl.int32) + (y >= SIDE - SHIFT).to(tl.int32)
+    x = (x >= SIDE - WINDOW).to(tl.int32) + (x >= SIDE - SHIFT).to(tl.int32)
+    return 3 * y + x

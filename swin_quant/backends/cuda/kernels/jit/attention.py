@@ -1,0 +1,114 @@
+"""Attention of BQ queries of one head in one window, over its keys in tiles of BKEYS.
+
+Where a window is one tile its logits are computed once. Otherwise int8 probabilities, which need the whole sum before
+they are rounded, take two passes over the keys; half ones one, as in flash attention.
+"""
+
+import triton
+import triton.language as tl
+
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, region_of, rounded
+
+MASKED = tl.constexpr(-100.0)
+
+
+@triton.jit
+def _logits(
+    qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
+    SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """float32 [BQ, BKEYS]; -inf for keys behind the last."""
+    L: tl.constexpr = WINDOW * WINDOW
+    d = tl.arange(0, D)
+    places = (window * L + keys)[:, None] * (3 * HEADS * D) + (HEADS + head) * D + d[None, :]
+    k = tl.load(qkv + places, mask=(keys < L)[:, None], other=0)
+    SUM: tl.constexpr = tl.int32 if qkv.dtype.element_ty == tl.int8 else tl.float32
+    logits = tl.dot(q, tl.trans(k), out_dtype=SUM).to(tl.float32)
+    if product_levels is not None:
+        logits = rounded(logits * product_levels) * scale * product_step
+    else:
+        logits = logits * scale
+    inside = (queries < L)[:, None] & (keys < L)[None, :]
+    places = (head * L + queries)[:, None] * bias_row + keys[None, :]
+    added = tl.load(position_bias + places, mask=inside, other=0.0).to(tl.float32)
+    if SHIFT > 0:
+        first = window % ((SIDE // WINDOW) * (SIDE // WINDOW)) * L
+        of_queries = region_of(first + tl.minimum(queries, L - 1), SIDE, WINDOW, SHIFT)
+        of_keys = region_of(first + tl.minimum(keys, L - 1), SIDE, WINDOW, SHIFT)
+        added = tl.where(of_queries[:, None] == of_keys[None, :], added, added + MASKED)
+    return tl.where((keys < L)[None, :], logits + added, float("-inf"))
+
+
+@triton.jit
+def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr):
+    d = tl.arange(0, D)
+    places = (window * L + keys)[:, None] * (3 * HEADS * D) + (2 * HEADS + head) * D + d[None, :]
+    return tl.load(qkv + places, mask=(keys < L)[:, None], other=0)
+
+
+@triton.jit
+def attention(
+    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
+    softmax_epsilon, bias_row,
+    SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
+):  # fmt: skip
+    L: tl.constexpr = WINDOW * WINDOW
+    window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
+    d = tl.arange(0, D)
+    rows = (window * L + queries)[:, None]
+    q = tl.load(qkv + rows * (3 * HEADS * D) + head * D + d[None, :], mask=(queries < L)[:, None], other=0)
+    scale = logits_scale if ONE_SCALE else tl.load(logits_scale + head)
+    tile = tl.arange(0, BKEYS)
+    POWERS: tl.constexpr = tl.float16 if qkv.dtype.element_ty == tl.int8 else qkv.dtype.element_ty
+
+    if L <= BKEYS:
+        logits = _logits(
+            qkv, position_bias, q, queries, tile, window, head, scale, product_levels, product_step, bias_row,
+            SIDE, WINDOW, SHIFT, HEADS, D,
+        )  # fmt: skip
+        v = _values(qkv, tile, window, head, L, HEADS, D)
+        powers = tl.exp(logits - tl.max(logits, 1)[:, None])
+        total = tl.sum(powers, 1)
+        if softmax_levels is not None:
+            shares = as_type(powers * (softmax_levels / (total + softmax_epsilon))[:, None], tl.int8)
+            context = tl.dot(shares, v, out_dtype=tl.int32).to(tl.float32)
+        else:
+            context = tl.dot(powers.to(POWERS), v.to(POWERS), out_dtype=tl.float32) / total[:, None]
+    else:
+        largest = tl.full([BQ], float("-inf"), tl.float32)
+        total = tl.zeros([BQ], tl.float32)
+        context = tl.zeros([BQ, D], tl.float32)
+        for start in range(0, L, BKEYS):
+            keys = start + tile
+            logits = _logits(
+                qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
+                SIDE, WINDOW, SHIFT, HEADS, D,
+            )  # fmt: skip
+            larger = tl.maximum(largest, tl.max(logits, 1))
+            powers = tl.exp(logits - larger[:, None])
+            shrink = tl.exp(largest - larger)
+            total = total * shrink + tl.sum(powers, 1)
+            if softmax_levels is None:
+                v = _values(qkv, keys, window, head, L, HEADS, D)
+                context = tl.dot(powers.to(POWERS), v.to(POWERS), context * shrink[:, None], out_dtype=tl.float32)
+            largest = larger
+        if softmax_levels is not None:
+            factor = softmax_levels / (total + softmax_epsilon)
+            sums = tl.zeros([BQ, D], tl.int32)
+            for start in range(0, L, BKEYS):
+                keys = start + tile
+                logits = _logits(
+                    qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
+                    SIDE, WINDOW, SHIFT, HEADS, D,
+                )  # fmt: skip
+                shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], tl.int8)
+                v = _values(qkv, keys, window, head, L, HEADS, D)
+                sums = tl.dot(shares, v, sums, out_dtype=tl.int32)
+            context = sums.to(tl.float32)
+        else:
+            context = context / total[:, None]
+
+    result = as_type(context * context_scale, out.dtype.element_ty)
+    tl.store(out + rows * (HEADS * D) + head * D + d[None, :], result, mask=(queries < L)[:, None])

@@ -1,0 +1,96 @@
+"""out = epilogue(a w^T) in tiles of BM x BN, K in steps of BK; both operands have K inside, as s8 wgmma wants them."""
+
+import triton
+import triton.language as tl
+
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, rounded, token_of
+
+SMALLEST_NORM = tl.constexpr(1e-12)
+
+
+@triton.jit
+def gemm(
+    a, w, scale, bias, out, residual, levels, lengths, before, table, rows_in_all, product_levels, unit_epsilon,
+    N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, PRODUCT_ROUNDS: tl.constexpr, HALF_STEPS: tl.constexpr,
+    HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    COLUMNS: tl.constexpr = (N + BN - 1) // BN
+    # Programs beside each other read the same rows of a, which is the longer matrix: w stays in the cache anyway.
+    rows = tl.program_id(0) // COLUMNS * BM + tl.arange(0, BM)
+    columns = tl.program_id(0) % COLUMNS * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    # What lies beyond the edges is read from the last row, and not stored.
+    a_places = a + tl.minimum(rows, rows_in_all - 1)[:, None] * K + k[None, :]
+    w_places = w + tl.minimum(columns, N - 1)[:, None] * K + k[None, :]
+    SUM: tl.constexpr = tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32
+    sums = tl.zeros([BM, BN], SUM)
+    for start in range(0, K, BK):
+        if K % BK == 0:
+            x, y = tl.load(a_places), tl.load(w_places)
+        else:
+            inside = (k < K - start)[None, :]
+            x, y = tl.load(a_places, mask=inside, other=0), tl.load(w_places, mask=inside, other=0)
+        sums = tl.dot(x, tl.trans(y), sums, out_dtype=SUM, input_precision="ieee")
+        a_places += BK
+        w_places += BK
+
+    y = sums.to(tl.float32)
+    in_columns = columns < N
+    valid = (rows < rows_in_all)[:, None] & in_columns[None, :]
+    TYPE: tl.constexpr = out.dtype.element_ty
+    if product_levels is not None:
+        y = y * product_levels
+        if PRODUCT_ROUNDS:
+            y = rounded(y)
+    if KIND == "table":
+        result = tl.load(table + columns[None, :] * 256 + (y.to(tl.int32) + 128), mask=valid, other=0)
+        tl.store(out + rows[:, None] * N + columns[None, :], result, mask=valid)
+    else:
+        if scale is not None:
+            y = y * tl.load(scale + columns, mask=in_columns, other=0.0)[None, :]
+        places = rows[:, None] * N + columns[None, :]
+        if KIND == "residual":
+            places = token_of(rows, SIDE, WINDOW, SHIFT)[:, None] * N + columns[None, :]
+        if HALF_STEPS:
+            y = y.to(TYPE)
+            if KIND == "residual":
+                y = tl.load(residual + places, mask=valid, other=0.0) + y
+            if bias is not None:
+                y = y + tl.load(bias + columns, mask=in_columns, other=0.0).to(TYPE)[None, :]
+            y = y.to(tl.float32)
+        else:
+            if bias is not None:
+                y = y + tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
+            if KIND == "residual":
+                y = y + tl.load(residual + places, mask=valid, other=0.0).to(tl.float32)
+        if KIND == "gelu":
+            y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+        if KIND == "unit":
+            y = _unit(y, columns, in_columns, lengths, before, unit_epsilon, N, HEAD, BM, BN)
+        if levels is not None:
+            y = y * levels if ONE_LEVEL else y * tl.load(levels + columns, mask=in_columns, other=0.0)[None, :]
+        tl.store(out + places, as_type(y, TYPE), mask=valid)
+
+
+@triton.jit
+def _unit(
+    y, columns, in_columns, lengths, before, epsilon,
+    N: tl.constexpr, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """q and k of unit length, times lengths; v as it is."""
+    HEADS: tl.constexpr = BN // HEAD
+    normalised = (columns < N // 3 * 2)[None, :]
+    x = y
+    if before is not None:
+        x = rounded(y * tl.load(before + columns, mask=in_columns, other=0.0)[None, :])
+        x = x * tl.load(before + N + columns, mask=in_columns, other=0.0)[None, :]
+    heads = tl.reshape(x, [BM, HEADS, HEAD])
+    squares = tl.sum(heads * heads, 2)
+    starts = tl.program_id(0) % ((N + BN - 1) // BN) * BN + tl.arange(0, HEADS) * HEAD
+    factor = tl.load(lengths + starts, mask=starts < N, other=0.0)[None, :]
+    if epsilon is not None:
+        factor = tl.rsqrt(squares + epsilon) * factor
+    else:
+        factor = factor / tl.maximum(tl.sqrt(squares), SMALLEST_NORM)
+    return tl.where(normalised, tl.reshape(heads * factor[:, :, None], [BM, BN]), y)

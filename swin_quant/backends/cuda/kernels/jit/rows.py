@@ -1,0 +1,84 @@
+"""Kernels that read whole rows: each program has ROWS of them, over BLOCK >= C columns."""
+
+import triton
+import triton.language as tl
+
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, normed, token_of
+
+
+@triton.jit
+def norm_quantize(
+    x, weight, bias, out, rows_in_all, eps, levels,
+    C: tl.constexpr, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, BLOCK)
+    valid = (rows < rows_in_all)[:, None] & (c < C)[None, :]
+    tokens = token_of(rows, SIDE, WINDOW, SHIFT)
+    y = tl.load(x + tokens[:, None] * C + c[None, :], mask=valid, other=0.0).to(tl.float32)
+    if weight is not None:
+        y = normed(y, c, weight, bias, eps, C)
+    if levels is not None:
+        y = y * levels
+    tl.store(out + rows[:, None] * C + c[None, :], as_type(y, out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def merge_quantize(
+    x, weight, bias, out, rows_in_all, eps, levels,
+    C: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = SIDE // 2
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, BLOCK)
+    valid = (rows < rows_in_all)[:, None] & (c < 4 * C)[None, :]
+    piece = c // C
+    first = (rows // HALF * SIDE + rows % HALF) * 2  # of the four neighbours: its line is even, and so is its column
+    tokens = first[:, None] + (piece % 2 * SIDE + piece // 2)[None, :]
+    y = tl.load(x + tokens * C + (c % C)[None, :], mask=valid, other=0.0).to(tl.float32)
+    if weight is not None:
+        y = normed(y, c, weight, bias, eps, 4 * C)
+    if levels is not None:
+        y = y * levels
+    tl.store(out + rows[:, None] * (4 * C) + c[None, :], as_type(y, out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def norm_residual(
+    y, weight, bias, residual, out, out_quantized, rows_in_all, eps, levels,
+    C: tl.constexpr, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, BLOCK)
+    valid = (rows < rows_in_all)[:, None] & (c < C)[None, :]
+    total = tl.load(y + rows[:, None] * C + c[None, :], mask=valid, other=0.0).to(tl.float32)
+    total = normed(total, c, weight, bias, eps, C)
+    places = token_of(rows, SIDE, WINDOW, SHIFT)[:, None] * C + c[None, :]
+    if residual is not None:
+        total = total + tl.load(residual + places, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + places, as_type(total, out.dtype.element_ty), mask=valid)
+    if out_quantized is not None:
+        if levels is not None:
+            total = total * levels
+        tl.store(out_quantized + places, as_type(total, out_quantized.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def pool(
+    x, weight, bias, out, eps,
+    C: tl.constexpr, TOKENS: tl.constexpr, HALF_STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program a picture."""
+    c = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, TOKENS, ROWS):
+        tokens = start + tl.arange(0, ROWS)
+        valid = (tokens < TOKENS)[:, None] & (c < C)[None, :]
+        places = (tl.program_id(0) * TOKENS + tokens)[:, None] * C + c[None, :]
+        y = normed(tl.load(x + places, mask=valid, other=0.0).to(tl.float32), c, weight, bias, eps, C)
+        if HALF_STEPS:
+            y = y.to(x.dtype.element_ty).to(tl.float32)
+        total += tl.sum(tl.where(valid, y, 0.0), 0)
+    tl.store(out + tl.program_id(0) * C + c, as_type(total / TOKENS, out.dtype.element_ty), mask=c < C)

@@ -1,0 +1,65 @@
+"""How much of a result a program computes: what a tuner chooses, and what is taken where none has chosen."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swin_quant.backends.cuda.kernels.call import power_of_two
+
+FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
+REGISTERS = 8192  # float32 values that a program of row kernels holds at once
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """`rows` and `columns` of the result; `inner`: a step along K. 0 where a kernel has no such choice.
+
+    In attention `rows` are queries, `columns` keys.
+    """
+
+    rows: int
+    columns: int = 0
+    inner: int = 0
+    warps: int = 4
+    stages: int = 1
+
+    def options(self) -> dict[str, int]:
+        """Triton's."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def gemm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
+    """For a [m, k] and w [n, k] of elements of `itemsize` bytes."""
+    columns = next(side for side in (128, 64, 32) if side == 32 or 3 * -(-n // side) * side <= 4 * n)
+    steps = [
+        size // itemsize for size in (128, 64, 32)
+    ]  # K in bytes: a line of the cache, down to a tensor core's step
+    inner = next((step for step in steps if k % step == 0), steps[-1])
+    rows = 128
+    while rows > 32 and -(-m // rows) * -(-n // columns) < FILLED:
+        rows //= 2
+    while columns > 32 and -(-m // rows) * -(-n // columns) < FILLED:
+        columns //= 2
+    return Tiles(rows, columns, inner, warps=8 if rows * columns >= 128 * 128 else 4, stages=3)
+
+
+def row_tiles(channels: int) -> Tiles:
+    """For kernels that read whole rows."""
+    block = power_of_two(channels)
+    return Tiles(max(1, min(32, REGISTERS // 2 // block)), block, warps=4 if block <= 2048 else 8)
+
+
+def attention_tiles(tokens: int, head_dim: int) -> Tiles:
+    """For windows of so many tokens."""
+    if tokens <= 64:
+        side = max(32, power_of_two(tokens))
+        return Tiles(side, side, head_dim, warps=4 if side == 64 else 2)
+    return Tiles(64, 64 if tokens % 64 == 0 else 32, head_dim, warps=4, stages=2)
+
+
+def patch_tiles(channels: int, taps: int) -> Tiles:
+    """For a patch embedding of weight [channels, taps]."""
+    block = power_of_two(channels)
+    return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, power_of_two(taps)))
