@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.rounding import as_type, rounded
 from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
@@ -83,7 +83,7 @@ def call(
     product_step: float = 1.0,
     softmax_epsilon: float = 0.0,
     tiles: Tiles | None = None,
-) -> KernelCall:
+) -> PreparedLaunch:
     """The launch of the same arguments. Lines of position_bias may lie further apart than L."""
     from swin_quant.backends.cuda.kernels.jit import attention
 
@@ -112,7 +112,7 @@ def call(
     }
     grid = (m // length * heads, -(-length // t.rows))
     options = t.options() | ({"enable_fp_fusion": False} if product_levels is not None else {})
-    return KernelCall(attention.attention, grid, arguments, constants, options)
+    return PreparedLaunch(attention.attention, grid, arguments, constants, options)
 
 
 def launch(**arguments: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.rounding import as_type, product, rounded
 from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
@@ -141,7 +141,7 @@ def call(
     before: Tensor | None = None,
     table: Tensor | None = None,
     tiles: Tiles | None = None,
-) -> KernelCall:
+) -> PreparedLaunch:
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import gemm
 
@@ -179,7 +179,7 @@ def call(
     grid = (-(-m // t.rows) * -(-n // columns),)
     # FasterTransformer rounds products before it adds: a fused multiply-add would not.
     options = t.options() | ({"enable_fp_fusion": False} if e.product_levels is not None else {})
-    return KernelCall(gemm.gemm, grid, arguments, constants, options)
+    return PreparedLaunch(gemm.gemm, grid, arguments, constants, options)
 
 
 def launch(**arguments: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
@@ -31,7 +31,7 @@ def call(
     levels: float | None,
     out: Tensor,
     tiles: Tiles | None = None,
-) -> KernelCall:
+) -> PreparedLaunch:
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import rows
 
@@ -39,7 +39,7 @@ def call(
     t = tiles or row_tiles(channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "rows_in_all": m, "eps": eps, "levels": levels}
     constants = {"C": x.shape[3], "SIDE": x.shape[1], "ROWS": t.rows, "BLOCK": t.columns}
-    return KernelCall(rows.merge_quantize, (-(-m // t.rows),), arguments, constants, t.options())
+    return PreparedLaunch(rows.merge_quantize, (-(-m // t.rows),), arguments, constants, t.options())
 
 
 def launch(**arguments: Any) -> None:

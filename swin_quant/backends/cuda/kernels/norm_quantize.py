@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
@@ -38,7 +38,7 @@ def call(
     windows: Windows,
     out: Tensor,
     tiles: Tiles | None = None,
-) -> KernelCall:
+) -> PreparedLaunch:
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import rows
 
@@ -46,7 +46,7 @@ def call(
     t = tiles or row_tiles(channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "rows_in_all": m, "eps": eps, "levels": levels}
     constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
-    return KernelCall(rows.norm_quantize, (-(-m // t.rows),), arguments, constants, t.options())
+    return PreparedLaunch(rows.norm_quantize, (-(-m // t.rows),), arguments, constants, t.options())
 
 
 def launch(**arguments: Any) -> None:

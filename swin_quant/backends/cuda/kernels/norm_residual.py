@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
@@ -48,7 +48,7 @@ def call(
     levels: float | None = None,
     out_quantized: Tensor | None = None,
     tiles: Tiles | None = None,
-) -> KernelCall:
+) -> PreparedLaunch:
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import rows
 
@@ -66,7 +66,7 @@ def call(
         "levels": levels,
     }
     constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
-    return KernelCall(rows.norm_residual, (-(-m // t.rows),), arguments, constants, t.options())
+    return PreparedLaunch(rows.norm_residual, (-(-m // t.rows),), arguments, constants, t.options())
 
 
 def launch(**arguments: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.tiles import Tiles, patch_tiles
 
@@ -64,7 +64,7 @@ def call(
     positions: Tensor | None = None,
     half_steps: bool = False,
     tiles: Tiles | None = None,
-) -> KernelCall:
+) -> PreparedLaunch:
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import patch_embed
 
@@ -93,7 +93,7 @@ def call(
         "BLOCK": t.columns,
         "BLOCK_K": t.inner,
     }
-    return KernelCall(patch_embed.patch_embed, (-(-m // t.rows),), arguments, constants, t.options())
+    return PreparedLaunch(patch_embed.patch_embed, (-(-m // t.rows),), arguments, constants, t.options())
 
 
 def launch(**arguments: Any) -> None:

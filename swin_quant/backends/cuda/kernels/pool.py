@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import KernelCall
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 
@@ -18,7 +18,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, 
 def call(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, half_steps: bool = False,
     tiles: Tiles | None = None,
-) -> KernelCall:  # fmt: skip
+) -> PreparedLaunch:  # fmt: skip
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import rows
 
@@ -26,7 +26,7 @@ def call(
     t = tiles or row_tiles(channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "eps": eps}
     constants = {"C": channels, "TOKENS": x.shape[1] * x.shape[2], "HALF_STEPS": half_steps}
-    return KernelCall(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())
+    return PreparedLaunch(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())
 
 
 def launch(**arguments: Any) -> None:
