@@ -80,7 +80,7 @@ class Backbone(Swin):
     ) -> None:
         last, every = stages[-1], len(geometry.depths)
         super().__init__(replace(geometry, depths=geometry.depths[: last + 1]), block, merging)
-        self.stages, self.norms, self.classes = stages, norms, 0
+        self.output_stages, self.norms, self.classes = stages, norms, 0
         g = self.geometry
         self.patch_embed = MapEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
         del self.head
@@ -108,7 +108,7 @@ class Backbone(Swin):
         found, x = [], self.patch_embed(x)
         for stage, layer in enumerate(self.layers):
             x = layer.through_blocks(x)
-            if stage in self.stages:
+            if stage in self.output_stages:
                 found.append(self.normed(x, stage).permute(0, 3, 1, 2).contiguous())
             if layer.downsample is not None:
                 x = layer.downsample(x)

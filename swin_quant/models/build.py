@@ -20,7 +20,9 @@ def build_model(cfg: CfgNode) -> Classifier:
     """
     architecture = architectures()[cfg.MODEL.TYPE]
     if cfg.MODEL.OUTPUT_KIND == FEATURES:
-        model = _backbone(cfg, architecture)
+        model = _built_by(architecture.backbone, cfg, architecture)
+    elif cfg.MODEL.OUTPUT_KIND == EMBEDDING and architecture.embedding:
+        model = _built_by(architecture.embedding, cfg, architecture)
     else:
         model = architecture.build(cfg)
         model.architecture = architecture
@@ -30,10 +32,10 @@ def build_model(cfg: CfgNode) -> Classifier:
     return model.eval()
 
 
-def _backbone(cfg: CfgNode, architecture: Architecture) -> Classifier:
-    if architecture.backbone is None:
+def _built_by(function: str | None, cfg: CfgNode, architecture: Architecture) -> Classifier:
+    if function is None:
         raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: {architecture.name} has no backbone: choose another")
-    module, _, name = architecture.backbone.partition(":")
+    module, _, name = function.partition(":")
     model: Classifier = getattr(importlib.import_module(module), name)(cfg)
     model.architecture = replace(architecture, rewrites=getattr(model, "rewrites", None))
     return model

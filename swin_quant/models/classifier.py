@@ -16,12 +16,14 @@ class Classifier(nn.Module):
     `architecture` is its entry in the registry, set by `build_model`: which parts of it are blocks, stages, pairs.
     `maps`: the side of the map of tokens in each stage, where there are maps.
     `output_kind`: what it gives. Without logits it has no classes, and `left_out` (a pattern of `re`) says which keys
-    of a checkpoint it has no use for; with maps it takes pictures [B, in_chans, H, W] of any size.
+    of a checkpoint it has no use for; with maps, those of `output_stages`, it takes pictures
+    [B, in_chans, H, W] of any size.
     """
 
     architecture: "Architecture | None" = None
     output_kind = LOGITS
     left_out: str | None = None
+    output_stages: tuple[int, ...] = ()
 
     def __init__(self, image_size: int, in_chans: int, classes: int, maps: tuple[int, ...] = ()) -> None:
         super().__init__()

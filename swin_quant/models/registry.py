@@ -34,6 +34,7 @@ class Architecture:
     what is in the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module
     that rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
     `backbone` names a function "module:function" from a config to the model that gives maps; None: there is none.
+    `embedding` one to the model that gives what the head reads; None: that without its `head`.
     """
 
     family: Family
@@ -47,6 +48,7 @@ class Architecture:
     no_decay: tuple[str, ...] = ()
     rewrites: str | None = None
     backbone: str | None = None
+    embedding: str | None = None
 
     @property
     def name(self) -> str:

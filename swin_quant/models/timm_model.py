@@ -5,7 +5,8 @@ taken apart, so that every product can be reached.
 """
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +15,74 @@ from yacs.config import CfgNode
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.timm import TIMM, options_of
 from swin_quant.models.registry import Architecture
 from swin_quant.models.traced import Traced, traced
 
 
 def _build(cfg: CfgNode) -> Traced:
+    return _traced(cfg, lambda name, module: module)
+
+
+def timm_backbone(cfg: CfgNode) -> Traced:
+    """The maps [B, C, h, w] of a model's stages as timm numbers them, by its `forward_intermediates`.
+
+    Parameters and nodes have the names of the classifier, less what lies behind the last stage that is asked for.
+    UsageError for a model that gives none, or not these.
+    """
+    stages: list[int] = []
+
+    def giving(name: str, module: nn.Module) -> nn.Module:
+        stages.extend(_stages(cfg, name, module))
+        return _running(
+            module,
+            lambda self, x: self.forward_intermediates(x, indices=stages, intermediates_only=True, stop_early=True),
+        )
+
+    model = _without_logits(_traced(cfg, giving), FEATURES)
+    model.output_stages = tuple(stages)
+    return model
+
+
+def timm_embedding(cfg: CfgNode) -> Traced:
+    """What a model's last linear reads: [B, channels]. UsageError for a model that timm cannot say it of."""
+
+    def giving(name: str, module: nn.Module) -> nn.Module:
+        if not hasattr(module, "forward_head") or not hasattr(module, "forward_features"):
+            raise UsageError(f"MODEL.OUTPUT_KIND {EMBEDDING}: timm gives no embedding of {name}: choose another")
+        return _running(module, lambda self, x: self.forward_head(self.forward_features(x), pre_logits=True))
+
+    return _without_logits(_traced(cfg, giving), EMBEDDING)
+
+
+def _running(module: nn.Module, forward: Callable[[Any, Any], Any]) -> nn.Module:
+    """`module` with another forward pass; fx traces that of the class."""
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return module
+
+
+def _without_logits(model: Traced, kind: str) -> Traced:
+    model.output_kind, model.classes = kind, 0
+    model.left_out = "|".join(rf"{re.escape(name)}\." for name in model.prune()) or None
+    return model
+
+
+def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
+    """Those asked for, else all that timm names."""
+    if not hasattr(module, "forward_intermediates"):
+        raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: timm gives no maps of {name}: choose another")
+    known = getattr(module, "feature_info", [])
+    wanted: Sequence[int] = cfg.MODEL.FEATURES.STAGES or range(len(known))
+    if list(wanted) != sorted({*wanted} & {*range(len(known))}) or not wanted:
+        there = f"timm's {name} has {len(known)} of them, from 0"
+        raise UsageError(f"MODEL.FEATURES.STAGES is {list(wanted)}, and {there}: name some of them, ascending")
+    return list(wanted)
+
+
+def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Traced:
+    """What `giving` makes of timm's model of a config, traced."""
     timm = import_timm()
     name, options = cfg.MODEL.TIMM.ARCHITECTURE, options_of(cfg, "the configuration")
     if not timm.is_model(name):
@@ -27,7 +90,7 @@ def _build(cfg: CfgNode) -> Traced:
         raise UsageError(f"MODEL.TIMM.ARCHITECTURE {name}: timm has no such model; it has {listed(close) or 'others'}")
     size = cfg.DATA.IMG_SIZE
     with _products_apart(timm):
-        module = _made(timm, name, size, {**options, "num_classes": cfg.MODEL.NUM_CLASSES}, cfg)
+        module = giving(name, _made(timm, name, size, {**options, "num_classes": cfg.MODEL.NUM_CLASSES}, cfg))
     from timm.layers import BatchNormAct2d, DropPath
     from timm.models._features_fx import get_notrace_functions, get_notrace_modules
 
@@ -100,4 +163,10 @@ def _activations_apart(root: nn.Module, graph: fx.Graph) -> None:
         setattr(root.get_submodule(parent), own, plain)
 
 
-ARCHITECTURE = Architecture(TIMM, _build, no_decay=("pos_embed", "cls_token", "dist_token", "relative_position_bias"))
+ARCHITECTURE = Architecture(
+    TIMM,
+    _build,
+    no_decay=("pos_embed", "cls_token", "dist_token", "relative_position_bias"),
+    backbone="swin_quant.models.timm_model:timm_backbone",
+    embedding="swin_quant.models.timm_model:timm_embedding",
+)

@@ -47,9 +47,24 @@ class Traced(Classifier):
         scope = dict(code.globals)
         exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
         self._run: Callable[..., Tensor] = scope["forward"]
+        self._used = frozenset(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
 
     def forward(self, images: Tensor) -> Tensor:
         return self._run(self, images)
+
+    def prune(self) -> list[str]:
+        """Drop the modules that the forward pass does not reach; names of the outermost that had parameters."""
+        dropped: list[str] = []
+        told: list[str] = []
+        for name in [name for name, _ in self.named_modules() if name]:
+            if any(f"{name}.".startswith(f"{gone}.") for gone in dropped):
+                continue
+            if not any(f"{one}.".startswith(f"{name}.") or f"{name}.".startswith(f"{one}.") for one in self._used):
+                parent, _, own = name.rpartition(".")
+                told += [name] if self.get_submodule(name).state_dict() else []
+                delattr(self.get_submodule(parent), own)
+                dropped.append(name)
+        return told
 
 
 def traced(

@@ -141,8 +141,11 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
 
 def names_of_outputs(model: Classifier) -> list[str]:
     """What the outputs of the graph are called: `logits`, `embedding`, or `features0` to `features3` by stage."""
-    stages = getattr(model, "stages", ())
-    return [f"{FEATURES}{stage}" for stage in stages] if model.output_kind == FEATURES else [model.output_kind]
+    return (
+        [f"{FEATURES}{stage}" for stage in model.output_stages]
+        if model.output_kind == FEATURES
+        else [model.output_kind]
+    )
 
 
 def to_onnx(

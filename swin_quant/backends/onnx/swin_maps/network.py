@@ -21,7 +21,7 @@ class MapNetwork(nn.Module):
             raise UsageError("a backbone is exported with the rewrite any-size: give it, too")
         for name, child in model.named_children():
             self.add_module(name, child)
-        self.stages, self.normed, self.io_type = model.stages, model.normed, io_type
+        self.stages, self.normed, self.io_type = model.output_stages, model.normed, io_type
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         x, found = self.patch_embed(images.float()), []

@@ -1,0 +1,97 @@
+"""Maps and embeddings of timm's models: beside timm's `features_only` and `num_classes=0`, from the same weights."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import load_calibrated, save_calibrated
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, quantize
+
+MICRO = {
+    "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
+    "convnext_atto": {"depths": [1, 1, 2, 1], "dims": [8, 16, 16, 16]},
+    "mobilenetv3_small_050": {},
+}
+RESNET = "resnet18"
+
+
+def made(name, kind="logits", stages=(), **options):
+    given = {"ARCHITECTURE": name, "OPTIONS": json.dumps(options or MICRO[name])}
+    model = {"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": given, "OUTPUT_KIND": kind}
+    cfg = from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": {**model, "FEATURES": {"STAGES": list(stages)}}}, "test")
+    torch.manual_seed(0)
+    return build_model(cfg)
+
+
+def theirs(name, state, **options):
+    """timm's own of the weights of a classifier, whose `stages.0` it calls `stages_0` where it makes a list of them."""
+    model = import_timm().create_model(name, **options, **MICRO[name])
+    wanted = model.state_dict()
+    flat = {re.sub(r"^(stem|stages)\.", r"\1_", key): value for key, value in state.items()}
+    model.load_state_dict({key: (flat | state)[key] for key in wanted}, strict=True)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", MICRO)
+def test_maps_are_those_of_features_only_at_any_size(name):
+    ours = made(name, "features")
+    expected = theirs(name, made(name).state_dict(), features_only=True)
+    images = torch.randn(2, 3, 64, 96)
+    with torch.inference_mode():
+        for one, other in zip(ours(images), expected(images), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert ours.output_stages == tuple(range(len(expected.feature_info)))
+
+
+@pytest.mark.parametrize("name", MICRO)
+def test_embeddings_are_what_the_last_linear_reads(name):
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        expected = theirs(name, made(name).state_dict(), num_classes=0)(images)
+        torch.testing.assert_close(made(name, "embedding")(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_lies_behind_the_last_stage_is_gone():
+    ours = made(RESNET, "features", stages=[1, 2])
+    assert not [key for key in ours.state_dict() if key.startswith(("layer3", "layer4", "fc"))]
+    assert [found.shape[1] for found in ours(torch.randn(1, 3, 32, 32))] == [8, 16]
+
+
+@pytest.mark.slow
+def test_the_ranges_of_a_calibrated_classifier_serve_and_onnx_runtime_agrees_at_another_size(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    policy, images = load_policy("qdq"), torch.randn(8, 3, 32, 32)
+    classifier = made(RESNET)
+    apply_policy(classifier, policy)
+    calibrate(classifier, [images], Method("max"))
+    save_calibrated(classifier, tmp_path / "x.pth")
+    ours = made(RESNET, "features", stages=[2, 4])
+    apply_policy(ours, policy)
+    load_calibrated(ours, tmp_path / "x.pth")
+    quantize(ours)
+    other = torch.randn(1, 3, 64, 32)
+    with torch.inference_mode():
+        expected = ours(other)
+    card = RunCard(RESNET, {}, {}, policy=policy.to_dict())
+    artifact = export(ours, card, tmp_path, OnnxOptions(target="onnxruntime"))
+    session = runtime.InferenceSession(str(artifact.file))
+    found = session.run(["features2", "features4"], {session.get_inputs()[0].name: other.numpy()})
+    for one, simulated in zip(found, expected, strict=True):
+        apart = (torch.from_numpy(one) - simulated).norm() / simulated.norm()
+        assert apart < 0.01, "but for levels that its sums round otherwise"
+
+
+@pytest.mark.parametrize(("stages", "says"), [([7], "has 5 of them"), ([2, 1], "STAGES")])
+def test_stages_that_there_are_not_are_refused(stages, says):
+    with pytest.raises(UsageError, match=says):
+        made(RESNET, "features", stages=stages)
