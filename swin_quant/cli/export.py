@@ -99,6 +99,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 def _print(artifact: Artifact, args: argparse.Namespace) -> None:
     from swin_quant.base.progress import log
     from swin_quant.cards.paths import card_path
+    from swin_quant.config.outputs import LOGITS
 
     record = artifact.record
     policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""
@@ -109,5 +110,6 @@ def _print(artifact: Artifact, args: argparse.Namespace) -> None:
     print(artifact.file)
     backend = targets()[args.backend]
     runnable = record["precision"] == "int8" or not backend.only_quantized
+    runnable &= artifact.card.config["MODEL"].get("OUTPUT_KIND", LOGITS) == LOGITS  # what comes next is about logits
     for command in backend.exporting.next_step if runnable else ():
         log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(args.checkpoint)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swin_quant.base.errors import listed
+from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method
 from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -119,10 +120,8 @@ def _signal(f: Findings) -> Iterator[Advice]:
 
 def figures_of(check: Check) -> str:
     """What a check measured, in words."""
-    return (
-        f"SQNR of the logits {check.sqnr_db:.1f} dB, top-1 agreement {check.agreement:.0f} % with float on "
-        f"{check.pictures} of the pictures"
-    )
+    agreement = f", top-1 agreement {check.agreement:.0f} %" if check.of == LOGITS else ""
+    return f"SQNR of the {check.of} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
 
 
 def clipped_share(statistics: Statistics, amax: float) -> float:

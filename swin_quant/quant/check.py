@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
+from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
@@ -46,7 +47,7 @@ class Check:
     """Top-1 agreement in percent and SQNR of the logits in dB (infinite if equal), quantized against float.
 
     `others`: that SQNR with the ranges of other methods, where they were tried; `at_fault`: the nodes, worst first,
-    whose ranges by the best of them win back most of the loss.
+    whose ranges by the best of them win back most of the loss. `of`: what the model gives; agreement is of logits.
     """
 
     pictures: int
@@ -54,6 +55,7 @@ class Check:
     sqnr_db: float
     others: Mapping[str, float] = field(default_factory=dict)
     at_fault: Sequence[str] = ()
+    of: str = LOGITS
 
     @property
     def better(self) -> str | None:
@@ -75,7 +77,7 @@ def check_ranges(
         return None
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     agreement, sqnr = _compared(model, batches)
-    check = Check(pictures, agreement, sqnr)
+    check = Check(pictures, agreement, sqnr, of=getattr(model, "output_kind", LOGITS))
     if sqnr >= LOSS_DB or not nodes:
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
