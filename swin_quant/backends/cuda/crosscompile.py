@@ -1,0 +1,188 @@
+"""What kernels become on a GPU that is not here: Triton's compiler and its own disassembler need none.
+
+Launches are recorded as they are made (`recorded`), so that what is compiled is what runs: the same types, constants,
+warps and stages. A recorded launch computes nothing: tensors on the meta device are enough.
+"""
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+TARGETS = (80, 86, 89, 90, 100, 120)
+_TYPES = {
+    torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.bool: "i1",
+    torch.float8_e4m3fn: "fp8e4nv",
+}  # fmt: skip
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+_ALIGNED = 16  # bytes of addresses, and factors of numbers, that the compiler is told of, as the launcher does
+_MMA = re.compile(r"\b(I|IG|H|HG|Q|QG|O|UTC[A-Z]*)(?=MMA\b)")
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a multiprocessor has for the programs that are resident on it, by compute capability.
+
+    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Every program takes
+    `RESERVED` bytes of shared memory more; registers are given to warps in units of 256.
+    """
+
+    shared_sm: int
+    shared_program: int
+    threads: int
+    programs: int
+    registers: int = 65536
+
+
+RESERVED = 1024
+LIMITS = {
+    80: Limits(164 << 10, 163 << 10, 2048, 32),
+    86: Limits(100 << 10, 99 << 10, 1536, 16),
+    89: Limits(100 << 10, 99 << 10, 1536, 24),
+    90: Limits(228 << 10, 227 << 10, 2048, 32),
+    100: Limits(228 << 10, 227 << 10, 2048, 32),
+    120: Limits(100 << 10, 99 << 10, 1536, 24),
+}
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A launch of a kernel, without its data: types and constants by parameter, options of the compiler."""
+
+    kernel: Any
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    aligned: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """The kernel's own name."""
+        return str(self.kernel.__name__)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.types, repr(self.constants), self.options))
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What one GPU's compiler made of a call. Bytes; `mma`: matrix instructions of its machine code, by name."""
+
+    capability: int
+    warps: int
+    registers: int
+    spilled: int
+    shared: int
+    mma: Mapping[str, int]
+
+    @property
+    def programs(self) -> int:
+        """How many run on one multiprocessor at a time; 0: its shared memory does not suffice for one."""
+        limits = LIMITS[self.capability]
+        if self.shared > limits.shared_program:
+            return 0
+        of_warp = -(-max(self.registers, 1) * 32 // 256) * 256
+        return min(
+            limits.registers // (of_warp * self.warps),
+            limits.shared_sm // (self.shared + RESERVED),
+            limits.threads // (32 * self.warps),
+            limits.programs,
+        )
+
+    @property
+    def int8(self) -> bool:
+        """Whether products run in int8 on tensor cores."""
+        return bool({"IMMA", "IGMMA", "UTCIMMA"} & self.mma.keys())
+
+
+@contextmanager
+def recorded() -> Iterator[list[KernelCall]]:
+    """Inside, Triton's launches are written into the list, each once, and not made."""
+    from triton.runtime.jit import JITFunction
+
+    calls: dict[KernelCall, KernelCall] = {}
+    found: list[KernelCall] = []
+    original = JITFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        call = _call(self, args, kwargs)
+        if call not in calls:
+            calls[call] = call
+            found.append(call)
+
+    JITFunction.run = run
+    try:
+        yield found
+    finally:
+        JITFunction.run = original
+
+
+def _call(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelCall:
+    names = {parameter.name for parameter in kernel.params}
+    options = {name: value for name, value in kwargs.items() if name not in names}
+    bound = kernel.signature.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
+    bound.apply_defaults()
+    types, constants, aligned = {}, {}, []
+    for parameter in kernel.params:
+        name, value = parameter.name, bound.arguments[parameter.name]
+        types[name], constant = "constexpr", True
+        if not parameter.is_constexpr and value is not None and not (type(value) is int and value == 1):
+            types[name], constant = _type(value), False
+            if isinstance(value, torch.Tensor) or (type(value) is int and value % _ALIGNED == 0):
+                aligned.append(name)
+        if constant:
+            constants[name] = value
+    known = tuple((name, options[name]) for name in _OPTIONS if name in options)
+    return KernelCall(kernel, tuple(types.items()), tuple(constants.items()), tuple(aligned), known)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}"
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32"
+
+
+def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
+    """Compile a call for a GPU of that compute capability and read its machine code. It is kept in Triton's cache."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    places = {name: index for index, (name, _) in enumerate(call.types)}
+    source = ASTSource(
+        fn=call.kernel,
+        signature=dict(call.types),
+        constexprs={(places[name],): value for name, value in call.constants},
+        attrs={(places[name],): [["tt.divisibility", _ALIGNED]] for name in call.aligned},
+    )
+    made = compile(source, target=GPUTarget("cuda", capability, 32), options=dict(call.options))
+    with TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(made.asm["cubin"])
+        usage = _USAGE.search(_tool("cuobjdump", "-res-usage", cubin))
+        code = _tool("nvdisasm", "-c", cubin)
+    if usage is None:
+        raise RuntimeError(f"{call.name}: cuobjdump says nothing of its registers")
+    registers, stack, _, local = map(int, usage.groups())
+    names = [f"{kind}MMA" for kind in _MMA.findall(code)]
+    mma = {name: names.count(name) for name in sorted(set(names))}
+    return CompiledKernel(capability, made.metadata.num_warps, registers, stack + local, made.metadata.shared, mma)
+
+
+def _tool(name: str, *arguments: Any) -> str:
+    """What one of the tools prints that come with Triton."""
+    import triton.backends.nvidia
+
+    place = Path(triton.backends.nvidia.__path__[0], "bin", name)
+    return subprocess.run([place, *arguments], check=True, capture_output=True, text=True).stdout

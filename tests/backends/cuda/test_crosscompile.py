@@ -1,0 +1,65 @@
+"""Kernels for GPUs that are not here: what is recorded of a launch, and what the compiler makes of it."""
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.crosscompile import CompiledKernel, cross_compile, recorded
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+
+@triton.jit
+def product(a, w, out, rows, scale, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    m, n, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, K)
+    x = tl.load(a + m[:, None] * K + k[None, :], mask=(m < rows)[:, None], other=0)
+    y = tl.load(w + n[:, None] * K + k[None, :])
+    sums = tl.dot(x, y.T, out_dtype=tl.int32).to(tl.float32) * scale
+    tl.store(out + m[:, None] * BN + n[None, :], sums.to(tl.float16), mask=(m < rows)[:, None])
+
+
+def launch(rows, warps=4):
+    a, w = (torch.empty(side, 64, dtype=torch.int8, device="meta") for side in (rows, 32))
+    out = torch.empty(rows, 32, dtype=torch.float16, device="meta")
+    product[(-(-rows // 64),)](a, w, out, rows, 0.5, K=64, BM=64, BN=32, num_warps=warps)
+
+
+def test_a_launch_is_recorded_once_for_all_that_the_compiler_is_not_told():
+    run = triton.JITFunction.run
+    with recorded() as calls:
+        launch(64)
+        launch(128)  # its number of rows, too, is divisible by 16
+        launch(65)
+        launch(64, warps=2)
+    assert triton.JITFunction.run is run
+    first, odd, narrow = calls
+    assert dict(first.types) == dict(
+        a="*i8", w="*i8", out="*fp16", rows="i32", scale="fp32", K="constexpr", BM="constexpr", BN="constexpr"
+    )
+    assert dict(first.constants) == dict(K=64, BM=64, BN=32) and dict(first.options) == {"num_warps": 4}
+    assert "rows" in first.aligned and "rows" not in odd.aligned and dict(narrow.options) == {"num_warps": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability, instruction", [(80, "IMMA"), (90, "IGMMA"), (120, "IMMA")])
+def test_int8_products_become_those_of_tensor_cores(capability, instruction):
+    with recorded() as calls:
+        launch(64)
+    made = cross_compile(calls[0], capability)
+    assert instruction in made.mma and made.int8 and made.spilled == 0 and made.warps == 4
+    assert 0 < made.registers <= 255 and made.programs > 4
+
+
+@pytest.mark.parametrize(
+    "made, programs",
+    [
+        (CompiledKernel(80, 4, 128, 0, 1000, {}), 4),  # 65536 registers / (128 * 32 * 4)
+        (CompiledKernel(80, 4, 120, 0, 1000, {}), 4),
+        (CompiledKernel(90, 4, 32, 0, 75 * 1024, {}), 3),  # 228 KB, and one reserved for each
+        (CompiledKernel(86, 4, 32, 0, 100 * 1024, {}), 0),  # more than a program may have
+        (CompiledKernel(89, 8, 16, 0, 0, {}), 6),  # 1536 threads
+        (CompiledKernel(86, 1, 16, 0, 0, {}), 16),
+    ],
+)
+def test_programs_that_a_multiprocessor_holds(made, programs):
+    assert made.programs == programs
