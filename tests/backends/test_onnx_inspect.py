@@ -3,6 +3,7 @@
 import json
 import time
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -15,6 +16,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 
 CHANNELS, HEADS, TOKENS = 64, 2, 16
+FLOAT8 = ml_dtypes.float8_e4m3fn
 
 
 class Draft:
@@ -72,11 +74,13 @@ def block(broken=(), body=np.float16, heads=HEADS):
     axis = d.const("axis", np.array([0], np.int64))
     q, k, v = (d.add("Squeeze", [part, axis], part) for part in parts)
     kind, zero = (np.uint8, 128) if "asymmetric" in broken else (np.int8, 0)
+    other = FLOAT8 if "k float8" in broken or "float8" in broken else kind
+    kind = FLOAT8 if "float8" in broken else kind
     q, v = (
         t if f"{n} float" in broken else d.pair(t, f"{name}.attn.matmul_{n}_input_quantizer", kind, zero)
         for n, t in (("q", q), ("v", v))
     )
-    k = d.pair(k, f"{name}.attn.matmul_k_input_quantizer", kind, zero)
+    k = d.pair(k, f"{name}.attn.matmul_k_input_quantizer", other, zero)
     k = d.add("Transpose", [k], "k.t", perm=[0, 1, 3, 2])
     x = d.add("MatMul", [q, k], f"{name}.attn.qk")
     if "late scale" in broken:
@@ -92,10 +96,12 @@ def block(broken=(), body=np.float16, heads=HEADS):
         x = d.add("Add", [x, mask], "mask")
     x = d.add("Softmax", [x], f"{name}.attn.softmax", axis=-1)
     if "softmax float" not in broken:
-        x = d.pair(x, f"{name}.attn.matmul_a_input_quantizer", scale=1 / 127)
+        x = d.pair(x, f"{name}.attn.matmul_a_input_quantizer", kind, scale=1 / 127, zero=zero)
     x = d.add("MatMul", [x, v], f"{name}.attn.av")
     x = d.add("Transpose", [x], "join", perm=[0, 2, 1, 3])
     x = d.add("Reshape", [x, d.const("flat", np.array([0, 0, CHANNELS], np.int64))], "flatten")
+    if "gathered" in broken:
+        x = d.add("Gather", [x, d.const("places", np.arange(TOKENS))], "reorder", axis=1)
     x = d.linear(x, f"{name}.attn.proj", CHANNELS, CHANNELS, quantized="proj float" not in broken)
     residual = "x"
     if "residual" in broken:
@@ -138,7 +144,9 @@ def test_the_fused_shape_is_recognised():
     ("reshape", "no other op", "Reshape again stands between", "int8 matmuls"),
     ("q float", "q quantized", "q is float16: no Q/DQ in front of layers.1.blocks.0.attn.qk", "separate ops"),
     ("v float", "v quantized", "v is float16: no Q/DQ in front of layers.1.blocks.0.attn.av", "separate ops"),
+    ("k float8", "one format", "its products are of float8 and int8", "separate ops"),
     ("softmax float", "softmax quantized", "the softmax is float16", "separate ops"),
+    ("gathered", "result quantized", "the result of layers.1.blocks.0.attn.av is not quantized", "int8 matmuls"),
     ("proj float", "result quantized", "the result of layers.1.blocks.0.attn.av is not quantized", "int8 matmuls"),
 ])  # fmt: skip
 def test_one_broken_condition_is_named(broken, condition, said, pattern):
@@ -153,6 +161,18 @@ def test_one_broken_condition_is_named(broken, condition, said, pattern):
 def test_only_reported_head_sizes_count_as_fusible(heads, size):
     (verdict,) = inspect_model(block(heads=heads)).verdicts
     assert verdict.attention.head_size == size and verdict.fusible == (size in (16, 64))
+
+
+@pytest.mark.parametrize("heads, size", [(1, 64), (2, 32), (8, 8)])
+def test_float8_has_the_head_sizes_of_float(heads, size):
+    model = block(["float8"], heads=heads)
+    onnx.checker.check_model(model, full_check=True)
+    report = inspect_model(model)
+    (verdict,) = report.verdicts
+    assert verdict.pattern == ("fusible float8" if size > 8 else "float8 matmuls")
+    assert [gemm.format for gemm in report.gemms] == ["int8", "float8", "float8", "int8"]
+    assert ("tensorrt", "not symmetric int8") not in findings(model)
+    assert {("openvino", "float8"), ("onnxruntime", "float8")} <= findings(model)
 
 
 def test_attention_without_any_quantizer_is_fusible_in_float():

@@ -110,10 +110,12 @@ EMPTY_CALIBRATION = {
 }  # fmt: skip
 
 
-def test_a_scale_too_small_for_float16_stays_float32(calibrated):
+@pytest.mark.parametrize("scale", [SMALLEST_SCALE / 2, 2.0**16])
+def test_a_layer_with_a_scale_that_float16_holds_badly_stays_float32_and_is_named(scale, calibrated, caplog):
     model, _ = calibrated("swin")
     layer = model.get_submodule(f"{BLOCK}.mlp.fc1")
-    layer._input_quantizer.amax = 127 * SMALLEST_SCALE / 2
+    layer._input_quantizer.amax = 127 * scale
     exported = network(model, OnnxOptions(float_type="float16"))
     assert exported.get_submodule(f"{BLOCK}.mlp.fc1").dtype == torch.float32
     assert exported.get_submodule(f"{BLOCK}.mlp.fc2").dtype == torch.float16
+    assert f"1 layers stay float32, with scales that float16 holds badly or not: {BLOCK}.mlp.fc1" in caplog.text

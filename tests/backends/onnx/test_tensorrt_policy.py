@@ -1,5 +1,6 @@
 """The placement policy `tensorrt`, rule by rule, on the exported graph."""
 
+import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
@@ -29,7 +30,10 @@ class Graph:
 
 @pytest.fixture
 def trt(graph):
-    return lambda kind, **options: Graph(graph(kind, "tensorrt", target="tensorrt", **options))
+    return lambda kind, policy="tensorrt", **options: Graph(graph(kind, policy, target="tensorrt", **options))
+
+
+FORMATS = pytest.mark.parametrize("policy", ["tensorrt", pytest.param("tensorrt-fp8", marks=pytest.mark.slow)])
 
 
 @pytest.mark.slow
@@ -86,6 +90,67 @@ def test_attention_has_the_shape_that_fuses(kind, trt):
         assert found.maker(second.input[1]) == "DequantizeLinear"
     if kind == "swin":
         assert not found.of("Mul") and not found.of("Div")
+
+
+@KINDS
+@FORMATS
+def test_dequantized_q_and_k_feed_the_product_which_a_transposition_comes_before(kind, policy, trt):
+    """Model-Optimizer, pull request 1289: K is transposed in front of its pair, and no Cast is in between."""
+    found = trt(kind, policy)
+    for softmax in found.of("Softmax"):
+        product = found.makers[found.makers[softmax.input[0]].input[0]]
+        pairs = [found.makers[name] for name in product.input]
+        assert [node.op_type for node in pairs] == ["DequantizeLinear"] * 2
+        quantizers = [found.makers[node.input[0]] for node in pairs]
+        assert [node.op_type for node in quantizers] == ["QuantizeLinear"] * 2
+        assert found.maker(quantizers[1].input[0]) == "Transpose"
+
+
+@KINDS
+@FORMATS
+def test_behind_the_second_product_there_is_a_pair_reached_by_transposing_and_reshaping_alone(kind, policy, trt):
+    """TRT#4167: else TensorRT generates no fused int8 attention."""
+    found = trt(kind, policy)
+    for softmax in found.of("Softmax"):
+        node = softmax
+        while node.op_type != "MatMul":
+            (node,) = found.readers(node)
+        steps = []
+        while not steps or steps[-1] in ("Transpose", "Reshape"):
+            (node,) = found.readers(node)
+            steps.append(node.op_type)
+        assert steps[-1] == "QuantizeLinear" and node.name.rpartition(".")[0].endswith("attn.proj._input_quantizer")
+
+
+@KINDS
+@FORMATS
+def test_no_cast_stands_inside_a_pair_or_between_it_and_its_product(kind, policy, trt):
+    found = trt(kind, policy)
+    for node in found.of("DequantizeLinear"):
+        assert node.input[0] in found.tensors or found.maker(node.input[0]) == "QuantizeLinear"
+        assert {reader.op_type for reader in found.readers(node)} == {"MatMul"}
+    for node in found.of("QuantizeLinear"):  # what is cast to the type of its scale comes from a float32 norm
+        if found.maker(node.input[0]) == "Cast":
+            cast = found.makers[node.input[0]]
+            assert found.maker(cast.input[0]) in ("LayerNormalization", "Mul", "Add", "Transpose"), node.name
+            assert found.tensors[node.input[1]].dtype == np.float16
+
+
+@KINDS
+def test_what_several_products_read_has_one_pair(kind, trt):
+    """Of what a norm or an addition gives; q, k and v are one product here."""
+    readers = [node.input[0] for node in trt(kind).of("QuantizeLinear")]
+    assert len(readers) == len(set(readers))
+
+
+@KINDS
+@FORMATS
+def test_weights_need_no_transposition(kind, policy, trt):
+    found = trt(kind, policy)
+    for node in found.of("DequantizeLinear"):
+        if node.input[0] in found.tensors:
+            (product,) = found.readers(node)
+            assert product.op_type == "MatMul" and product.input[1] == node.output[0]
 
 
 def test_windows_of_a_shifted_block_count_as_heads(trt):

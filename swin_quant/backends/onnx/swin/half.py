@@ -10,11 +10,15 @@ seen beyond float16, all of it is float32: the value that overflows is carried o
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedPatchEmbed
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log
 from swin_quant.models.layers import Swin
+from swin_quant.quant.calibration import LARGEST_HALF
 
 SMALLEST_SCALE = 2.0**-18
 """A float16 scale below this is off by 1 % and more, since it is subnormal: such a layer stays float32."""
@@ -31,15 +35,27 @@ _STREAM = ("add1_residual_input_quantizer", "add2_residual_input_quantizer")
 
 def halve(model: Swin, beyond_half: Iterable[str]) -> None:
     """Make `model`, all rewrites applied, float16 but for LayerNorms and what the nodes in `beyond_half` name."""
-    wide = set(beyond_half)
+    wide, unfit = set(beyond_half), []
     stream = torch.float32 if wide & _stream_nodes(model) else torch.float16
     for name, module in model.named_modules():
         if isinstance(module, Linear):
-            _set_type(module, _type(wide & _linear_nodes(model, name), module))
+            fits = _fit(module)
+            seen_beyond = wide & _linear_nodes(model, name)
+            _set_type(module, torch.float32 if seen_beyond or not fits else torch.float16)
         elif isinstance(module, QuantizedAttention):
-            _set_attention_type(module, any(node.rpartition(".")[0] == name for node in wide))
+            fits = _fit(*(node for node in module.children() if isinstance(node, Pair)))
+            seen_beyond = {node for node in wide if node.rpartition(".")[0] == name}
+            module.dtype = torch.float32 if seen_beyond or not fits else torch.float16
+            module.table = module.table.to(module.dtype)
         elif isinstance(module, OrderedPatchEmbed):
-            module.stream = stream
+            module.stream, fits = stream, True
+        else:
+            continue
+        unfit += [] if fits else [name]
+    if unfit:
+        log.warning(
+            "%d layers stay float32, with scales that float16 holds badly or not: %s", len(unfit), listed(unfit, 3)
+        )
     if model.absolute_pos_embed is not None:
         model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)
 
@@ -69,9 +85,10 @@ def _linear_nodes(model: Swin, name: str) -> set[str]:
     return found
 
 
-def _type(seen_beyond: set[str], linear: Linear) -> torch.dtype:
-    scales = [module.scale.min() for module in linear.modules() if isinstance(module, Pair | StoredWeight)]
-    return torch.float32 if seen_beyond or any(scale < SMALLEST_SCALE for scale in scales) else torch.float16
+def _fit(*modules: nn.Module) -> bool:
+    """Whether float16 holds all scales in `modules`."""
+    found = (part.scale for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
+    return all(scale.min() >= SMALLEST_SCALE and scale.max() <= LARGEST_HALF for scale in found)
 
 
 def _set_type(linear: Linear, dtype: torch.dtype) -> None:
@@ -82,10 +99,3 @@ def _set_type(linear: Linear, dtype: torch.dtype) -> None:
         weight.values = weight.values.to(dtype)
     else:
         weight.scale = weight.scale.to(dtype)
-
-
-def _set_attention_type(attention: QuantizedAttention, wide: bool) -> None:
-    scales = [node.scale for node in attention.children() if isinstance(node, Pair)]
-    wide = wide or any(scale < SMALLEST_SCALE for scale in scales)
-    attention.dtype = torch.float32 if wide else torch.float16
-    attention.table = attention.table.to(attention.dtype)
