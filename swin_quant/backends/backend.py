@@ -66,10 +66,11 @@ class Backend:
     """A target of `export`, an engine, or both.
 
     `runs`: the kinds of artifacts that its engine takes; `load` names a function `load(artifact, options) -> Engine`.
-    `needs`: the package that the engine imports, and how to get it. `home`: the device that it runs on, whatever torch
-    has; None: where the options say. `float_types` names a function that lists the types in which it can run what is
-    not int8, where it chooses. `emulates`: what it computes is meant, not how fast. `only_quantized`: it runs no float
-    export. `labels` names a function from an artifact of the backend's own kind to the class names that it carries.
+    `needs`: the package that the engine imports, and how to get it. `home`: the device that it runs on, whatever
+    torch has; None: where the options say. `float_types` names a function that lists the types in which it can run
+    what is not int8, where it chooses. `emulates`: what it computes is meant, not how fast. `only_quantized`: it runs
+    no float export. `float8`: it runs files of that. `labels` names a function from an artifact of the backend's own
+    kind to the class names that it carries.
 
     `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives on the
     engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by module, that
@@ -86,6 +87,7 @@ class Backend:
     float_types: str | None = None
     emulates: bool = False
     only_quantized: bool = False
+    float8: bool = False
     saturation: Saturation | None = None
     labels: str | None = None
     inside: str | None = None

@@ -21,6 +21,7 @@ from swin_quant.config.values import merge
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.tasks.evaluate import Subject, load_for_scoring
 
@@ -78,6 +79,8 @@ def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[st
         raise SwinQuantError(f"{card_path(artifact.file)}: artifact.backend is {kind!r:.40}: no engine runs that")
     if names is None:
         target = artifact.record["options"].get("target")
+        if has_float8(artifact):
+            able = {name: backend for name, backend in able.items() if backend.float8}
         installed = [name for name, backend in able.items() if backend.is_installed]
         if target in installed:
             return [target]
@@ -92,6 +95,13 @@ def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[st
         if not backend.is_installed:
             raise UsageError(f"engine {name} is not installed: {backend.remedy}")
     return list(dict.fromkeys(names))
+
+
+def has_float8(artifact: Artifact) -> bool:
+    """Whether nodes of an artifact are float8, by its card: all of them, or some by its policy."""
+    rules = artifact.card.policy["rules"] if artifact.card.policy else []
+    precision = artifact.record["precision"]
+    return precision == FP8 or (precision == "mixed" and any(rule.get("format") == FP8 for rule in rules))
 
 
 def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:

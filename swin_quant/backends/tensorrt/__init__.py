@@ -18,5 +18,6 @@ BACKEND = Backend(
     load="swin_quant.backends.tensorrt.engine:load",
     needs=("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),
     home="cuda",
+    float8=True,
     tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.05),  # those of FasterTransformer's TensorRT plugin
 )

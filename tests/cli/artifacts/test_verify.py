@@ -93,3 +93,20 @@ def test_too_many_unreadable_pictures(run, exports, own_pictures):
     assert "1 of 7 pictures are unreadable" in run(*words).error(1)
     assert run(*words, "--max-unreadable", 0.5).code == 0
     assert records(exports.ft)[0]["pictures"] == 6 and np.isfinite(records(exports.ft)[0]["mean"])
+
+
+@pytest.mark.slow
+def test_float8_is_run_by_the_engines_that_take_it(run, exports, pictures, tmp_path):
+    for words in (["--for", "onnx"], ["--for", "tensorrt"]):
+        told = ["--checkpoint", exports.checkpoint, "--policy", "tensorrt-fp8", "--output", tmp_path, *words]
+        assert run("export", *told, "--quiet").code == 0
+    for file in (tmp_path / "micro_fp8.onnx", tmp_path / "micro_fp8_tensorrt.onnx"):
+        shown = ("--data-path", pictures, "--device", "cpu")
+        assert run("verify", file, *shown).code == 0
+        assert [(r["engine"], r["precision"], r["passed"]) for r in records(file)] == [
+            ("onnxruntime", "fp8", True), ("onnxruntime", "fp8", None)]  # fmt: skip
+        assert run("evaluate", file, *shown).code == 0
+        result = RunCard.read(file.with_suffix(".json")).results[-1]
+        assert (result["engine"], result["precision"], result["policy"]) == ("onnxruntime", "fp8", "tensorrt-fp8")
+        said = run("verify", file, *shown, "--engine", "openvino", "--quiet").error(2)
+        assert "openvino is not given float8" in said
