@@ -121,6 +121,10 @@ class RunCard:
         results.insert(place, finite(dataclasses.asdict(result)))
         return dataclasses.replace(self, results=results)
 
+    def since(self, older: "RunCard") -> "RunCard":
+        """The card with those results alone that `older` has not: what was measured in between."""
+        return dataclasses.replace(self, results=[one for one in self.results if one not in older.results])
+
     def with_verification(self, record: VerificationRecord) -> "RunCard":
         """A card that also holds `record`, instead of what it said of the same engine, precision and reference."""
         identity = itemgetter("engine", "precision", "policy", "reference")

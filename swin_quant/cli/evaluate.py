@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output(parser)
     options.add_json(parser)
     parser.add_argument("--split", default="val", help="pictures to score (default val)")
+    parser.add_argument("--all", action="store_true", help="show what the run card has of before, too")
     parser.add_argument("--fake-quant", action="store_true", help="score the simulation beside an artifact")
 
 
@@ -83,7 +84,8 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
     scored = score_artifacts(artifacts, scoring, world)
     if world.is_main:
         write_cards(scored)
-        show([artifact.card for artifact in scored], args)
+        pairs = zip(scored, artifacts, strict=True)
+        show([one.card if args.all else one.card.since(before.card) for one, before in pairs], args)
 
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
@@ -100,11 +102,11 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     card, baseline = compared(subject, cfg, world, args.original)
     card = card if subject.card_file else _with_earlier_results(card, path)
     how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
-    card = score_model(subject.model, cfg, card, *how)
+    before, card = card, score_model(subject.model, cfg, card, *how)
     if world.is_main:
         card.write(path)
         log.info("run card: %s", path)
-        show([card], args)
+        show([card if getattr(args, "all", False) else card.since(before)], args)
     return card
 
 

@@ -30,7 +30,8 @@ _NAME = "accuracy"  # of the files in --output
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cards", nargs="+", metavar="RUN_CARD", help="run card, or directory of run cards")
     parser.add_argument("--format", choices=FORMATS, default="terminal", help="what is printed (default terminal)")
-    parser.add_argument("--columns", nargs="+", metavar="KEY", default=(), help="only these, as CSV calls them")
+    parser.add_argument("--columns", nargs="+", metavar="KEY", default=(),
+                        help="these, as CSV calls them, in this order; all: every one, in Markdown, too")  # fmt: skip
     files = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
     parser.add_argument("--output", metavar="DIR", help=f"also write {files} there")
     parser.add_argument("--html", metavar="FILE", help="also write the page there: one file, which needs no network")
@@ -61,8 +62,13 @@ def run(args: argparse.Namespace, world: World) -> None:
     named = [*targets, *(Path(file) for file in (args.html, args.json) if file not in (None, "-"))]
     if lost := [target for target in named if target.resolve() in {path.resolve() for path in read} or is_card(target)]:
         raise UsageError(f"{lost[0]}: is a run card, which the table would overwrite: choose another place")
+    narrow = table if args.columns else table.short()  # Markdown does not fold: a table of all columns is unreadable
+
+    def text(form: str) -> str:
+        return (narrow if form == "markdown" else table).text(form)
+
     for target, form in targets.items():
-        atomic_write_bytes(ensure_writable_dir(args.output) / target.name, table.text(form).encode())
+        atomic_write_bytes(ensure_writable_dir(args.output) / target.name, text(form).encode())
         log.info("table: %s", target)
     if args.html:
         from swin_quant.tasks.page import pictures_at, write_page
@@ -70,6 +76,6 @@ def run(args: argparse.Namespace, world: World) -> None:
         opened = pictures_at(args.data_path, args.split, args.zip) if args.data_path else None
         write_page(Path(args.html), read, opened, args.pictures)
     if args.json != "-":
-        table.show() if args.format == "terminal" else print_text(table.text(args.format))
+        table.show() if args.format == "terminal" else print_text(text(args.format))
     if args.json:
         put(args.json, table.text("json"))

@@ -191,3 +191,10 @@ def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_fl
     assert f"cpu (mine {mine[:6]})" in run("report", own_calibrated.with_suffix(".json")).out
     shutil.copy(path, tmp_path / "copy.yaml")
     assert "is given twice, by its rules" in run(*go, path, tmp_path / "copy.yaml").error(2)
+
+
+def test_what_was_measured_before_is_shown_only_where_it_is_asked_for(own_calibrated, run, scoring_flags):
+    go = ["evaluate", *scoring_flags, "--checkpoint", own_calibrated, "--policy"]
+    assert run(*go, "qdq").code == 0
+    now, whole = run(*go, "cpu").out, run(*go, "cpu", "--all").out
+    assert "cpu" in now and "qdq" not in now and "qdq" in whole

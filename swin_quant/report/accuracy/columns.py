@@ -4,7 +4,7 @@ They are those of FasterTransformer's guide (docs/reference, section 5.3) and wh
 Three deltas printed in that guide contradict their own columns; here a delta is always computed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from swin_quant.report.accuracy.rows import AccuracyRow
 from swin_quant.report.column import Column, Value, figure
@@ -73,6 +73,16 @@ COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("batch_size", "", lambda row: row.measured[-1].batch_size),
 )
 COLUMN = {column.key: column for column in COLUMNS}
+
+# What a short table has: these, and of the next ones those in which rows differ; what they share is said once.
+SHORT = ("name", "policy", "weights", "acc1", "quantized_acc1", "delta_acc1", "agreement", "quantized_ms")
+SHARED = ("dataset", "pictures", "resolution", "precision", "calibrator", "engine", "device", "batch_size")
+
+
+def notes_column(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> Column[AccuracyRow]:
+    """The numbers of the footnotes of each row, by its index."""
+    of_row = {id(row): marks[index] for index, row in enumerate(rows) if index in marks}
+    return Column("notes", "note", lambda row: of_row.get(id(row)), may_lack=True, blank="", style=lambda row: "dim")
 
 
 def legend(rows: Sequence[AccuracyRow]) -> list[str]:

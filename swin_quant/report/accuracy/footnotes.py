@@ -3,7 +3,7 @@
 Rows of which the same is said share a footnote.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,23 +11,11 @@ from typing import TypeAlias
 from swin_quant.base.errors import listed, one_line
 from swin_quant.cards.records import Result
 from swin_quant.engines.engine import FAKE_QUANT
-from swin_quant.report.accuracy.columns import COLUMN
 from swin_quant.report.accuracy.rows import AccuracyRow, dataset_key
-from swin_quant.report.column import BLANK
 
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
 _EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would
 _LONGEST_NOTE = 300
-_NAMES = (
-    ("name",),
-    ("name", "calibrator"),
-    ("name", "weights"),
-    ("name", "policy"),
-    ("engine", "precision"),
-    ("name", "policy", "calibrator"),
-    ("name", "policy", "engine"),
-    ("name", "dataset", "policy", "precision", "weights", "calibrator", "engine"),
-)
 
 
 @dataclass(frozen=True)
@@ -68,21 +56,19 @@ def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
     return [Footnote(text, tuple(indices)) for text, indices in found.items()]
 
 
-def attributed(notes: Sequence[Footnote], rows: Sequence[AccuracyRow]) -> list[str]:
-    """Each sentence after the shortest names that single its rows out; alone if it is about all of them."""
-    labels = [
-        [" ".join(cell for key in keys if (cell := COLUMN[key].cell(row)) != BLANK) for row in rows] for keys in _NAMES
-    ]
-    counted = [(names, Counter(names)) for names in labels]
-    return [note.text if len(note.rows) == len(rows) else f"{_named(note, counted)}: {note.text}" for note in notes]
+def numbered(notes: Sequence[Footnote], count: int) -> tuple[list[str], dict[int, str]]:
+    """The sentences of a table of `count` rows, and the numbers of those that are about a row, by its index.
 
-
-def _named(note: Footnote, counted: Sequence[tuple[list[str], Counter[str]]]) -> str:
-    for labels, count in counted:
-        named = dict.fromkeys(labels[index] for index in note.rows)
-        if sum(count[label] for label in named) == len(note.rows):
-            break
-    return listed(named, 4)
+    What is said of all rows has no number.
+    """
+    some = [note for note in notes if len(note.rows) < count]
+    marks: dict[int, list[str]] = defaultdict(list)
+    for number, note in enumerate(some, 1):
+        for index in note.rows:
+            marks[index].append(str(number))
+    said = [note.text for note in notes if note not in some]
+    said += [f"[{number}] {note.text}" for number, note in enumerate(some, 1)]
+    return said, {index: " ".join(numbers) for index, numbers in marks.items()}
 
 
 def is_simulated(engine: str) -> bool:
@@ -106,6 +92,11 @@ def _settings(row: AccuracyRow, others: Others) -> str | None:
         each = (f"{result.precision} on {result.device}, batch {result.batch_size}" for result in timed)
         return f"latencies are not comparable: {'; '.join(each)}"
     return f"latency measured on {next(iter(settings))}" if settings else None
+
+
+def _untimed(row: AccuracyRow, others: Others) -> str | None:
+    without = [f"{one.precision} on {one.engine}" for one in row.measured if one.ms_per_picture is None]
+    return f"ms -: no batch was timed of {listed(without)}; `swin-quant bench` times engines" if without else None
 
 
 def _no_baseline(row: AccuracyRow, others: Others) -> str | None:
@@ -213,6 +204,7 @@ def _note(result: Result) -> str:
 RULES: tuple[Rule, ...] = (
     _simulated,
     _settings,
+    _untimed,
     _no_baseline,
     _other_pictures,
     _stale,

@@ -1,22 +1,23 @@
 """The accuracy-delta table in four formats, each with its footnotes: rounded for people, unrounded for programs."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.report import screen
-from swin_quant.report.accuracy.columns import COLUMN, COLUMNS, legend
-from swin_quant.report.accuracy.footnotes import Footnote, attributed, footnotes
+from swin_quant.report.accuracy.columns import COLUMN, COLUMNS, SHARED, SHORT, legend, notes_column
+from swin_quant.report.accuracy.footnotes import Footnote, footnotes, numbered
 from swin_quant.report.accuracy.rows import AccuracyRow, rows_of
 from swin_quant.report.accuracy.terminal import terminal
-from swin_quant.report.column import Column, ReportTable
+from swin_quant.report.column import BLANK, Column, ReportTable
 from swin_quant.report.html import html_table
 from swin_quant.report.markdown import markdown
 from swin_quant.report.records import comma_separated, json_text, records
 from swin_quant.report.terminal import terminal as plain_table
 
+ALL = "all"  # in place of the keys of columns
 SCHEMA = "swin-quant/accuracy-table/1"
 
 
@@ -27,12 +28,14 @@ class AccuracyTable:
     rows: Sequence[AccuracyRow]
     notes: Sequence[Footnote]
     columns: Sequence[Column[AccuracyRow]] = COLUMNS
+    shared: str = ""
 
     @classmethod
     def of(cls, cards: Sequence[RunCard], keys: Sequence[str] = ()) -> "AccuracyTable":
         """All columns, or those of `keys`, in that order. UsageError for a key that there is not."""
         rows = rows_of(cards)
-        return cls(rows, footnotes(rows), [_column(key) for key in keys] or COLUMNS)
+        chosen = COLUMNS if list(keys) in ([], [ALL]) else [_column(key) for key in keys]
+        return cls(rows, footnotes(rows), chosen)
 
     def text(self, form: str) -> str:
         """The table in a form, one of FORMATS."""
@@ -44,7 +47,18 @@ class AccuracyTable:
 
     def report(self) -> ReportTable[AccuracyRow]:
         """Columns, rows, and what is to be said below them."""
-        return ReportTable(self.columns, self.rows, [*legend(self.rows), *attributed(self.notes, self.rows)])
+        said, marks = numbered(self.notes, len(self.rows))
+        columns = [*self.columns, notes_column(self.rows, marks)]
+        return ReportTable(columns, self.rows, [*filter(None, [self.shared]), *legend(self.rows), *said])
+
+    def short(self) -> "AccuracyTable":
+        """As narrow as can be read: a choice of columns; what rows share is said once below."""
+        cells = {key: {COLUMN[key].cell(row) for row in self.rows} for key in SHARED}
+        same = {key: found.pop() for key, found in cells.items() if len(found) == 1}
+        said = ", ".join(f"{key.replace('_', ' ')} {cell}" for key, cell in same.items() if cell != BLANK)
+        more = [key for key in SHARED if key not in same and COLUMN[key].title]
+        keys = [key for key in SHORT if key not in SHARED] + more
+        return replace(self, columns=[COLUMN[key] for key in keys], shared=f"all rows: {said}" if said else "")
 
 
 def _column(key: str) -> Column[AccuracyRow]:

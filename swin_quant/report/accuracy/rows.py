@@ -81,15 +81,14 @@ class AccuracyRow:
 
 
 def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
-    """A row for each quantized result and each of an artifact, of each card and data set, in an order of their own."""
+    """A row for each quantized result and each of an artifact, of each card and data set, in the order of the cards."""
     cards = list(cards)
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
     rows = [row for row in rows if row.weights != "PTQ" or _measurement(row, _start(row.card)) not in known]
     names, fastest = told_apart(policy for row in rows if (policy := _policy(row))), _fastest(rows)
     called = {None: None} | names
-    named = (replace(row, own=_own(row, fastest), policy=called[_policy(row)]) for row in rows)
-    return sorted(named, key=_order)
+    return [replace(row, own=_own(row, fastest), policy=called[_policy(row)]) for row in rows]
 
 
 def is_float(result: Result) -> bool:
@@ -113,8 +112,8 @@ def _rows_of_card(card: RunCard) -> Iterable[AccuracyRow]:
         half = next((result for result in baselines if result.precision in HALF_TYPES), None)
         others = tuple(result for result in baselines if result not in (float32, half))
         rows: list[Result | None] = [result for result in group if not _is_baseline(result)]
-        for quantized in rows or [None]:
-            yield AccuracyRow(card, group[0].dataset, float32, half, quantized, others=others)
+        made = (AccuracyRow(card, group[0].dataset, float32, half, one, others=others) for one in rows or [None])
+        yield from sorted(made, key=_is_last)
 
 
 def _is_baseline(result: Result) -> bool:
@@ -169,8 +168,6 @@ def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
     return None if result is None or result.policy is None else (result.policy, result.policy_sha256)
 
 
-def _order(row: AccuracyRow) -> tuple[str, ...]:
-    precision, engine = (row.quantized.precision, row.quantized.engine) if row.quantized else ("", "")
-    weights, policy, calibrator = row.weights or "", row.policy or "", row.calibrator or ""
-    last = "last" if weights and engine == EAGER else ""  # QAT's weights unquantized, after what they are for
-    return (row.card.name, *dataset_key(row.dataset), last, policy, calibrator, precision, weights, engine)
+def _is_last(row: AccuracyRow) -> bool:
+    """QAT's weights unquantized come after what they are for."""
+    return bool(row.weights and row.quantized and row.quantized.engine == EAGER)

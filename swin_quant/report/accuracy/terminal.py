@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from swin_quant.report.accuracy.columns import COLUMN, COLUMNS, legend
-from swin_quant.report.accuracy.footnotes import Footnote, attributed
+from swin_quant.report.accuracy.columns import COLUMN, COLUMNS, legend, notes_column
+from swin_quant.report.accuracy.footnotes import Footnote, numbered
 from swin_quant.report.accuracy.rows import AccuracyRow, dataset_key, is_float
 from swin_quant.report.column import BLANK, Column, shown
 from swin_quant.report.terminal import bullets, folded, grid, styled, total, widths_of
@@ -49,20 +49,24 @@ _TWO_LINES: tuple[Stack, ...] = (
 
 def terminal(rows: Sequence[AccuracyRow], notes: Sequence[Footnote], width: int = 100, color: bool = False) -> str:
     """The table and its footnotes for a terminal of `width` columns; with ANSI styles if `color`."""
-    lines = (*_lines(rows, width, color), *bullets((*legend(rows), *attributed(notes, rows)), width, color))
+    said, marks = numbered(notes, len(rows))
+    marked = notes_column(rows, marks)
+    lines = (*_lines(rows, marked, width, color), *bullets((*legend(rows), *said), width, color))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _lines(rows: Sequence[AccuracyRow], width: int, color: bool) -> Iterator[str]:
+def _lines(rows: Sequence[AccuracyRow], marked: Column[AccuracyRow], width: int, color: bool) -> Iterator[str]:
     quantized = [row for row in rows if row.quantized]
     shared = [key for key in _HEADING_IF_ALL_THE_SAME if _same(key, quantized)]
     left_out = {*shared, *COLUMN.keys() - {column.key for column in shown(COLUMNS, rows)}}
-    layouts = [_stacked(layout, left_out) for layout in (_ONE_LINE, _TWO_LINES)]
+    notes = shown([marked], quantized)
+    layouts = [[*_stacked(layout, left_out), *notes] for layout in (_ONE_LINE, _TWO_LINES)]
     columns = next((one for one in layouts if total(widths_of(one, quantized)) <= width), layouts[-1])
     widths = widths_of(columns, quantized, width)
     for block in _blocks(rows):
         lines = [row for row in block if row.quantized]
-        yield from _heading((lines or block)[0], shared, width, color)
+        head = (lines or block)[0]
+        yield from _heading(head, shared, "" if lines else marked.cell(head), width, color)
         yield from folded(_float_figures(block), width)
         if lines:
             yield from grid(columns, lines, widths, color, rule=True)
@@ -70,10 +74,10 @@ def _lines(rows: Sequence[AccuracyRow], width: int, color: bool) -> Iterator[str
 
 
 def _stacked(layout: Sequence[Stack], left_out: set[str]) -> list[Column[AccuracyRow]]:
-    """A layout's columns, the names foremost and foldable."""
+    """A layout's columns, those of names foldable: the foremost, and that of engines."""
     stacks = ([COLUMN[key] for key in stack if key not in left_out] for stack in layout)
     first, *others = [_stack(stack) for stack in stacks if stack]
-    return [replace(first, fold=True), *others]
+    return [replace(first, fold=True), *(replace(one, fold=one.key == "engine") for one in others)]
 
 
 def _stack(columns: Sequence[Column[AccuracyRow]]) -> Column[AccuracyRow]:
@@ -106,10 +110,10 @@ def _without(keys: Sequence[str], layout: Sequence[Stack]) -> list[Stack]:
     return [stack for stack in stacks if stack]
 
 
-def _heading(row: AccuracyRow, shared: Sequence[str], width: int, color: bool) -> list[str]:
+def _heading(row: AccuracyRow, shared: Sequence[str], marks: str, width: int, color: bool) -> list[str]:
     name, *details = ((COLUMN[key].cell(row), _AFTER.get(key, "")) for key in (*_HEADING, *shared))
     said = (f"  {cell}{after}" for cell, after in details if cell != BLANK)
-    first, *more = folded(name[0] + "".join(said), width)
+    first, *more = folded(name[0] + "".join(said) + (f"  [{marks}]" if marks else ""), width)
     end = len(name[0]) if first.startswith(name[0]) else len(first)
     return [styled(first[:end], "bold" * color) + first[end:], *more]
 

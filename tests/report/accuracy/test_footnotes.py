@@ -4,7 +4,7 @@ import dataclasses
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy.footnotes import attributed, footnotes
+from swin_quant.report.accuracy.footnotes import footnotes, numbered
 from swin_quant.report.accuracy.rows import rows_of
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
@@ -36,9 +36,11 @@ def card(*results, name="swin_micro", dead=(), sha="a" * 64) -> RunCard:
     return card
 
 
-def said(*cards) -> list[str]:
+def said(*cards, untimed=False) -> list[str]:
+    """The sentences; most cards here have no latencies, of which each would be told."""
     rows = rows_of(cards)
-    return attributed(footnotes(rows), rows)
+    notes, _ = numbered(footnotes(rows), len(rows))
+    return [note for note in notes if untimed or "ms -: " not in note]
 
 
 def with_(result, **changes) -> Result:
@@ -66,7 +68,7 @@ def test_latency_comes_with_its_setting_and_unlike_settings_are_called_so():
 
 def test_a_card_without_float32_says_so():
     (note,) = said(card(INT8), card(FLOAT, INT8, name="other"))
-    assert note == "swin_micro: float32 was not scored on cifar10/val, so there is no delta"
+    assert note[3:] == " float32 was not scored on cifar10/val, so there is no delta"
 
 
 def test_results_on_unequal_numbers_of_pictures():
@@ -124,13 +126,20 @@ def test_a_float_result_that_has_no_column_is_told():
     assert note == "also scored on cifar10/val: float16 on torch: acc@1 79.500"
 
 
-def test_a_footnote_names_its_rows_as_briefly_as_it_can():
+def test_a_footnote_of_some_rows_has_a_number_which_they_bear():
     two = {"unreadable": 2, "note": None}
     bad, good = with_(INT8, **two), with_(INT8, policy="ft-mode1")
-    (note,) = said(card(FLOAT, good, bad), card(FLOAT, INT8, name="other"))
-    assert note.startswith("swin_micro qdq: 2 unreadable")
-    (note,) = said(card(FLOAT, bad, with_(bad, policy="x")), card(FLOAT, INT8, name="other"))
-    assert note.startswith("swin_micro: 2 unreadable")
+    rows = rows_of([card(FLOAT, good, bad), card(FLOAT, INT8, name="other", dead=("a.b",))])
+    notes, marks = numbered([note for note in footnotes(rows) if "ms -" not in note.text], len(rows))
+    assert [note[:5] for note in notes] == ["[1] 2", "[2] 1"] and marks == {1: "1", 2: "2"}
+    assert "unreadable" in notes[0] and "dead" in notes[1]
+    assert numbered(footnotes(rows[:1]), 1)[1] == {}, "what is said of all rows needs no number"
+
+
+def test_a_latency_that_is_not_there_is_explained():
+    timed = with_(FLOAT, ms_per_picture=1.5)
+    (note,) = [note for note in said(card(timed, INT8), untimed=True) if "ms -" in note]
+    assert f"int8 on {INT8.engine}" in note and "float32" not in note and "swin-quant bench" in note
 
 
 def test_a_verification_is_told_with_its_verdict():

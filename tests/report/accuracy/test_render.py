@@ -16,7 +16,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.columns import COLUMNS
 from swin_quant.report.accuracy.footnotes import footnotes
-from swin_quant.report.accuracy.render import FORMATS, SCHEMA, print_terminal, render
+from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, print_terminal, render
 from swin_quant.report.accuracy.rows import rows_of
 from swin_quant.report.accuracy.terminal import terminal
 from swin_quant.report.screen import print_text
@@ -128,6 +128,30 @@ def test_markdown_is_one_table_of_rounded_figures():
     assert len(table) == 2 + 16 and FIGURES <= figures_of(text)
     html = MarkdownIt("commonmark").enable("table").render(text)
     assert html.count("<tr>") == 17 and "<td>swin_tiny_patch4_window7_224</td>" in html
+
+
+def test_short_markdown_has_what_differs_in_columns_and_what_does_not_below():
+    table = AccuracyTable.of(
+        [card(FLOAT, HALF, INT8, dataclasses.replace(INT8, policy="qdq", unreadable=0, note=None))]
+    )
+    first, _, *rows = [line for line in table.short().text("markdown").splitlines() if line.startswith("|")]
+    titles = [title.strip() for title in first.strip("|").split("|")]
+    assert titles == ["name", "policy", "acc@1", "acc@1(I)", "Δ acc@1", "agree %", "ms(I)", "note"]
+    assert rows[0].endswith("| 1 |") and rows[1].endswith("|  |")
+    text = table.short().text("markdown")
+    for fact in ("dataset cifar10/val", "resolution 32x32", "pictures 5000", "engine torch fake-quant", "device cpu"):
+        assert fact in text
+    assert "[1] 2 unreadable" in text.replace("\\", "")
+    two = AccuracyTable.of([card(FLOAT, INT8, dataclasses.replace(INT8, engine="openvino"))]).short()
+    assert "| engine |" in two.text("markdown") and "engine torch" not in two.shared
+
+
+def test_marks_of_footnotes_are_beside_the_rows_they_are_about():
+    other = dataclasses.replace(INT8, policy="qdq", unreadable=0, note=None)
+    lines = render([card(FLOAT, INT8, other), card(FLOAT, name="float")]).splitlines()
+    (number,) = [re.match(r"\* \[(\d)\] 2 unreadable", line)[1] for line in lines if " 2 unreadable" in line]
+    of = {line.split()[0]: line.split("±0.110")[1].split() for line in lines if "±0.110" in line}
+    assert number in of["ft-mode1"][3:] and number not in of["qdq"][3:]
 
 
 @given(policy=TEXTS, dataset=TEXTS, engine=st.text(alphabet="|\\`*_~[]<&\n\r ab=-+@'\"", max_size=20))
