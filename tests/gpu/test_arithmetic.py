@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.quant.fake_quant import fake_quant, grid
+from swin_quant.quant.fake_quant import FORMATS, fake_quant, grid
 from swin_quant.quant.straight_through import simulate
 
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -14,21 +14,22 @@ LAYOUTS = {
 }
 
 
-def on(device, op, x, amax):
+def on(device, op, x, amax, format="int8"):
     """Values, gradient of x and gradient of the range, on the CPU."""
     x, amax = x.to(device).requires_grad_(), amax.to(device).requires_grad_()
-    y = op(x, amax, *grid(8))
+    y = op(x, amax, *grid(8, format=format))
     weights = torch.linspace(-1, 2, max(y.numel(), 1))[: y.numel()].view(y.shape)
     (y * weights.to(y)).sum().backward()
     return y.detach().cpu(), x.grad.cpu(), amax.grad.cpu()
 
 
 @TYPES
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", [simulate, fake_quant], ids=["eager", "op"])
-def test_levels_and_gradients_are_those_of_a_cpu(gpu, op, layout, dtype):
+def test_levels_and_gradients_are_those_of_a_cpu(gpu, op, layout, format, dtype):
     x, amax = LAYOUTS[layout]().to(dtype), torch.tensor(0.8)
-    ours, theirs = on(gpu, op, x, amax), on("cpu", op, x, amax)
+    ours, theirs = on(gpu, op, x, amax, format), on("cpu", op, x, amax, format)
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     torch.testing.assert_close(ours[2], theirs[2], rtol=5e-3, atol=1e-3)
 

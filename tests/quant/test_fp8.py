@@ -202,3 +202,11 @@ def test_the_fp8_policies(kind, tiny_model):
 
 def test_grids():
     assert grid(8, format="fp8") == (-448, 448) and grid(8) == (-128, 127)
+
+
+def test_it_compiles_to_one_graph():
+    compiled = torch.compile(simulate, fullgraph=True, backend="aot_eager")
+    x = torch.randn(50, requires_grad=True)
+    y = compiled(x, torch.tensor(1.5), *E4M3)
+    y.sum().backward()
+    assert torch.equal(y, simulate(x, torch.tensor(1.5), *E4M3)) and torch.equal(x.grad, (x.abs() <= 1.5).float())

@@ -183,3 +183,20 @@ def test_clipped_shares_are_exact(made):
         values = torch.cat([x.flatten() for x in seen[name]])
         assert shares[name] == pytest.approx((values.abs() > node.amax).double().mean().item())
     assert 0 < sum(shares.values()) / len(shares) < 0.1
+
+
+def test_learned_ranges_of_float8_and_those_that_are_fixed(made):
+    model, keeper = made("tensorrt-fp8", mode="learned")
+    learned = {name for name, _ in model.named_parameters() if name.endswith("_amax")}
+    fixed = {name for name, node in enabled_nodes(model).items() if node.fixed is not None}
+    assert fixed and learned == {f"{name}._amax" for name in enabled_nodes(model).keys() - fixed}
+    model(IMAGES[0]).square().sum().backward()
+    for name, node in enabled_nodes(model).items():
+        assert (node.amax.grad is None) == (name in fixed)
+    before = ranges(model)
+    keeper.settle(model)
+    assert not moved(before, ranges(model))
+    for name, layer in (
+        (n, model.get_submodule(n.rpartition(".")[0])) for n in before if n.endswith("weight_quantizer")
+    ):
+        assert (layer.weight.abs() <= before[name] * (1 + 1e-6)).all()

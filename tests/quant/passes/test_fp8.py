@@ -1,0 +1,72 @@
+"""Passes under a policy of float8: weights end on its levels, fixed ranges are not learned, logits come nearer."""
+
+import pytest
+import torch
+
+from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.quant.calibration import Method, calibrate, observe
+from swin_quant.quant.check import distance
+from swin_quant.quant.choice import choose_methods
+from swin_quant.quant.layer import weighted_layers
+from swin_quant.quant.passes import gptq, range_search, reconstruct
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
+
+LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def piece(tiny_model):
+    model = tiny_model("swin", **SMALL)
+    apply_policy(model, load_policy("tensorrt-fp8"))
+    calibrate(model, IMAGES.split(8), Method("max"))
+    return Workpiece(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model),
+                     outputs=outputs_of(model))  # fmt: skip
+
+
+def sqnr(piece):
+    quantize(piece.model)
+    with torch.inference_mode():
+        found, expected = piece.model(IMAGES), piece.original(IMAGES)
+    dequantize(piece.model)
+    return distance(found, expected)[1]
+
+
+def fixed_ranges(model):
+    return {name: node.amax.item() for name, node in enabled_nodes(model).items() if node.fixed is not None}
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "rounds_weights"),
+    [
+        (gptq.run, gptq.GptqOptions(pictures=16), True),
+        (reconstruct.run, reconstruct.ReconstructOptions(iterations=20, batch=8), True),
+        (range_search.run, range_search.RangeSearchOptions(rounds=1), False),
+    ],
+    ids=["gptq", "reconstruct", "range_search"],
+)
+def test_a_pass(run, options, rounds_weights, piece):
+    before, ranges = sqnr(piece), fixed_ranges(piece.model)
+    run(piece, options)
+    assert fixed_ranges(piece.model) == ranges and len(ranges) == 2 and 1.0 not in ranges.values()
+    assert sqnr(piece) > before - 0.5
+    changed = 0
+    originals = weighted_layers(piece.original)
+    for name, layer in weighted_layers(piece.model).items():
+        if rounds_weights and (node := layer._weight_quantizer).enabled:
+            if torch.equal(layer.weight, originals[name].weight):  # of a unit that the pass gave back
+                continue
+            changed += 1
+            levels = layer.weight / (node.range_for(layer.weight) / 448)
+            nearest = LEVELS[LEVELS.isfinite()].unique()
+            assert (levels.detach()[..., None] - nearest).abs().amin(-1).max() < 1e-3, name
+    assert bool(changed) == rounds_weights
+
+
+def test_choosing_methods_leaves_fixed_ranges_as_they_were_found(piece):
+    ranges = fixed_ranges(piece.model)
+    assert choose_methods(piece, observe(piece.model, IMAGES.split(8), Method("mse"))) is not None
+    assert fixed_ranges(piece.model) == ranges
