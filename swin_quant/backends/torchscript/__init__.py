@@ -1,0 +1,21 @@
+"""TorchScript, by tracing: for compilers that are fed by it, with nodes as torch's own fake-quantize operators."""
+
+from swin_quant.backends.backend import Backend, Exports, Tolerances
+
+BACKEND = Backend(
+    name="torchscript",
+    exports=Exports(
+        artifact="torchscript",
+        export="swin_quant.backends.torchscript.export:export",
+        options="swin_quant.backends.torchscript.export:TorchScriptOptions",
+        policies=("qdq", "tensorrt"),
+        flags=("replace", "plugin"),
+        next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
+    ),
+    runs=("torchscript",),
+    load="swin_quant.backends.torchscript.engine:load",
+    home="cpu",
+    # torch multiplies by 1 / scale where we divide: what lies between two levels may go to the other one.
+    tolerances=Tolerances(quantized=0.02, float32=0.001, half=0.05),
+    emulates=True,
+)

@@ -1,0 +1,67 @@
+"""torch itself running a TorchScript file: what a compiler fed by it is to compute."""
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.torchscript.operators import define
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
+from swin_quant.operators.plugins import plugins_of
+
+NAME = "TorchScript"
+
+
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+    """The engine of a TorchScript artifact, float32 on the CPU. `extensions`: libraries that define its operators."""
+    if options.float_type not in (None, "float32"):
+        raise UsageError(f"‹float_type› {options.float_type}: what was traced is float32")
+    if options.device != "cpu":
+        raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
+    for extension in options.extensions:
+        _load_operators(extension)
+    define(plugins_of(tuple(artifact.record["options"].get("plugin", ()))))
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    module = _read(artifact.file)
+    return Engine(
+        NAME,
+        artifact.record["precision"],
+        policy_of(artifact),
+        partial(_run, artifact.file, module),
+        details=Details({"library": f"torch {torch.__version__}", "float_type": "float32"}, dict),
+    )
+
+
+def _load_operators(extension: str) -> None:
+    if not Path(extension).is_file():
+        raise UsageError(f"‹extension› {extension}: no such file")
+    try:
+        torch.ops.load_library(extension)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"‹extension› {extension}: torch cannot load it: {str(error).splitlines()[0]}") from error
+
+
+def _read(file: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that TorchScript is no more developed
+            return torch.jit.load(str(file), map_location="cpu").eval()
+    except Exception as error:  # RuntimeError and others, as the file is broken
+        raise SwinQuantError(f"{file}: torch cannot read it: {str(error).strip().splitlines()[0]}") from error
+
+
+@torch.inference_mode()
+def _run(file: Path, module: Any, images: Tensor) -> Tensor:
+    try:
+        logits: Tensor = module(images)
+    except RuntimeError as error:
+        raise SwinQuantError(f"{file}: torch cannot run it: {str(error).strip().splitlines()[-1]}") from error
+    return logits

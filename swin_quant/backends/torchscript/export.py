@@ -1,0 +1,116 @@
+"""Tracing: a model as a TorchScript file, its nodes torch's fake-quantize operators, some operators a plugin's."""
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.torchscript.nodes import spell_out
+from swin_quant.backends.torchscript.operators import call, define
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.config.outputs import FEATURES
+from swin_quant.models.classifier import Classifier
+from swin_quant.operators.plugins import Plugging, plugins_of
+from swin_quant.operators.replacements import chosen
+from swin_quant.operators.replacing import Replacing
+from swin_quant.quant.fake_quant import FP8
+from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict, quantize
+from swin_quant.quant.quantizer import named_nodes
+
+EXAMPLE = 2  # pictures: what is traced from one alone may keep its 1
+
+
+@dataclass(frozen=True)
+class TorchScriptOptions:
+    """`precision` float leaves every node out; `replace` and `plugin` are those of the ONNX export."""
+
+    precision: str = "int8"
+    replace: tuple[str, ...] = ()
+    plugin: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        chosen(self.replace)
+        plugins_of(self.plugin, self.replace)
+
+
+def export(
+    model: Classifier,
+    card: RunCard,
+    folder: str | Path,
+    options: TorchScriptOptions = TorchScriptOptions(),  # noqa: B008
+) -> Artifact:
+    """Write `<NAME>_<int8|fp32>.torchscript.pt` and its run card into `folder`; the policy is the card's.
+
+    UsageError for a model that gives maps, float8 nodes, and a plugin that the model calls nothing of.
+    """
+    folder = ensure_writable_dir(folder)
+    if model.output_kind == FEATURES:
+        raise UsageError(
+            f"{card.name}: TorchScript keeps the size of the pictures that it was traced with: give logits"
+        )
+    _choose(model, card, options)
+    precision = "int8" if enabled_nodes(model) else "float32"
+    content = _traced(model, options)
+    file = folder / f"{card.name}_{'int8' if precision == 'int8' else 'fp32'}.torchscript.pt"
+    atomic_write_bytes(file, content)
+    recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
+    return finish_artifact(file, card, "torchscript", precision, recorded)
+
+
+def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> None:
+    for node in named_nodes(model).values():
+        node.enabled = False
+    if options.precision == "float":
+        return
+    if card.policy is None:
+        raise SwinQuantError(f"{card.name}: its run card names no policy: calibrate it with `swin-quant calibrate`")
+    apply_policy(model, policy_from_dict(card.policy, f"the run card of {card.name}"))
+    if names := [name for name, node in enabled_nodes(model).items() if node.format == FP8]:
+        raise UsageError(f"{card.name}: TorchScript has no float8 fake-quantize, and {listed(names, 3)} want it")
+    quantize(model)  # refuses what has no range
+
+
+def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
+    """The file of a copy."""
+    replacing, plugins = Replacing(chosen(options.replace)), plugins_of(options.plugin, options.replace)
+    define(plugins)
+    plugging = Plugging(plugins, call)
+    copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    spell_out(copied)
+    images = torch.zeros(EXAMPLE, model.in_chans, model.image_size, model.image_size)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # it warns that TorchScript is no more developed, and of every Python number
+        traced = torch.jit.trace(_Inside(copied, [lambda: replacing, lambda: plugging]), images, check_trace=False)
+        buffer = io.BytesIO()
+        torch.jit.save(traced, buffer)
+    if idle := [operator for operator in plugins if not plugging.done[operator]]:
+        raise UsageError(f"‹plugin› {idle[0]}: the model calls none of it: leave it out")
+    for name in options.replace:
+        if not replacing.done[name]:
+            log.warning("‹replace› %s: the model has nothing of it", name)
+    return buffer.getvalue()
+
+
+class _Inside(nn.Module):
+    """A network whose forward runs inside contexts."""
+
+    def __init__(self, network: nn.Module, contexts: list[Callable[[], Any]]) -> None:
+        super().__init__()
+        self.network, self.contexts = network, contexts
+
+    def forward(self, images: Tensor) -> Tensor:
+        with ExitStack() as stack:
+            for context in self.contexts:
+                stack.enter_context(context())
+            return self.network(images)

@@ -1,0 +1,130 @@
+"""Traced files: they compute what fake-quant does, with any batch, and hold torch's and the user's own operators."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.backends.torchscript.engine import load
+from swin_quant.backends.torchscript.export import TorchScriptOptions, export
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, quantize
+
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+SPECS = ("roll=testing::Roll", "relu=testing::Relu", "layer_norm=testing::Norm", "window_partition=testing::Windows")
+SHALLOW = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2]}
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def written(tiny_model, tmp_path):
+    """write("swin", policy name, TorchScriptOptions' fields ...) -> the artifact, and what the model itself gives."""
+
+    def write(kind="swin", policy="qdq", **options):
+        stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+        model = tiny_model(kind, **SHALLOW, **stages)
+        calibrate(model, [IMAGES], Method("max"))
+        card = RunCard(kind, {}, {}, policy=load_policy(policy).to_dict())
+        if options.get("precision") != "float":
+            apply_policy(model, load_policy(policy))
+            quantize(model)
+        with torch.inference_mode():
+            expected = model(IMAGES)
+        return export(
+            model, card, tmp_path / f"{len(list(tmp_path.iterdir()))}", TorchScriptOptions(**options)
+        ), expected
+
+    return write
+
+
+def operators(artifact):
+    return {node.kind() for node in torch.jit.load(str(artifact.file)).inlined_graph.nodes()}
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swin", "cpu"), ("swinv2", "ft-mode1")])
+def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, policy):
+    """As near as a value between two levels lets them be, of which a few go to the other one."""
+    artifact, expected = written(kind, policy)
+    found = load(artifact)(IMAGES)
+    apart = (found - expected).abs()
+    assert apart.mean() < 0.02 * expected.abs().mean() and artifact.record["precision"] == "int8"
+    kinds = operators(artifact)
+    assert "aten::fake_quantize_per_tensor_affine" in kinds
+    assert ("aten::fake_quantize_per_channel_affine" in kinds) == (policy != "ft-mode1")
+
+
+def test_float_has_no_nodes(written):
+    artifact, expected = written(precision="float")
+    torch.testing.assert_close(load(artifact)(IMAGES), expected, rtol=1e-4, atol=1e-5)
+    assert not any("fake_quantize" in kind for kind in operators(artifact))
+
+
+def test_operators_of_the_user_s_own_stand_in_the_graph_and_run_without_a_library(written):
+    artifact, expected = written("swinv2", precision="float", plugin=SPECS)
+    kinds = operators(artifact)
+    assert {spec.partition("=")[2] for spec in SPECS} <= kinds and not {"aten::roll", "aten::layer_norm"} & kinds
+    torch.testing.assert_close(load(artifact)(IMAGES), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"plugin": ("roll=my.domain::Roll",)}, "domains here have no dots"),
+        ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
+        ({"plugin": ("relu=my::Relu",)}, "relu: the model calls none of it"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(written, tmp_path, options, said):
+    with pytest.raises(UsageError, match=said):
+        written("swin", precision="float", **options)
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_float8_is_refused_by_node(written):
+    with pytest.raises(UsageError, match="no float8 fake-quantize, and .*_quantizer"):
+        written("swin", "tensorrt-fp8")
+
+
+def test_a_broken_file_is_one_line(written):
+    artifact, _ = written(precision="float")
+    artifact.file.write_bytes(artifact.file.read_bytes()[:1000])
+    with pytest.raises(SwinQuantError, match="torch cannot read it") as caught:
+        load(artifact)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
+def test_a_compiled_operator_is_taken_in_place_of_ours(written, tmp_path):
+    """In a process of its own, since a library cannot be unloaded; ours would be another function of the same name."""
+    artifact, expected = written("swin", precision="float", plugin=("roll=compiled_one::Roll",))
+    done = subprocess.run(
+        ["bash", ROOT / "plugins" / "torch" / "build.sh", tmp_path], capture_output=True, text=True,
+        env=os.environ | {"PYTHON": sys.executable, "DOMAIN": "compiled_one"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    torch.save(expected, tmp_path / "expected.pt")
+    script = f"""
+import torch
+torch.ops.load_library({str(tmp_path / "libswin_quant_torch.so")!r})
+found = torch.jit.load({str(artifact.file)!r})(torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5)))
+torch.testing.assert_close(found, torch.load({str(tmp_path / "expected.pt")!r}), rtol=1e-4, atol=1e-5)
+print("alike")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "alike\n", done.stderr
+
+
+def test_an_extension_that_is_no_library_is_one_line(written, tmp_path):
+    artifact, _ = written(precision="float")
+    (tmp_path / "x.so").write_text("no library")
+    with pytest.raises(UsageError, match="torch cannot load it"):
+        load(artifact, EngineOptions(extensions=(str(tmp_path / "x.so"),)))
