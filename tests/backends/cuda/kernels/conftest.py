@@ -1,0 +1,35 @@
+"""Where kernels run: in Triton's interpreter, and on a GPU where there is one."""
+
+import importlib
+import importlib.util
+
+import pytest
+import torch
+from interpreted import Interpreter
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    if not importlib.util.find_spec("triton"):
+        pytest.skip("Triton is not installed")
+    made = Interpreter()
+    yield made
+    made.close()
+
+
+def on_gpu(operation, outputs, arguments):
+    moved = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+    for name, value in arguments.items():  # what is one tensor here is one there
+        moved |= {other: moved[name] for other in outputs if arguments[other] is value}
+    importlib.import_module(f"swin_quant.backends.cuda.kernels.{operation}").launch(**moved)
+    return {name: moved[name].cpu() for name in outputs}
+
+
+@pytest.fixture(params=["interpreter", pytest.param("gpu", marks=pytest.mark.gpu)])
+def run(request):
+    """run(operation, outputs, arguments) -> what the kernel writes into the arguments named `outputs`."""
+    if request.param == "interpreter":
+        return request.getfixturevalue("interpreter").run
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    return on_gpu
