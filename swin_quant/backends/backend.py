@@ -72,6 +72,8 @@ class Backend:
     no float export. `float8`: it runs files of that. `labels` names a function from an artifact of the backend's own
     kind to the class names that it carries.
 
+    `graph_per_shape`: its engine compiles a graph for each size of batch, and keeps `EngineOptions.graphs` of them.
+
     `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives on the
     engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by module, that
     the export moved its tensors.
@@ -90,6 +92,7 @@ class Backend:
     float8: bool = False
     saturation: Saturation | None = None
     labels: str | None = None
+    graph_per_shape: bool = False
     inside: str | None = None
     restore: str | None = None
 

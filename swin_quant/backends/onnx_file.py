@@ -1,5 +1,6 @@
 """ONNX files that nobody vouched for: checked before an engine sees them, and what goes in and comes out of them."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded
 from swin_quant.cards.paths import card_path
-from swin_quant.data.preprocess import MAX_SIZE
+from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
 
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 MOST_MAPS = 16
 _FLOAT8 = range(17, 21)  # TensorProto's numbers of the four kinds
+PIXELS = "uint8"
+PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
+EXTRAS = ("probabilities", "top_classes", "top_probabilities")  # outputs beside logits, which engines here leave alone
 GEMMS = ("MatMul", "Gemm", "Conv")
 
 
@@ -42,7 +46,8 @@ class OnnxFile:
     an embedding, or the maps of a backbone.
 
     `functions`: whether it has some of its own. `float8`: whether it quantizes to that. `gemms` are the names of its
-    MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes.
+    MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes. `pixels`: of a file that takes uint8
+    [batch, side, side, channels], how it normalises them.
     """
 
     path: Path
@@ -59,12 +64,18 @@ class OnnxFile:
     parts: tuple[Path, ...]
     functions: bool = False
     float8: bool = False
+    pixels: Preprocess | None = None
+
+    def shape(self, batch: int, side: int) -> tuple[int, ...]:
+        """The input's for so many square pictures."""
+        return (batch, side, side, self.channels) if self.pixels else (batch, self.channels, side, side)
 
 
 def open_onnx(path: str | Path) -> OnnxFile:
     """Check the ONNX file at `path` and say what it is. SwinQuantError names the file and the node or tensor at fault.
 
-    It must take one picture input [batch, channels, side, side], float32 or float16, and give one output, or be a
+    It must take one picture input [batch, channels, side, side], float32 or float16, or uint8 with channels last and a
+    note of how it normalises them, and give one output, or be a
     backbone, whose pictures may have any size and which may give several; of standard operators of opset 17 to 20,
     every Q/DQ node with a constant positive scale.
     """
@@ -108,11 +119,15 @@ def verified(artifact: Artifact) -> OnnxFile:
             f"{file.path}: takes pictures of {file.image_size} x {file.image_size}, but its run card "
             f"{card_path(file.path).name} prepares {size} x {size}"
         )
+    if file.pixels and file.pixels != Preprocess.from_dict(artifact.card.preprocess):
+        raise SwinQuantError(f"{file.path}: prepares pictures otherwise than its run card {card_path(file.path).name}")
     return file
 
 
 def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
     """Pictures [B, channels, H, W] as the file wants them: its type, a fixed batch filled up with zeros.
+
+    Where it takes pixels, they are those that the pictures were normalised from, exactly.
 
     UsageError if they are of another size or more than a fixed batch.
     """
@@ -124,7 +139,8 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
         raise UsageError(
             f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger ‹batch›"
         )
-    array = np.ascontiguousarray(images.detach().cpu().numpy().astype(file.dtype, copy=False))
+    prepared = file.pixels.pixels(images) if file.pixels else images
+    array = np.ascontiguousarray(prepared.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)
     return np.pad(array, ((0, missing), (0, 0), (0, 0), (0, 0))) if missing else array
 
@@ -142,11 +158,13 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     check_scales(model.graph, path.parent)
     graph = infer_shapes(model)
     inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
-    maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in graph.output)
-    if len(inputs) != 1 or not 1 <= len(graph.output) <= (MOST_MAPS if maps else 1):
+    outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
+    maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
+    if len(inputs) != 1 or not 1 <= len(outputs) <= (MOST_MAPS if maps else 1) or outputs[0] != graph.output[0]:
         raise SwinQuantError(
             f"has {len(inputs)} inputs and {len(graph.output)} outputs: a classifier of pictures has one of each"
         )
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     dtype, (batch, channels, height, width) = _picture_input(inputs[0], maps)
     if height is not None and (height != width or not 1 <= height <= MAX_SIZE):
         raise SwinQuantError(f"its pictures are of {height} x {width}: must be square, of 1 to {MAX_SIZE} pixels")
@@ -157,14 +175,15 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         batch=batch,
         channels=channels,
         image_size=height,
-        outputs=tuple(value.name for value in graph.output),
+        outputs=tuple(value.name for value in outputs),
         opset=opset,
         gemms=tuple(label(node) for node in graph.node if node.op_type in GEMMS),
         float8=any(tensor.data_type in _FLOAT8 for tensor in graph.initializer),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in graph.node),
-        metadata={entry.key: entry.value for entry in model.metadata_props},
+        metadata=metadata,
         parts=parts,
         functions=bool(model.functions),
+        pixels=_preprocess_in(metadata) if dtype == PIXELS else None,
     )
 
 
@@ -176,16 +195,28 @@ def _picture_input(value: Any, maps: bool) -> tuple[str, tuple[int | None, int, 
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
     sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
-    names = {getattr(onnx.TensorProto, name): type_ for name, type_ in (("FLOAT", "float32"), ("FLOAT16", "float16"))}
+    known = (("FLOAT", "float32"), ("FLOAT16", "float16"), ("UINT8", PIXELS))
+    names = {getattr(onnx.TensorProto, name): type_ for name, type_ in known}
     closed = sizes[1:2] if maps and sizes[2:] == [None, None] else sizes[1:]
     if kind.elem_type not in names or len(sizes) != 4 or None in closed:
         given = ", ".join("?" if size is None else str(size) for size in sizes)
         raise SwinQuantError(
             f"its input {shown(value.name)} is [{given}]: must be [batch, channels, side, side] of a fixed side, "
-            f"{' or '.join(names.values())}"
+            "float32 or float16, or [batch, side, side, channels], uint8"
         )
-    batch, channels, height, width = sizes
+    if names[kind.elem_type] == PIXELS:
+        batch, height, width, channels = sizes
+    else:
+        batch, channels, height, width = sizes
     return names[kind.elem_type], (batch, channels, height, width)
+
+
+def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:
+    """How a file that takes pixels says that it normalises them."""
+    try:
+        return Preprocess.from_dict(json.loads(metadata.get(PREPROCESS, "")))
+    except (ValueError, RecursionError, SwinQuantError) as error:
+        raise SwinQuantError(f"takes pixels, and does not say how it normalises them in {PREPROCESS}") from error
 
 
 @contextmanager

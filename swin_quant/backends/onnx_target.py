@@ -16,6 +16,7 @@ class OnnxTarget:
 
     `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
     `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4. `fp8`: it takes float8.
+    `ends`: it takes pictures of uint8, and files that give more than logits.
     """
 
     name: str
@@ -25,6 +26,7 @@ class OnnxTarget:
     symmetric: bool = False
     int4: bool = False
     fp8: bool = False
+    ends: bool = True
 
 
 def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:
@@ -42,6 +44,7 @@ def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[
             "replace",
             "plugin",
             *(("int4_weights",) if target.int4 else ()),
+            *(("uint8_input", "softmax", "top_k") if target.ends else ()),
         ),
         fixed={"target": target.name},
         detail=target,

@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="ONNX: equivalent operators for some: roll, gather, ... (docs/analyze.md)")  # fmt: skip
     parser.add_argument("--plugin", nargs="+", metavar="OP=DOMAIN::NAME",
                         help="ONNX: operators as nodes of a domain of your own (docs/custom_operators.md)")  # fmt: skip
+    parser.add_argument("--uint8-input", action="store_true",
+                        help="ONNX: pictures are uint8 [batch, S, S, 3], which the graph normalises")  # fmt: skip
+    parser.add_argument("--softmax", action="store_true", help="ONNX: give probabilities, too")
+    parser.add_argument("--top-k", type=whole, metavar="N", help="ONNX: give the N best classes and theirs, too")
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
 
 
@@ -80,6 +84,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     backend = targets()[args.backend]
     checks_itself = "check" in backend.exporting.flags
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias", "int4_weights")}
+    given |= {key: getattr(args, key, None) for key in ("uint8_input", "softmax", "top_k")}
     given |= {key: tuple(value) for key in ("replace", "plugin") if (value := getattr(args, key, None))}
     given["check"] = args.check and checks_itself
     given["labels"] = tuple(read_lines(args.labels, "list of class names")) if args.labels else None

@@ -95,6 +95,17 @@ class Preprocess:
         """Whether all pictures come out alike. Where they do not, they are taken one by one."""
         return self.shape == SQUARE
 
+    def pixels(self, images: Tensor) -> Tensor:
+        """The pixels that `images` [B, 3, H, W] were normalised from: uint8 [B, H, W, 3], exactly; others rounded."""
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (self.mean, self.std))
+        values = ((images.detach().cpu().double() * std + mean) * 255).round().clamp(0, 255)
+        return values.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels, uint8 [B, H, W, 3], as the model takes them: float32 [B, 3, H, W]."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
+
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, size, size], or [3, H, W] where it is not square; `index` is ignored."""
         return _evaluation(self)(image)

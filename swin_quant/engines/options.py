@@ -14,7 +14,8 @@ class EngineOptions:
     `threads` None: the library's own choice. `float_type` (float32, bfloat16, float16) is the type of what is not int8,
     for engines that choose it themselves; None: float32, so that no engine is faster by a type that nobody asked for.
     `device`: cpu or cuda. `optimize`: whether the library may rewrite the graph. `extensions`: libraries with operators
-    of the user's own, for engines that load such. UsageError for an impossible number.
+    of the user's own, for engines that load such. `graphs`: how many an engine keeps that compiles one for each size of
+    batch: 2 are that of full batches and that of the last one. UsageError for an impossible number.
     """
 
     threads: int | None = None
@@ -22,6 +23,7 @@ class EngineOptions:
     device: str = "cpu"
     optimize: bool = True
     extensions: tuple[str, ...] = ()
+    graphs: int = 2
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:

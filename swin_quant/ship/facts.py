@@ -71,7 +71,7 @@ class PackageFacts:
             "scale": 255,
             "mean": list(p.mean),
             "std": list(p.std),
-            "layout": "NCHW",
+            "layout": "NHWC" if self.file.pixels else "NCHW",
             "type": self.input.type,
         }
 
@@ -109,7 +109,7 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     (picture,) = [_port(value) for value in graph.input if value.name == file.input]
     outputs = tuple(_port(value) for value in graph.output)
     named = tuple(labels) if file.outputs == (LOGITS,) else ()
-    return PackageFacts(_fit(artifact.card.name), artifact, file, preprocess, picture, outputs, named)
+    return PackageFacts(fit_name(artifact.card.name), artifact, file, preprocess, picture, outputs, named)
 
 
 def _port(value: Any) -> GraphEnd:
@@ -121,6 +121,6 @@ def _port(value: Any) -> GraphEnd:
     return GraphEnd(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape)
 
 
-def _fit(name: str) -> str:
+def fit_name(name: str) -> str:
     """A name as folders, URLs and Triton take it."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".-") or "model"

@@ -7,6 +7,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.bench.measure import noise
 from swin_quant.config.outputs import LOGITS
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.baseline import engines_beside, unnamed_baseline
 from swin_quant.engines.difference import difference, difference_of_outputs
 from swin_quant.engines.options import EngineOptions
@@ -30,6 +31,9 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
     count = record["options"].get("batch") or PICTURES
     images = noise(count, model.in_chans, model.image_size).images
+    if record["options"].get("uint8_input"):
+        preprocess = Preprocess.from_dict(artifact.card.preprocess)
+        images = preprocess.normalised(preprocess.pixels(images))  # noise that pixels can say
     with torch.inference_mode():
         given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
     has_logits = model.output_kind == LOGITS

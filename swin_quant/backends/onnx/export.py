@@ -13,10 +13,11 @@ from torch import Tensor, nn
 import swin_quant
 from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.onnx.ends import check_ends, names_of_ends
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.int4 import store_int4
-from swin_quant.backends.onnx.network import example, network
+from swin_quant.backends.onnx.network import network, pictures_of
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
@@ -29,6 +30,7 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
@@ -78,8 +80,11 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     rewrites = rewriter_of(model).chosen(options)
     choose_nodes(model, card, options)
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
-    images = example(model, options, options.batch or 2)
-    exported, outputs = network(model, options, beyond_half), names_of_outputs(model)
+    preprocess = Preprocess.from_dict(card.preprocess)
+    check_ends(model, options, preprocess)
+    images = pictures_of(model, options, options.batch or 2)
+    exported = network(model, options, preprocess, beyond_half)
+    outputs = [*names_of_outputs(model), *names_of_ends(options)]
     proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs)
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
@@ -159,7 +164,7 @@ def to_onnx(
     if options.replace or options.plugin:
         _run_inside(model, (replacing, plugging))
     open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
-    if images.shape[2] != images.shape[3]:
+    if images.dtype != torch.uint8 and images.shape[2] != images.shape[3]:
         open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
     shapes = (open_sizes,) if open_sizes else None
     with warnings.catch_warnings(), torch.no_grad():

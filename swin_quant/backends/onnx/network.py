@@ -6,27 +6,35 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from swin_quant.backends.onnx.ends import fold_normalisation, with_ends
 from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.config.outputs import FEATURES
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 
 
-def network(model: Classifier, options: OnnxOptions, beyond_half: Iterable[str] = ()) -> nn.Module:
+def network(
+    model: Classifier, options: OnnxOptions, preprocess: Preprocess, beyond_half: Iterable[str] = ()
+) -> nn.Module:
     """A copy of `model`, whose policy is applied and whose nodes have ranges, as it is exported, on the CPU.
 
-    `beyond_half` names the nodes whose values overflow float16.
+    `preprocess` is what the model's pictures went through. `beyond_half` names the nodes whose values overflow float16.
     """
     rewriter = rewriter_of(model)
     names = rewriter.chosen(options)
     model = copy.deepcopy(model).cpu().eval()
+    folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
+    if folded:
+        fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
     lower(model)
     rewriter.apply(model, names)
     if options.floats == "float16" and rewriter.halve:
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)
     match_scales(exported, example(model, options, 1))
+    with_ends(exported, options, preprocess, folded)
     return exported
 
 
@@ -36,3 +44,9 @@ def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     height, width = (side + 1, side + 6) if model.output_kind == FEATURES else (side, side)
     shape = batch, model.in_chans, height, width
     return torch.zeros(shape, dtype=getattr(torch, options.io_type))
+
+
+def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
+    """The same as the exported graph takes them: uint8 [batch, S, S, 3] where its input is that."""
+    images = example(model, options, batch)
+    return images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images

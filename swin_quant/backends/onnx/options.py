@@ -27,7 +27,8 @@ class OnnxOptions:
     of later ones (docs/reference, section 3). `int4_weights`: weights of at most 4 bits are stored as INT4, two in a
     byte, which only opset 21 has. `replace` names equivalent replacements, `plugin` operators that become nodes of
     another domain (`roll=my.domain::Roll`): both for compilers that want the model's own operators, so that rewrites of
-    its architecture are left out.
+    its architecture are left out. `uint8_input`: pictures are uint8 [batch, S, S, 3], as they are decoded, and the
+    graph normalises them. `softmax`, `top_k`: besides logits it gives probabilities, or the best classes and theirs.
     """
 
     precision: str = "int8"
@@ -41,6 +42,9 @@ class OnnxOptions:
     int4_weights: bool = False
     replace: tuple[str, ...] = ()
     plugin: tuple[str, ...] = ()
+    uint8_input: bool = False
+    softmax: bool = False
+    top_k: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)
@@ -62,6 +66,10 @@ class OnnxOptions:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+            raise UsageError(f"‹top_k› {self.top_k}: must be a whole number from 1")
+        if self.has_ends and not onnx_targets()[self.target].ends:
+            raise UsageError(f"‹uint8_input›, ‹softmax› and ‹top_k›: not with target {self.target}: leave them out")
 
         chosen(self.replace)
         plugins_of(self.plugin, self.replace)
@@ -93,10 +101,16 @@ class OnnxOptions:
         """Whether the target takes float8."""
         return onnx_targets()[self.target].fp8
 
+    @property
+    def has_ends(self) -> bool:
+        """Whether the graph has other ends than the model: see `ends`."""
+        return self.uint8_input or self.softmax or bool(self.top_k)
+
     def suffix(self, quantized: str = "int8") -> str:
         """What a file's name says of its precision and target; `quantized`: what values of nodes are."""
         kind = quantized if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
-        return kind if self.target == "portable" else f"{kind}_{self.target}"
+        words = [kind] + [self.target] * (self.target != "portable") + ["uint8"] * self.uint8_input
+        return "_".join(words)
 
 
 def onnx_targets() -> dict[str, OnnxTarget]:

@@ -24,7 +24,8 @@ class Rewriter:
     there is none. `constants`: those that store what engines could compute, for targets that want it. `for_half`: those
     that float16 needs. `halve` makes a rewritten model float16, but for what the nodes named in `beyond_half` see.
     `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type. Both take
-    the architecture's own class. `restore` says, of a model and names of rewrites, what undoes that they moved a
+    the architecture's own class. `stem` names the float convolution without padding that reads the pictures, which can
+    take their normalisation in. `restore` says, of a model and names of rewrites, what undoes that they moved a
     module's tensor; None: it cannot be told.
     """
 
@@ -34,6 +35,7 @@ class Rewriter:
     constants: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
     halve: Callable[[Any, Iterable[str]], None] | None = None
+    stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Callable[[Tensor], Tensor] | None]] | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:

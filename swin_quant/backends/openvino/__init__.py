@@ -14,6 +14,7 @@ BACKEND = Backend(
     inside="swin_quant.backends.openvino.inside:inside",
     needs=("openvino", installing("openvino")),
     home="cpu",
+    graph_per_shape=True,
     tolerances=ONNX_TOLERANCES,
     float_types="swin_quant.backends.openvino.engine:float_types",
     saturation=Saturation(limits=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")),

@@ -27,7 +27,6 @@ HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
 _GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
 DEFAULT_SIDE = 224  # of pictures where any will do and none were run
-_KEPT = 2  # compiled graphs: that of full batches and that of the last one
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
@@ -48,7 +47,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     file = verified(artifact)
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
-    graphs = _Graphs(core, file, float_type, options.threads, bool(options.extensions))
+    graphs = _Graphs(core, file, float_type, options.threads, bool(options.extensions), options.graphs)
     known = {
         "library": f"{NAME} {openvino.__version__}",
         "opset": file.opset,
@@ -94,25 +93,26 @@ def precision_name(exported: str, float_type: str) -> str:
 
 
 class _Graphs:
-    """Compiled graphs of a file by (batch, height, width), the latest few: fixed shapes run faster than open ones."""
+    """Compiled graphs of a file by the shape of their input, the latest few: fixed shapes run faster than open ones."""
 
-    def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None, extended: bool = False) -> None:
-        self.core, self.file = core, file
+    def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None, extended: bool = False,
+                 kept: int = 2) -> None:  # fmt: skip
+        self.core, self.file, self.kept = core, file, kept
         self.settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
-        self.compiled: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
+        self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         written_out = file.functions and not extended  # its parser knows no functions of a file's own
         source = partial(_without_functions, file.path) if written_out else partial(str, file.path)
         self.model = self._try("load", lambda: core.read_model(source()))
 
-    def request(self, shape: tuple[int, int, int]) -> Any:
-        """An inference request of the graph for so many pictures of a height and width."""
+    def request(self, shape: tuple[int, ...]) -> Any:
+        """An inference request of the graph for pictures of this shape."""
         if shape not in self.compiled:
-            while len(self.compiled) >= _KEPT:
+            while len(self.compiled) >= self.kept:
                 self.compiled.popitem(last=False)
             self.compiled[shape] = self._try("compile", lambda: self._compile(shape)).create_infer_request()
         self.compiled.move_to_end(shape)
@@ -120,23 +120,22 @@ class _Graphs:
 
     def infer(self, array: Any) -> list[Any]:
         """The outputs for a batch; they are overwritten by the next ones."""
-        request = self.request((len(array), *array.shape[2:]))
+        request = self.request(array.shape)
         self._try("run", lambda: request.infer([array], share_inputs=True))
         return [request.get_output_tensor(place).data for place in range(len(self.file.outputs))]
 
     def gemms(self) -> Mapping[str, str]:
         """Matrix product -> the type that it runs in, of the latest graph; that for one picture if there is none."""
         side = self.file.image_size or DEFAULT_SIDE
-        shape = next(reversed(self.compiled), (self.file.batch or 1, side, side))
+        shape = next(reversed(self.compiled), self.file.shape(self.file.batch or 1, side))
         sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
         runtime = self.request(shape).get_compiled_model().get_runtime_model()
         return dict(found for layer in runtime.get_ordered_ops() for found in _products(layer, sources))
 
-    def _compile(self, shape: tuple[int, int, int]) -> Any:
+    def _compile(self, shape: tuple[int, ...]) -> Any:
         model = self.model.clone()
         if self.file.batch is None or self.file.image_size is None:
-            batch, height, width = shape
-            model.reshape([batch, self.file.channels, height, width])
+            model.reshape(list(shape))
         return self.core.compile_model(model, "CPU", self.settings)
 
     def _try(self, what: str, action: Any) -> Any:

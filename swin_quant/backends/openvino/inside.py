@@ -19,11 +19,11 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
     with opened_up(file) as copy:
         graphs = _Graphs(_core(os.getpid()), copy.file, options.float_type or "float32", options.threads)
         side = file.image_size or DEFAULT_SIDE
-        graphs.request((file.batch or 1, side, side))  # weights are in memory once a graph is compiled
+        graphs.request(file.shape(file.batch or 1, side))  # weights are in memory once a graph is compiled
 
     def run(images: Tensor) -> dict[str, Tensor]:
         array = as_input(file, images)
-        request = graphs.request((len(array), *array.shape[2:]))
+        request = graphs.request(array.shape)
         graphs._try("run", lambda: request.infer([array], share_inputs=True))
         found = {}
         for module, tensor in copy.tensors.items():

@@ -10,7 +10,9 @@ from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
 BACKEND = Backend(
     name="tensorrt",
     exports=onnx_target(
-        OnnxTarget("tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True),
+        OnnxTarget(
+            "tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True, ends=False
+        ),
         ("tensorrt", "qdq"),
         ("swin-quant inspect {file} --engine tensorrt", "swin-quant build-engine {file} --data-path DIR"),
     ),

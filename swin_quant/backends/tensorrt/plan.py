@@ -84,6 +84,8 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
             f"{file.path}: is for batches of {file.batch}: give ‹min_batch›, ‹opt_batch› and ‹max_batch› {file.batch}, "
             "or export it with a batch of any size"
         )
+    if file.pixels:
+        raise UsageError(f"{file.path}: takes pixels: engines are built here of files that take prepared pictures")
     report = inspect_model(read_model(file.path), ["tensorrt"])
     if report.body == "float32" and report.pairs[0] and not options.float32:
         raise UsageError(

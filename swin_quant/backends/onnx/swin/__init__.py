@@ -13,5 +13,6 @@ REWRITER = Rewriter(
     constants=frozenset({"one-constant"}),
     for_half=frozenset({"fusible-attention", "window-order"}),
     halve=halve,
+    stem="patch_embed.proj",
     restore=restored,
 )
