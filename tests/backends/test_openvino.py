@@ -91,7 +91,7 @@ def test_compiled_graphs_are_kept_for_the_latest_sizes_of_batch_only(load, small
     graphs = engine.run.args[0]
     for batch in (3, 1, 2, 1):
         assert np.abs(engine(images[:batch]).numpy() - net(images[:batch])).max() < 1e-3
-    assert list(graphs.compiled) == [(2, 8, 8), (1, 8, 8)]
+    assert list(graphs.compiled) == [(2, 3, 8, 8), (1, 3, 8, 8)]
 
 
 def test_a_fixed_batch_takes_fewer_pictures_and_not_more(load, small_net, artifact_of, images):
