@@ -16,13 +16,16 @@ from swin_quant.cli.output import put
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.tasks.predict import Answering, Predictions
+    from swin_quant.tasks.predict_shards import Sharding
 
 SCHEMA = "swin-quant/predictions/1"
-HELP = "Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine."
+HELP = """Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine.
+With --output it writes Parquet files, under torchrun shared among processes, and goes on where it was cut off."""
 EXAMPLES = """examples:
   swin-quant predict out/my_calib.pth cat.jpg                              (INT8 as its run card says)
   swin-quant predict swin_tiny_patch4_window7_224.pth cat.jpg
-  swin-quant predict out/my_int8.onnx holiday 'more/*.png' --engine openvino --json answers.json"""
+  swin-quant predict out/my_int8.onnx holiday 'more/*.png' --engine openvino --json answers.json
+  torchrun --nproc-per-node 2 -m swin_quant predict out/my_int8.onnx archive --threads 1 --output answers"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--labels", metavar="FILE", help="class names, one a line (default: the model's own, ImageNet's)"
     )
+    group.add_argument("--output", metavar="DIR", help="write Parquet files there, --shard pictures each, and no table")
+    group.add_argument("--shard", type=whole, metavar="N", help="pictures a file (default 10000)")
     group.add_argument("--top", type=whole, default=5, metavar="N", help="classes a picture (default 5)")
     deployed.add_loading(group)
     options.add_json(parser)
@@ -47,16 +52,34 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
     from swin_quant.data.named import NamedPictures
     from swin_quant.tasks.predict import predict
+    from swin_quant.tasks.predict_shards import predict_shards
 
-    deployed.refuse_ranks(world, "predict")
+    if not args.output:
+        deployed.refuse_ranks(world, "predict without --output")
+    if args.output and args.json:
+        raise UsageError("--output and --json: choose one, Parquet files or JSON")
+    if args.shard and not args.output:
+        raise UsageError("--shard: is for --output")
     if args.top < 1:
         raise UsageError(f"--top {args.top}: must be at least 1")
     pictures = NamedPictures(args.images)
     by = (_of_checkpoint if deployed.is_checkpoint(args.model) else _of_artifact)(args, world)
+    if args.output:
+        manifest = predict_shards(by, pictures, _sharding(args), world)
+        if world.is_main:
+            print(manifest)
+        return
     found = predict(by, pictures, args.top, args.labels, args.batch, args.workers)
     for why in found.unreadable.values():
         log.warning("skipped: %s", why)
     _write(args.json, by, found)
+
+
+def _sharding(args: argparse.Namespace) -> Sharding:
+    from swin_quant.tasks.predict_shards import ROWS, Sharding
+
+    rows = ROWS if args.shard is None else args.shard
+    return Sharding(Path(args.output), rows, args.top, args.labels, args.batch, args.workers)
 
 
 def _of_artifact(args: argparse.Namespace, world: World) -> Answering:
@@ -89,7 +112,9 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
             f"{args.model}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
         )
     name, classes = Path(args.model).name, cfg.MODEL.NUM_CLASSES
-    return answering_model(subject.model, name, preprocess, classes, subject.policies)
+    record = subject.card.checkpoint or subject.card.source
+    sha256 = record["sha256"] if record else None
+    return answering_model(subject.model, name, preprocess, classes, subject.policies, sha256)
 
 
 def _write(target: str | None, by: Answering, found: Predictions) -> None:

@@ -33,13 +33,17 @@ class Guess:
 
 @dataclass(frozen=True)
 class Answering:
-    """What answers: an engine, what its card says of its pictures and classes, the names of those that it carries."""
+    """What answers: an engine, what its card says of its pictures and classes, the names of those that it carries.
+
+    `sha256` is of the file, where there is one.
+    """
 
     name: str
     engine: Engine
     preprocess: Preprocess
     classes: int
     names: Sequence[str] = ()
+    sha256: str | None = None
     device: torch.device = torch.device("cpu")
 
 
@@ -56,16 +60,22 @@ def answering_artifact(artifact: Artifact, engines: Sequence[str] | None, option
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     need_logits(cfg, "predict")
     (engine,) = load_engines(artifact, [one_engine(artifact, engines)], options).values()
-    return Answering(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, labels_in(artifact))
+    return Answering(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, labels_in(artifact),
+                     artifact.record["sha256"])  # fmt: skip
 
 
 def answering_model(
-    model: nn.Module, name: str, preprocess: Preprocess, classes: int, policies: Sequence[Policy]
+    model: nn.Module,
+    name: str,
+    preprocess: Preprocess,
+    classes: int,
+    policies: Sequence[Policy],
+    sha256: str | None = None,
 ) -> Answering:
     """A model in torch: quantized under the first of `policies`, else in float."""
     device = next(model.parameters()).device
     engine = list(torch_engines(model, device, None, policies[:1]).values())[-1]
-    return Answering(name, engine, preprocess, classes, device=device)
+    return Answering(name, engine, preprocess, classes, sha256=sha256, device=device)
 
 
 def predict(
