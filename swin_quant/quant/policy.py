@@ -105,6 +105,11 @@ class Policy:
         """Whether a rule gives activations one."""
         return any(rule.symmetric is False for rule in self.rules)
 
+    @property
+    def has_float8(self) -> bool:
+        """Whether a rule asks for it."""
+        return any(rule.format == FP8 for rule in self.rules)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a policy file; `policy_from_dict` reads it back."""
         given = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]

@@ -93,9 +93,10 @@ def export_module(
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:
     """The policy of a target where the user names none.
 
-    One that the checkpoint was trained under stays, and one of the user's own, whatever it is called. FasterTransformer
-    takes the card's. Else it is the best built-in one of the target: calibration found the ranges of all nodes. One of
-    before zero points did not find both ends of them: for such a `checkpoint` it is the best without.
+    One that the checkpoint was trained under stays, and one of the user's own, whatever it is called; one in float8
+    does where the target takes it. FasterTransformer takes the card's. Else it is the best built-in one of the
+    target: calibration found the ranges of all nodes. One of before zero points did not find both ends of them: for
+    such a `checkpoint` it is the best without.
     """
     exports = targets()[target].exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
@@ -105,6 +106,8 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         if own is None or (is_ours and own.name not in fitting):
             has = f"the run card's is {own.name}" if own else "there is no run card"
             raise UsageError(f"‹backend› {target} needs the policy {' or '.join(fitting)}, {has}: give ‹policy›")
+        return own
+    if own is not None and own.has_float8 and own.name in fitting:
         return own
     if own is None or (is_ours and not (card and card.training)):
         return _best([load_policy(name) for name in fitting], target, checkpoint)

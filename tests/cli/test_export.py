@@ -174,6 +174,8 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target):
     built_in = policy_for(target, RunCard("x", {}, {}, policy=load_policy("ft-mode1").to_dict()))
     assert built_in.name in targets()[target].exports.policies
     assert policy_for(target, None) == built_in
+    float8 = policy_for(target, RunCard("x", {}, {}, policy=load_policy("tensorrt-fp8").to_dict()))
+    assert float8.name == ("tensorrt-fp8" if target in ("onnx", "tensorrt") else built_in.name)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ BACKEND = Backend(
     name="onnx",
     exports=onnx_target(
         OnnxTarget("portable", takes_float16=True, int4=True, fp8=True),
-        ("qdq",),
+        ("qdq", "tensorrt-fp8", "cuda-fp8"),
         ("swin-quant inspect {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),
     labels="swin_quant.backends.onnx_metadata:labels_of",
