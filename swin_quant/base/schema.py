@@ -49,9 +49,9 @@ def counted(least: int, most: int) -> Must:
     return Must(lambda entries: least <= len(entries) <= most, f"a list of {least} to {most} entries")
 
 
-def one_of(choices: Collection[str]) -> Must:
-    """One of some words that are listed elsewhere."""
-    return Must(lambda value: value in choices, f"one of {', '.join(choices)}")
+def one_of(choices: Collection[object]) -> Must:
+    """One of some words or numbers that are listed elsewhere."""
+    return Must(lambda value: value in choices, f"one of {', '.join(map(str, choices))}")
 
 
 def checked(

@@ -23,6 +23,7 @@ class NodeRow:
     format: str
     bits: int
     per_channel: bool
+    block: int | None
     symmetric: bool
     amax: float | None
     bounds: Sequence[float] | None
@@ -47,6 +48,7 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
             node.format,
             node.bits,
             node.per_channel,
+            node.block,
             node.symmetric,
             None if node.amax is None else node.known_amax.max().item(),
             None if node.bounds is None or node.symmetric else node.bounds.tolist(),

@@ -21,7 +21,8 @@ from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 
 _SELECTING = ("enable", "disable", "nodes")
-_SETTING = ("format", "bits", "granularity", "narrow_range", "symmetric", "amax")
+_SETTING = ("format", "bits", "granularity", "block", "narrow_range", "symmetric", "amax")
+BLOCKS = (16, 32, 64, 128, 256)  # what engines have kernels for
 _LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
@@ -51,6 +52,7 @@ class Rule:
     nodes: tuple[Selector, ...] = ()
     bits: Annotated[int, within(least=2, most=8)] | None = None
     granularity: Annotated[str, one_of(("per-tensor", "per-channel"))] | None = None
+    block: Annotated[int, one_of(BLOCKS)] | None = None
     narrow_range: bool | None = None
     symmetric: bool | None = None
     format: Annotated[str, one_of(FORMATS)] | None = None
@@ -64,6 +66,7 @@ class Setting:
     enabled: bool = False
     bits: int = 8
     granularity: str = "per-tensor"
+    block: int | None = None
     narrow_range: bool = False
     symmetric: bool = True
     format: str = FORMATS[0]
@@ -207,6 +210,8 @@ def _clash(setting: Setting, role: Role) -> str | None:
             return "format fp8 has no zero point: give it format int8, or symmetric: true"
         if setting.narrow_range:
             return "format fp8 has no narrow range: give it format int8, or leave narrow_range out"
+    if setting.block is not None and (role is not Role.GEMM_WEIGHT or setting.granularity != "per-channel"):
+        return "blocks are parts of the rows of weights: give it granularity per-channel, or leave block out"
     if setting.amax is not None and (role is Role.GEMM_WEIGHT or not setting.symmetric):
         return "a fixed amax is for activations without a zero point: leave it out"
     return None
@@ -253,7 +258,15 @@ def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
         node.state = State.OFF
         node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
         node.per_channel, node.symmetric = setting.granularity == "per-channel", setting.symmetric
-        node.format, node.fixed = setting.format, setting.amax
+        node.format, node.fixed, node.block = setting.format, setting.amax, setting.block
+
+
+def refuse_blocks(model: nn.Module, who: str) -> None:
+    """UsageError where weights have a range for each block of a row, which `who` has no use for."""
+    if names := [name for name, node in enabled_nodes(model).items() if node.block]:
+        raise UsageError(
+            f"{who}: takes no weights in blocks, which the policy has at {listed(names, 3)}: leave block out"
+        )
 
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:

@@ -51,6 +51,7 @@ class Quantizer(nn.Module):
 
     It is what was calibrated or learned, and no policy writes it: `range_for` derives the range in effect. `bounds` is
     the range of the node where it is not `symmetric`: float32 [2], low <= 0 <= high; None if nobody recorded it.
+    `block`: how many values of a row of a weight [out, in] share a range; None: all of them.
     `enabled` and `format`, `bits`, `per_channel`, `narrow_range`, `symmetric` and `fixed`, a range that takes the place
     of the calibrated one, are the policy's answer for this node; `state` is what it does now. They are separate, since
     calibration observes every node and only then does a policy choose.
@@ -68,6 +69,7 @@ class Quantizer(nn.Module):
         self.narrow_range = False
         self.symmetric = True
         self.fixed: float | None = None
+        self.block: int | None = None
         self.observer: Observer | None = None
         self._amax: Tensor | None
         self._bounds: Tensor | None
@@ -165,16 +167,31 @@ class Quantizer(nn.Module):
         """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
 
         Of a range per tensor, a channel takes its part (`row_ranges`); of ranges per channel, a tensor takes the
-        largest.
+        largest. In blocks, [channels, in]: each value the range of its block.
         """
         if not self.symmetric:
             return self.tensor_range
         amax = self.known_amax
+        if self.block:
+            return self.block_ranges(x).repeat_interleave(self.block, 1)
         if self.per_channel == (amax.dim() > 0):
             return amax
         if not self.per_channel:
             return self.tensor_range
         return row_ranges(x, amax)
+
+    def block_ranges(self, x: Tensor) -> Tensor:
+        """The range of each block of a weight `x` [channels, in], float32 [channels, in / block].
+
+        SwinQuantError where blocks do not fill the rows, or rows are those of a convolution.
+        """
+        assert self.block
+        if x.dim() != 2 or x.shape[1] % self.block:
+            shape = " x ".join(map(str, x.shape))
+            raise SwinQuantError(
+                f"node {self.name}: blocks of {self.block} do not fill the rows of a weight of {shape}"
+            )
+        return _parts(x.detach().unflatten(1, (-1, self.block)).abs().amax(-1), self.known_amax)
 
     def learn_range(self) -> None:
         """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same.
@@ -243,7 +260,12 @@ def row_ranges(x: Tensor, amax: Tensor) -> Tensor:
     The largest magnitude of each, never more than that range, and all of it if the channel is zero.
     """
     x, rest = x.detach(), tuple(range(1, x.dim()))
-    largest = torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)).float()  # abs() would copy x
+    return _parts(torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)), amax)  # abs() would copy x
+
+
+def _parts(largest: Tensor, amax: Tensor) -> Tensor:
+    """The ranges of parts of a tensor by their largest magnitudes, under its own."""
+    largest = largest.float()
     return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
 
 

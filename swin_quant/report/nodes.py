@@ -6,13 +6,18 @@ from swin_quant.quant.listing import NodeRow
 from swin_quant.report.column import Column, ReportTable, field
 from swin_quant.report.records import comma_separated, json_text, records
 
+
+def _granularity(row: NodeRow) -> str:
+    return f"blocks of {row.block}" if row.block else "per-channel" if row.per_channel else "per-tensor"
+
+
 COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("node", "node", field("name"), fold=True),
     Column("role", "role", field("role")),
     Column("state", "state", lambda row: "on" if row.enabled else "off"),
     Column("format", "format", field("format")),
     Column("bits", "bits", field("bits")),
-    Column("granularity", "granularity", lambda row: "per-channel" if row.per_channel else "per-tensor"),
+    Column("granularity", "granularity", _granularity),
     Column("grid", "grid", lambda row: "symmetric" if row.symmetric else "zero point"),
     Column("amax", "amax", field("amax"), "{:.6g}"),
     Column("low", "low", lambda row: row.bounds[0] if row.bounds else None, "{:.6g}", may_lack=True),

@@ -14,7 +14,7 @@ from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.fake_quant import TINY_AMAX, lowest_inside
 from swin_quant.quant.layer import QuantizedLayer, weighted_layers
-from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import weight_range
@@ -125,6 +125,7 @@ def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
     Training writes ranges, so they need the shape that they will have; and rows' ranges must not follow weights that
     move.
     """
+    refuse_blocks(model, "QAT")
     for name, layer in _weights(model, nodes):
         nodes[name].amax = nodes[name].range_for(layer.weight)
 

@@ -24,6 +24,7 @@ def test_the_built_in_policies():
         "tensorrt",
         "tensorrt-fp8",
         "w4a16",
+        "w4a16-blocks",
         "w4a8",
     ]
     assert INT8_MODES == {1: "ft-mode1", 2: "ft-mode2"}

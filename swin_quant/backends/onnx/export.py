@@ -1,7 +1,7 @@
 """Export a calibrated model to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -118,6 +118,7 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             f"{card.name}: {options.target} takes no zero points, and policy {card.policy['name']} has them at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
+    _check_blocks(card.name, nodes, options)
     names = [name for name, node in nodes.items() if node.format == FP8]
     if names and not options.takes_fp8:
         raise UsageError(
@@ -126,6 +127,14 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
         )
     if names and options.version < FP8_OPSET:
         raise UsageError(f"opset {options.opset}: float8 of policy {card.policy['name']} needs {FP8_OPSET} or later")
+
+
+def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOptions) -> None:
+    """UsageError for weights in blocks that are not stored as INT4: before opset 21 no Q/DQ has them."""
+    wide = [node for node, one in nodes.items() if one.block and not (options.int4_weights and one.bits <= INT4_BITS)]
+    if wide:
+        how = "give ‹int4_weights›" if not options.int4_weights else f"they have more than {INT4_BITS} bits"
+        raise UsageError(f"{name}: weights in blocks are for INT4 files, and {listed(wide, 3)} have them: {how}")
 
 
 def has_fp8(model: nn.Module) -> bool:

@@ -7,6 +7,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+def _block(values: "ir.TensorProtocol", scale: "ir.TensorProtocol | None") -> int:
+    """How many values [in, out] share a scale [in / block, out]; 0 where it is of whole rows."""
+    shape = scale.shape.numpy() if scale is not None else ()
+    return values.shape.numpy()[0] // shape[0] if len(shape) > 1 else 0
+
+
 def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
     """Change the type of the stored levels of these weight nodes, all of them from -8 to 7, in place.
 
@@ -23,6 +29,9 @@ def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
         value.type = ir.TensorType(ir.DataType.INT4)
         for reader, _ in list(value.uses()):
             zero_point = reader.inputs[2] if len(reader.inputs) > 2 else None
+            scale = reader.inputs[1]
+            if block := _block(value.const_value, scale.const_value if scale is not None else None):
+                reader.attributes["block_size"] = ir.AttrInt64("block_size", block)
             reader.resize_inputs(2)
             if zero_point is not None and not zero_point.uses():
                 del model.graph.initializers[str(zero_point.name)]

@@ -43,18 +43,20 @@ def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
 
 
 class StoredWeight(nn.Module):
-    """A weight as it lies in the file: int8 or float8 [in, out] and its scale, 0-dim or [out]."""
+    """A weight as it lies in the file: int8 or float8 [in, out] and its scale: 0-dim, [out], or [in / block, out]."""
 
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
         values, scale = levels(weight, node)
+        if node.block:
+            scale = (node.block_ranges(weight).detach() / node.signed_grid[1]).T.contiguous()
         self.values: Tensor
         self.scale: Tensor
         self.register_buffer("values", values.T.contiguous())
         self.register_buffer("scale", scale)
 
     def forward(self) -> Tensor:
-        return dequantize(self.values, self.scale)
+        return dequantize(self.values, self.scale, 0 if self.scale.dim() > 1 else 1)
 
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply column j by `factors[j]`, float [out], without rounding a value anew."""

@@ -29,7 +29,13 @@ def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "
 
 @torch.library.custom_op("swin_quant::dequantize", mutates_args=())
 def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
-    """`values * scale` in the type of `scale`, 0-dim, or one for each index along `axis`. values: int8 or float8."""
+    """`values * scale` in the type of `scale`, 0-dim, or one for each index along `axis`. values: int8 or float8.
+
+    A scale of as many dimensions as the values has one for each of equally long blocks along `axis`.
+    """
+    if scale.dim() > 1:
+        scale = scale.repeat_interleave(values.shape[axis] // scale.shape[axis], axis)
+        return (values.float() * scale.float()).to(scale.dtype)
     scales = scale.view([-1 if i == axis else 1 for i in range(values.dim())]) if scale.dim() else scale
     return (values.float() * scales.float()).to(scale.dtype)
 

@@ -25,7 +25,7 @@ from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
 from swin_quant.operators.replacing import Replacing
 from swin_quant.quant.fake_quant import FP8
-from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict, quantize
+from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict, quantize, refuse_blocks
 from swin_quant.quant.quantizer import named_nodes
 
 EXAMPLE = 2  # pictures: what is traced from one alone may keep its 1
@@ -78,6 +78,7 @@ def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> No
     apply_policy(model, policy_from_dict(card.policy, f"the run card of {card.name}"))
     if names := [name for name, node in enabled_nodes(model).items() if node.format == FP8]:
         raise UsageError(f"{card.name}: TorchScript has no float8 fake-quantize, and {listed(names, 3)} want it")
+    refuse_blocks(model, "TorchScript")
     quantize(model)  # refuses what has no range
 
 

@@ -19,7 +19,7 @@ from swin_quant.quant.outputs import rows
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.state import Values, give_state, state_of
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 
 PICTURES = 64  # that measure
 _HARM_DB = 0.5  # less may be chance
@@ -77,6 +77,8 @@ def _check(piece: Workpiece, steps: Sequence[PassStep]) -> None:
         raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
     if not len(piece.images) or not len(piece.images[0]):
         raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
+    if any(step.kind.of_ranges for step in steps):
+        refuse_blocks(piece.model, names)
     check_weights(piece.model)
 
 

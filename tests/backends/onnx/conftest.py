@@ -15,9 +15,13 @@ from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.quant.policy import Rule, apply_policy, dequantize, quantize
 
 ZERO_POINTS = load_policy("qdq").asymmetric("*.mlp.fc2._input_quantizer", "*.attn.matmul_a_input_quantizer")
+OWN = {
+    "zero points": ZERO_POINTS,
+    "w4a16, blocks": load_policy("w4a16").and_then(Rule(nodes=("role:gemm_weight",), block=16)),
+}
 SHALLOW = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 
 
@@ -25,7 +29,7 @@ SHALLOW = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 def calibrated(tiny_model):
     """make(kind, policy="qdq", KEY=value ...) -> a model with ranges, its policy applied, and its card.
 
-    Policy "zero points" is ZERO_POINTS.
+    Policies of no file are in OWN.
     """
     made = {}
 
@@ -34,7 +38,7 @@ def calibrated(tiny_model):
         if given not in made:
             stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
             model = tiny_model(kind, **{**SHALLOW, **stages, **keys})
-            chosen = ZERO_POINTS if policy == "zero points" else load_policy(policy)
+            chosen = OWN[policy] if policy in OWN else load_policy(policy)
             calibrate(model, [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))], Method("max"))
             apply_policy(model, chosen)
             preprocess = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

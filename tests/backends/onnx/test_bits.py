@@ -18,6 +18,8 @@ CASES = {
     "weights alone, W4 (`w4a16`)": ["w4a16"],
     "W4 A8 (`w4a8`) with `--int4-weights`": ["w4a8"],
     "weights alone, W4, with `--int4-weights`": ["w4a16"],
+    "weights alone, W4 in blocks (`w4a16-blocks`)": ["w4a16-blocks"],
+    "weights alone, W4 in blocks, with `--int4-weights`": ["w4a16-blocks"],
     "W4 and W8, node by node, with `--int4-weights`": [(Rule(nodes=("*.fc1._weight_quantizer",), bits=4),)],
     "activations of fewer than 8": [(Rule(nodes=ACTIVATIONS, bits=bits),) for bits in range(2, 8)],
 }

@@ -1,6 +1,7 @@
 """Weights stored as INT4: fake-quant's levels, two in a byte, and engines that compute the same with them."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -17,6 +18,8 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role
 
+BLOCKS = "w4a16, blocks"
+ALL = pytest.mark.parametrize(("kind", "policy"), [("swin", "w4a16"), ("swinv2", "w4a8"), ("swin", BLOCKS)])
 BOTH = pytest.mark.parametrize(("kind", "policy"), [("swin", "w4a16"), ("swinv2", "w4a8")])
 
 
@@ -25,7 +28,7 @@ def weights(model):
 
 
 @pytest.mark.slow
-@BOTH
+@ALL
 def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calibrated):
     model, _ = calibrated(kind, policy)
     file = exported(kind, policy, int4_weights=True).file
@@ -48,7 +51,7 @@ def test_the_weights_take_half_of_what_int8_takes(kind, policy, exported, calibr
     assert sizes[0] - sizes[1] >= 0.5 * count
 
 
-@BOTH
+@ALL
 def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, assert_quantized_alike):
     from onnx.reference import ReferenceEvaluator
 
@@ -56,7 +59,7 @@ def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, 
     assert_quantized_alike(found.run(None, {"images": images.numpy()})[0], kind, policy)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_quant):
     pytest.importorskip(engine)
@@ -68,15 +71,15 @@ def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_q
     assert np.abs(logits - fake_quant(kind, images, policy)[0]).mean() < backend.tolerances.quantized
 
 
-@BOTH
+@ALL
 def test_the_card_and_inspect_say_what_it_is(kind, policy, exported):
     artifact = exported(kind, policy, int4_weights=True)
-    assert artifact.record["precision"] == {"w4a16": "W4A32", "w4a8": "W4A8"}[policy]
+    assert artifact.record["precision"] == "W4A8" if policy == "w4a8" else "W4A32"
     assert artifact.record["options"]["int4_weights"] and artifact.record["options"]["opset"] == 21
     assert open_onnx(artifact.file).opset == 21
     linears = [gemm for gemm in inspect_model(onnx.load(artifact.file)).gemms if gemm.kind == "linear"]
     given = {gemm.inputs for gemm in linears if "int4" in gemm.inputs}
-    assert given == {("float32", "int4") if policy == "w4a16" else ("int8", "int4")}
+    assert given == {("int8", "int4") if policy == "w4a8" else ("float32", "int4")}
 
 
 def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, images):
@@ -137,3 +140,27 @@ def test_a_file_of_int4_is_checked_like_any_other(exported, tmp_path):
     onnx.save(proto, tmp_path / "short.onnx")
     with pytest.raises(SwinQuantError, match="is not what it holds"):
         open_onnx(tmp_path / "short.onnx")
+
+
+def test_blocks_of_a_row_have_scales_of_their_own(exported, calibrated):
+    model, _ = calibrated("swin", BLOCKS)
+    proto = onnx.load(exported("swin", BLOCKS, int4_weights=True).file)
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    read = {node.input[0]: node for node in proto.graph.node if node.op_type == "DequantizeLinear"}
+    for name in [name for name in weights(model) if ".qkv." not in name]:  # whose scales hold that of attention, too
+        weight = model.get_submodule(name.rpartition(".")[0]).weight.detach().numpy()
+        largest = np.abs(weight.reshape(len(weight), -1, 16)).max(-1)
+        np.testing.assert_allclose(tensors[f"{name}.scale"], largest.T / 7, rtol=1e-6)
+        given = {one.name: one.i for one in read[f"{name}.values"].attribute}
+        assert given == {"axis": 0, "block_size": 16}
+
+
+@pytest.mark.parametrize(("flags", "says"), [({}, "give int4_weights"), ({"int4_weights": True}, "more than 4 bits")])
+def test_blocks_are_for_int4_files(flags, says, calibrated, tmp_path):
+    model, card = calibrated("swin", BLOCKS)
+    if flags:
+        wide = load_policy("w4a16").and_then(Rule(nodes=("*.fc1._weight_quantizer",), bits=8, block=16))
+        card = replace(card, policy=wide.to_dict())
+    with pytest.raises(UsageError, match=says):
+        export(model, card, tmp_path, OnnxOptions(**flags))
+    assert not list(tmp_path.iterdir())
