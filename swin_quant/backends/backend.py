@@ -68,9 +68,10 @@ class Backend:
     `runs`: the kinds of artifacts that its engine takes; `load` names a function `load(artifact, options) -> Engine`.
     `needs`: the package that the engine imports, and how to get it. `home`: the device that it runs on, whatever
     torch has; None: where the options say. `float_types` names a function that lists the types in which it can run
-    what is not int8, where it chooses. `emulates`: what it computes is meant, not how fast. `only_quantized`: it runs
-    no float export. `float8`: it runs files of that. `labels` names a function from an artifact of the backend's own
-    kind to the class names that it carries.
+    what is not int8, where it chooses. `emulates`: what it computes is meant, not how fast; `fast_on` names the one
+    device of several on which it does not. `only_quantized`: it runs no float export; `float_form` is the type of one
+    where none is asked for. `float8`: it runs files of that. `labels` names a function from an artifact of the
+    backend's own kind to the class names that it carries.
 
     `graph_per_shape`: its engine compiles a graph for each size of batch, and keeps `EngineOptions.graphs` of them.
 
@@ -88,8 +89,10 @@ class Backend:
     tolerances: Tolerances | None = None
     float_types: str | None = None
     emulates: bool = False
+    fast_on: str | None = None
     only_quantized: bool = False
     float8: bool = False
+    float_form: str = "float32"
     saturation: Saturation | None = None
     labels: str | None = None
     graph_per_shape: bool = False
@@ -114,6 +117,10 @@ class Backend:
     def runs_its_export(self) -> bool:
         """Whether its engine takes the very file that `export` writes for it."""
         return self.exports is not None and self.exports.artifact in self.runs
+
+    def is_fast_on(self, device: str) -> bool:
+        """Whether its times mean anything on a device."""
+        return not self.emulates and self.fast_on in (None, device)
 
     @property
     def is_installed(self) -> bool:

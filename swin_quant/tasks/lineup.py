@@ -71,15 +71,16 @@ def line_up(
     need_logits(cfg, "bench")
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
     for target in (engines or _tried_on(device)) if checkpoints else ():
-        if not _is_tried(engine_named(target)):
-            able = [name for name, backend in known_engines().items() if _is_tried(backend)]
+        if not _is_tried(engine_named(target), device):
+            able = [name for name, backend in known_engines().items() if _is_tried(backend, device)]
             raise UsageError(f"‹engine› {target}: a checkpoint is tried on {', '.join(able)}: export it first")
         artifact = export_checkpoint(origin, target, workspace / f"{target}_int8", cfg)[0]
         entries += [_Entry(artifact, name) for name in names_of_engines(artifact, [target])]
     used = list(dict.fromkeys(entry.engine for entry in entries))
     for engine in used:
-        present = any(entry.engine == engine and _precision(entry) == FLOAT32 for entry in entries)
-        if _has_float_baseline(engine_named(engine)) and not present:
+        form = engine_named(engine).float_form
+        present = any(entry.engine == engine and _precision(entry) == form for entry in entries)
+        if _has_float_baseline(engine_named(engine), device) and not present:
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
@@ -94,22 +95,22 @@ def line_up(
     return Lineup(_named_apart(contenders), cfg, card)
 
 
-def _is_tried(backend: Backend) -> bool:
+def _is_tried(backend: Backend, device: str) -> bool:
     """Whether `bench` exports a checkpoint for an engine: one that runs the very file, as fast as it can."""
-    return backend.runs_its_export and not backend.emulates
+    return backend.runs_its_export and backend.is_fast_on(backend.home or device)
 
 
 def _tried_on(device: str) -> list[str]:
     """The engines that a checkpoint is tried on where none is named: those that are there."""
-    able = {name: one for name, one in known_engines().items() if _is_tried(one) and one.home in (None, device)}
+    able = {name: one for name, one in known_engines().items() if _is_tried(one, device) and one.home in (None, device)}
     if not any(one.is_installed for one in able.values()):
         remedies = " or ".join(one.remedy for one in able.values())
         raise UsageError(f"no engine for {device} is installed" + (f": {remedies}" if remedies else ""))
     return [name for name, one in able.items() if one.is_installed]
 
 
-def _has_float_baseline(backend: Backend) -> bool:
-    return _is_tried(backend) and not backend.only_quantized
+def _has_float_baseline(backend: Backend, device: str) -> bool:
+    return _is_tried(backend, device) and not backend.only_quantized
 
 
 def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
@@ -152,7 +153,7 @@ def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
     if engines:
         return names_of_engines(artifact, engines)
     own = known_engines().get(str(artifact.record["options"].get("target")))
-    return names_of_engines(artifact, [own.name] if own and _is_tried(own) else None)
+    return names_of_engines(artifact, [own.name] if own and own.runs_its_export else None)
 
 
 def _precision(entry: _Entry) -> str:
@@ -178,7 +179,8 @@ def _contenders(
         kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered]
         if _precision(entry) == FLOAT32:
             kinds = list(dict.fromkeys((FLOAT32, *kinds)))
-    baseline = (f"{engine} {FLOAT32}" if _has_float_baseline(backend) else REFERENCE) + whose
+    has_own = _has_float_baseline(backend, options.device)
+    baseline = (f"{engine} {backend.float_form}" if has_own else REFERENCE) + whose
     contenders = []
     for kind in kinds:
         if _is_float(entry):

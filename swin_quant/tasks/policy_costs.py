@@ -68,7 +68,7 @@ class Measuring:
     seconds: float = 0.5
 
     def __post_init__(self) -> None:
-        fit = [name for name, backend in targets().items() if backend.runs_its_export and not backend.emulates]
+        fit = [name for name, one in targets().items() if one.runs_its_export and one.is_fast_on(self.options.device)]
         if self.engine not in fit:
             raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}")
         if not self.backend.is_installed:
