@@ -11,7 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.plugins import announced
 from swin_quant.base.progress import log
 
-BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript")
+BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "cuda")
 ENTRY_POINTS = "swin_quant.backends"  # the group of an installed package's BACKEND: no line of ours is needed
 _registered: dict[str, Backend] = {}
 

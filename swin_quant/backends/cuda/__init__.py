@@ -1,4 +1,24 @@
 """Our own CUDA engine: a calibrated Swin as a list of fused kernels, on any GPU with int8 tensor cores.
 
-`spec` says what is computed, `launches` writes the list of a batch, `program` is that list as data.
+`choice` says by a model's nodes what is to be computed (`spec`), `packing` makes its tensors, `launches` writes the
+list of a batch (`program`); `binding` gives it memory and `sessions` run it. The kernels lie in `kernels`.
 """
+
+from swin_quant.backends.backend import Backend, Exports, Tolerances
+
+BACKEND = Backend(
+    name="cuda",
+    exports=Exports(
+        artifact="cuda",
+        export="swin_quant.backends.cuda.export:export",
+        options="swin_quant.backends.cuda.export:CudaOptions",
+        policies=("cuda", "qdq", "ft-mode1", "ft-mode2"),
+        flags=("float_type", "batch"),
+        next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
+    ),
+    runs=("cuda",),
+    load="swin_quant.backends.cuda.engine:load",
+    tolerances=Tolerances(quantized=0.05, float32=0.02, half=0.05),
+    fast_on="cuda",
+    float_form="float16",
+)

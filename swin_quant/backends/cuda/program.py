@@ -4,7 +4,7 @@ It is data. The engine executes it, by the kernels or by their references; plann
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import prod
 from typing import Any
 
@@ -38,8 +38,9 @@ class ScalarRef:
 class Launch:
     """One kernel: `op` is its module in `kernels`, `name` the part of the network that it computes.
 
-    `arguments` go to the kernel by their names: operands, scalars, and constants as they are. `operations` are those of
-    its matrix products, two for a multiplication with its sum, of operands of type `products` ("" if it has none).
+    `arguments` go to the kernel by their names: operands, scalars (also as fields of a dataclass), and constants as
+    they are. `operations` are those of its matrix products, two for a multiplication with its sum, of operands of type
+    `products` ("" if it has none).
     """
 
     op: str
@@ -87,7 +88,8 @@ class Program:
     def scalars(self) -> list[str]:
         """Every number that it takes from the network's file."""
         values = (value for launch in self.launches for value in launch.arguments.values())
-        return list(dict.fromkeys(value.name for value in values if isinstance(value, ScalarRef)))
+        inner = (part for value in values for part in (value, *parts_of(value).values()))
+        return list(dict.fromkeys(value.name for value in inner if isinstance(value, ScalarRef)))
 
     @property
     def bytes_moved(self) -> int:
@@ -102,6 +104,13 @@ def make_program(batch: int, launches: tuple[Launch, ...], images: TensorRef, lo
     """A program whose buffers are placed: `images` and `logits` keep their bytes to themselves."""
     places, nbytes = _placed(launches, {images.name, logits.name})
     return Program(batch, launches, images, logits, places, nbytes)
+
+
+def parts_of(value: Any) -> dict[str, Any]:
+    """The fields of an argument that is a dataclass of the kernels; none of any other."""
+    if not is_dataclass(value) or isinstance(value, (type, TensorRef, ScalarRef)):
+        return {}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _operands(launches: tuple[Launch, ...]) -> Iterator[TensorRef]:

@@ -1,0 +1,64 @@
+"""A program bound to memory: its buffers in one block of a device, every kernel with its arguments, ready to be called.
+
+On a CPU that is done by the references of the kernels, or by the kernels themselves where Triton interprets them.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.cuda.program import Program, ScalarRef, TensorRef, parts_of
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Fill `images` [batch, in, S, S], call it, and read `logits` [batch, classes]: both stay where they are.
+
+    `buffers` are all, by name; a call for each launch, which overwrites what of them is dead.
+    """
+
+    images: Tensor
+    logits: Tensor
+    buffers: Mapping[str, Tensor] = field(repr=False)
+    calls: tuple[Callable[[], None], ...] = field(repr=False)
+
+    def __call__(self) -> None:
+        for call in self.calls:
+            call()
+
+
+def by_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run there, rather than their references."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def bind(program: Program, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], device: torch.device) -> Bound:
+    """`program` on a device, which has the packed `tensors`. Allocates its buffers; nothing is allocated later."""
+    block = torch.zeros(program.nbytes, dtype=torch.uint8, device=device)
+    known = dict(tensors)
+    for name, buffer in program.buffers.items():
+        at = program.places[name]
+        known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
+    function = "launch" if by_kernels(device) else "reference"
+    calls = []
+    for launch in program.launches:
+        arguments = {key: _found(value, known, scalars) for key, value in launch.arguments.items()}
+        module = importlib.import_module(f"swin_quant.backends.cuda.kernels.{launch.op}")
+        calls.append(partial(getattr(module, function), **arguments))
+    buffers = {name: known[name] for name in program.buffers}
+    return Bound(buffers[program.images.name], buffers[program.logits.name], buffers, tuple(calls))
+
+
+def _found(value: Any, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> Any:
+    if isinstance(value, TensorRef):
+        return tensors[value.name].view(value.shape)
+    if isinstance(value, ScalarRef):
+        return scalars[value.name]
+    inner = {key: scalars[part.name] for key, part in parts_of(value).items() if isinstance(part, ScalarRef)}
+    return replace(value, **inner) if inner else value

@@ -1,0 +1,87 @@
+"""The engine: an exported network on a GPU by its kernels; on a CPU by their references, correct and slow."""
+
+from typing import Any
+
+import torch
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.cuda.binding import by_kernels
+from swin_quant.backends.cuda.file import read_network
+from swin_quant.backends.cuda.network import Network
+from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.backends.details import Details, policy_of
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.extras import library
+from swin_quant.engines.engine import Engine
+from swin_quant.engines.options import EngineOptions
+
+NAME = "cuda"
+REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # on a CPU
+OLDEST = (8, 0)  # compute capability of the first tensor cores that the kernels are compiled for
+
+
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+    """An engine from the exported file alone, on `options.device`.
+
+    Errors: no GPU, or one that is too old; a type that the file was not exported in; a changed or foreign file.
+    """
+    record = artifact.record
+    if record["backend"] != NAME:
+        raise SwinQuantError(f"{artifact.file}: is an export of backend {record['backend']!r:.40}")
+    if not options.optimize:
+        raise UsageError(f"{NAME}: its kernels are fused: there is no run without optimization")
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        check_gpu()
+    if by_kernels(device):
+        library("triton", NAME)
+    network = read_network(artifact.file)
+    spec, largest = network.spec, _largest_batch(artifact)
+    if options.float_type not in (None, spec.float_type):
+        raise UsageError(
+            f"‹float_type› {options.float_type}: {artifact.file} was exported with {spec.float_type}: export it again"
+        )
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    on_gpu = device.type == "cuda"
+    session = GraphSession(network, device, largest) if on_gpu else HostSession(network)
+    known = {
+        "library": _library(device),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "float_type": spec.float_type,
+        "arithmetic": spec.arithmetic,
+        "max_batch": largest,
+    }
+    name = NAME if on_gpu else INTERPRETED if by_kernels(device) else REFERENCES
+    details = Details(known, lambda: products_of(network))
+    return Engine(name, record["precision"], policy_of(artifact), session, largest, details, device=options.device)
+
+
+def check_gpu() -> None:
+    """UsageError unless torch finds a GPU that the kernels run on."""
+    if not torch.cuda.is_available():
+        raise UsageError("‹device› cuda: torch finds no GPU here: on a CPU (‹device› cpu) the engine is emulated")
+    found = torch.cuda.get_device_capability()
+    if found < OLDEST:
+        named, have, need = torch.cuda.get_device_name(), *(f"{major}.{minor}" for major, minor in (found, OLDEST))
+        raise UsageError(f"{named}: is of compute capability {have}, and the CUDA engine needs {need} or above")
+
+
+def products_of(network: Network) -> dict[str, str]:
+    """Matrix product -> the type that it runs in."""
+    spec = network.spec
+    inner = {product: spec.kind(product) for product in spec.products()}
+    return {"patch_embed.proj": spec.float_type, **inner, "head": "float32"}
+
+
+def _largest_batch(artifact: Artifact) -> int:
+    batch: Any = artifact.record["options"].get("batch")
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise SwinQuantError(f"{artifact.file}: its run card names no batch that it takes; export again")
+    return batch
+
+
+def _library(device: torch.device) -> str:
+    if not by_kernels(device):
+        return f"torch {torch.__version__}, references of the kernels"
+    return f"triton {library('triton', NAME).__version__}"

@@ -1,0 +1,68 @@
+"""Export to the CUDA engine: one file, packed for its kernels, and its run card."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.file import write_network
+from swin_quant.backends.cuda.network import pack
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.engines.engine import HALF_TYPES
+from swin_quant.models.layers import Swin
+
+BACKEND = "cuda"
+LARGEST_BATCH = 256
+MOST_PICTURES = 4096
+_STREAMS = ("layernorm_input1", "layernorm_input2", "add1_residual", "add1_local", "add2_residual", "add2_local")
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """`precision` int8 or float; `float_type`, float16 or bfloat16, is that of the residual stream, and with precision
+    float of all products. `batch` is the most pictures that a call takes."""
+
+    precision: str = "int8"
+    float_type: str = "float16"
+    batch: int = LARGEST_BATCH
+
+    def __post_init__(self) -> None:
+        if self.float_type not in HALF_TYPES:
+            raise UsageError(f"‹float_type› {self.float_type}: the CUDA engine has {' and '.join(HALF_TYPES)}")
+        if not 1 <= self.batch <= MOST_PICTURES:
+            raise UsageError(f"‹batch› {self.batch}: must be at least 1, at most {MOST_PICTURES}")
+
+
+def export(
+    model: nn.Module,
+    card: RunCard,
+    folder: Path,
+    options: CudaOptions = CudaOptions(),  # noqa: B008
+) -> Artifact:
+    """Write a calibrated `model`, to which its policy was applied, into `folder`.
+
+    UsageError for a policy or a geometry that the engine does not run; SwinQuantError for ranges that are missing, and
+    values that overflow float16.
+    """
+    spec = spec_for(model, options.precision, options.float_type)
+    assert isinstance(model, Swin)
+    beyond = card.calibration["beyond_half"] if card.calibration else []
+    if streams := [node for node in beyond if node.rpartition(".")[2].startswith(_STREAMS)]:
+        if options.float_type == "float16":
+            raise SwinQuantError(
+                f"calibration saw values beyond float16 (65504) in {listed(streams, 2)}, where the CUDA engine keeps "
+                "its residual stream: give ‹float_type› bfloat16"
+            )
+    network = pack(model, spec)
+    precision = "int8" if options.precision == "int8" else options.float_type
+    file = ensure_writable_dir(folder) / f"{card.name}_{precision}_cuda.safetensors"
+    card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
+    write_network(network, file)
+    made = asdict(options) | {"arithmetic": spec.arithmetic}
+    card = card if options.precision == "int8" else replace(card, policy=None)
+    return finish_artifact(file, card, BACKEND, precision, made)

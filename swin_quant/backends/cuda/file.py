@@ -1,0 +1,139 @@
+"""The file of an export: packed tensors and numbers, and in its header what they are tensors of.
+
+Nothing in it is believed: the header must describe a Swin that the engine runs, and the tensors must be those that its
+launches name.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from swin_quant.backends.cuda.choice import check_geometry
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.network import Network
+from swin_quant.backends.cuda.spec import ARITHMETICS, NetworkSpec
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import atomic_write_bytes
+from swin_quant.base.schema import checked, counted, one_of, within
+from swin_quant.checkpoint import read_state_dict
+from swin_quant.engines.engine import HALF_TYPES
+from swin_quant.models.geometry import Geometry
+
+SCHEMA = "swin-quant/cuda/1"
+_KEY = "swin_quant"
+_MOST_STAGES, _MOST_BLOCKS, _LARGEST = 16, 256, 65536
+_Size = Annotated[int, within(least=1, most=_LARGEST)]
+_Blocks = Annotated[list[Annotated[int, within(least=1, most=_MOST_BLOCKS)]], counted(1, _MOST_STAGES)]
+
+
+class PackedHeader(TypedDict):
+    """What the tensors are those of."""
+
+    schema: str
+    version: Annotated[int, within(least=1, most=2)]
+    arithmetic: Annotated[str, one_of(ARITHMETICS)]
+    float_type: Annotated[str, one_of(tuple(HALF_TYPES))]
+    int8: list[str]
+    geometry: dict[str, Any]
+
+
+class _Sizes(TypedDict):
+    """Those of a geometry, each within bounds before anything is computed from it."""
+
+    image_size: _Size
+    patch_size: _Size
+    in_chans: _Size
+    classes: _Size
+    embed_dim: _Size
+    depths: _Blocks
+    heads: Annotated[list[_Size], counted(1, _MOST_STAGES)]
+    window: _Size
+    mlp_ratio: Annotated[float, within(above=0, most=64)]
+
+
+def write_network(network: Network, path: Path) -> None:
+    """Write the file whole, or not at all."""
+    spec = network.spec
+    header = PackedHeader(
+        schema=SCHEMA,
+        version=spec.version,
+        arithmetic=spec.arithmetic,
+        float_type=spec.float_type,
+        int8=sorted(spec.int8),
+        geometry=asdict(spec.geometry),
+    )
+    scalars = {name: torch.tensor(value, dtype=torch.float32) for name, value in network.scalars.items()}
+    atomic_write_bytes(path, save(network.tensors | scalars, {"format": "pt", _KEY: json.dumps(header)}))
+
+
+def read_network(path: Path) -> Network:
+    """The network of a file. SwinQuantError names what is missing, wrong, or not ours."""
+    state, _ = read_state_dict(path)
+    spec = _spec(path, _header(path))
+    program = program_of(spec, 1)
+    expected = {name: (packed.dtype, packed.shape) for name, packed in program.packed.items()}
+    expected |= {name: (torch.float32, ()) for name in program.scalars}
+    if strange := sorted(state.keys() ^ expected.keys()):
+        raise SwinQuantError(f"{path}: missing or unknown tensors: {listed(strange, 3)}; export again")
+    for name, (dtype, shape) in expected.items():
+        _check(path, name, state[name], dtype, shape)
+    scalars = {name: state[name].item() for name in program.scalars}
+    return Network(spec, {name: state[name] for name in program.packed}, scalars)
+
+
+def _header(path: Path) -> PackedHeader:
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get(_KEY)
+    try:
+        header = json.loads(text or "")
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise SwinQuantError(f"{path}: is not a file of the CUDA engine of this version ({SCHEMA}); export again")
+    return checked(PackedHeader, header, str(path))
+
+
+def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
+    sizes = {key: header["geometry"].get(key) for key in _Sizes.__annotations__}
+    checked(_Sizes, sizes, str(path), "geometry")
+    g: Geometry = checked(Geometry, header["geometry"], str(path), "geometry")
+    spec = NetworkSpec(g, header["version"], header["arithmetic"], frozenset(header["int8"]), header["float_type"])
+    if not _is_a_swin(g):
+        raise SwinQuantError(f"{path}: geometry: no Swin has these sizes; export again")
+    try:
+        check_geometry(spec)
+    except UsageError as error:
+        raise SwinQuantError(f"{path}: {error}") from error
+    products = set(spec.products())
+    lone = [name for name in spec.int8 if name.endswith("a v") and name.removesuffix("a v") + "q k" not in spec.int8]
+    if strange := sorted((spec.int8 - products) | set(lone)):
+        raise SwinQuantError(f"{path}: int8 names products that this Swin has not: {listed(strange, 2)}; export again")
+    if spec.is_ft and (spec.int8 != products or (spec.version, spec.arithmetic) == (2, "ft-mode2")):
+        raise SwinQuantError(f"{path}: {spec.arithmetic} has no such products; export again")
+    return spec
+
+
+def _is_a_swin(g: Geometry) -> bool:
+    stages = range(len(g.depths))
+    return (
+        len(g.heads) == len(g.depths)
+        and g.image_size % (g.patch_size * 2 ** (len(g.depths) - 1)) == 0
+        and all(g.resolution(i) % g.window_in_use(i) == 0 for i in stages)
+        and all(g.embed_dim * 2**i % g.heads[i] == 0 for i in stages)
+    )
+
+
+def _check(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
+        found, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
+        raise SwinQuantError(
+            f"{path}: {name} is {found} {list(tensor.shape)}, must be {wanted} {list(shape)}; export again"
+        )
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise SwinQuantError(f"{path}: {name} holds NaN or Inf; export again")

@@ -1,0 +1,86 @@
+"""Packing for FasterTransformer's arithmetic: its scales, its halves, its table of GELU.
+
+Biases and norms pass through float16 and so do weights before they are rounded; sums pass through int8.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.cuda.ft_scales import FtScales, as_half
+from swin_quant.backends.cuda.kernels.gemm import gelu_table
+from swin_quant.backends.cuda.packing import Packing
+from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.models.layers import Swin
+from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE
+from swin_quant.quant.linear import QuantLinear
+
+
+class FtPacking(Packing):
+    """Arithmetic `ft-mode1` or `ft-mode2`; the ranges of the model are taken as numbers, one a node."""
+
+    def __init__(self, model: Swin, spec: NetworkSpec) -> None:
+        super().__init__(model, spec)
+        self.scales = FtScales({name: self.amax(name) for name, node in self.nodes.items() if node.enabled})
+        self.is_wide = spec.arithmetic == "ft-mode2"
+
+    def linear(self, name: str, layer: QuantLinear, stage: int = 0) -> None:
+        super().linear(name, layer, stage)
+        wide = self.is_wide and name.endswith((".fc2", REDUCTION))
+        self.scalars[f"{name}.product_levels"] = self._wide_levels(name) if wide else self.scales.gemm(name)
+
+    def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
+        amax = self.amax(f"{name}._weight_quantizer")
+        whole = (layer.weight.half().double() * 127 / amax).float().round().clamp(-128, 127)
+        return whole, torch.full((len(whole),), self._step_of_sums(name))
+
+    def levels(self, node: str) -> float:
+        return self.scales.levels(node)
+
+    def step(self, node: str) -> float:
+        return self.scales.step(node)
+
+    def attention_scales(self, at: str, attn: Any, stage: int) -> tuple[float, float]:
+        v2 = self.spec.version == 2
+        q, k, v, a, result = (
+            f"{at}{x}_input_quantizer" for x in ("matmul_q", "matmul_k", "matmul_v", "matmul_a", "proj.")
+        )
+        if v2:
+            columns = [torch.full((self.spec.channels(stage),), x) for x in (*map(self.levels, (q, k, v)),)]
+            steps = [torch.full((self.spec.channels(stage),), x) for x in (*map(self.step, (q, k, v)),)]
+            both = (self.padded(torch.cat(x), stage) for x in (columns, steps))
+            self._float(f"{at}qkv.before", torch.stack(tuple(both)))
+            q, k = (f"{at}mha_{x}_input_quantizer" for x in "qk")
+        self.levels_of_qkv(at, [self.levels(node) for node in (q, k, v)], stage)
+        self.scalars[f"{at}softmax_levels"] = self.scales.softmax(a)
+        logits = self.scales.logits(q, k) * self.own_scale(attn)
+        return logits, self.scales.context(a, v, result)
+
+    def lengths_of_q(self, attn: Any) -> Tensor:
+        return attn.logit_scale.half().clamp(max=LARGEST_LOGIT_SCALE).float().exp().half().flatten()
+
+    def mlp(self, at: str, mlp: Any) -> None:
+        super().mlp(at, mlp)
+        step, levels = (self.scales.step(f"{at}fc1._aftergemm_quantizer"), self.levels(f"{at}fc2._input_quantizer"))
+        self.tensors[f"{at}fc1.gelu"] = gelu_table(step, mlp.fc1.bias.half(), levels)
+        del self.tensors[f"{at}fc1.scale"], self.tensors[f"{at}fc1.bias"], self.scalars[f"{at}fc2.input_levels"]
+
+    def _float(self, name: str, tensor: Tensor) -> None:
+        """Norms and biases as halves; the head, outside the op, as it is."""
+        halved = name.endswith(("bias", "norm1.weight", "norm2.weight", "norm.weight")) and not name.startswith("head.")
+        super()._float(name, tensor.half() if halved else tensor)
+
+    def _step_of_sums(self, name: str) -> float:
+        """From what a product's sums were rounded to to a real value, as the kernel behind it sees it."""
+        if self.is_wide and name.endswith((".fc2", REDUCTION)):
+            return 1.0 if name.endswith(REDUCTION) else self.scales.weight(name) / 127
+        step = self.scales.step(f"{name}._aftergemm_quantizer")
+        in_half = name.endswith(("attn.proj", "mlp.fc2")) and self.spec.version == 2
+        return as_half(step) if in_half else step
+
+    def _wide_levels(self, name: str) -> float:
+        """Mode 2: from the int32 sums of fc2 and the reduction onwards, where nothing is rounded."""
+        if name.endswith(REDUCTION):
+            return 1 / self.levels(f"{name}._input_quantizer") * (self.scales.weight(name) / 127)
+        return self.scales.amax(f"{name}._input_quantizer") / 127

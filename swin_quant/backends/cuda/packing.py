@@ -1,0 +1,158 @@
+"""From a model to packed tensors: int8 weights in rows of their operands, scales folded into as few as can be.
+
+Heads are filled up with zeros to the width that the kernels take: rows of q, k and v, columns of the projection.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.models.layers import Swin
+from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE
+from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import named_nodes
+
+
+class Packing:
+    """Arithmetic `cuda`: int8 operands, everything else float. `whole` fills `tensors` and `scalars`."""
+
+    def __init__(self, model: Swin, spec: NetworkSpec) -> None:
+        self.model, self.spec, self.nodes = model, spec, named_nodes(model)
+        self.tensors: dict[str, Tensor] = {}
+        self.scalars: dict[str, float] = {}
+
+    def whole(self) -> None:
+        """Every part of the network."""
+        model: Any = self.model
+        self._half("patch_embed.proj.weight", model.patch_embed.proj.weight.flatten(1))
+        self._float("patch_embed.proj.bias", model.patch_embed.proj.bias)
+        if self.spec.geometry.patch_norm:
+            self.norm("patch_embed.norm", model.patch_embed.norm)
+        if model.absolute_pos_embed is not None:
+            self._float("absolute_pos_embed", model.absolute_pos_embed[0])
+        for i, stage in enumerate(model.layers):
+            for j, block in enumerate(stage.blocks):
+                self.block(f"layers.{i}.blocks.{j}.", block, i)
+            if stage.downsample is not None:
+                self.linear(f"layers.{i}.{REDUCTION}", stage.downsample.reduction)
+                self.norm(f"layers.{i}.downsample.norm", stage.downsample.norm)
+        self.norm("norm", model.norm)
+        self._float("head.weight", model.head.weight)
+        self._float("head.bias", model.head.bias)
+
+    def block(self, at: str, block: Any, stage: int) -> None:
+        """One block, whose names begin with `at`."""
+        self.norm(f"{at}norm1", block.norm1)
+        self.norm(f"{at}norm2", block.norm2)
+        self.linear(f"{at}attn.qkv", block.attn.qkv, stage)
+        self.attention(f"{at}attn.", block.attn, stage)
+        self.linear(f"{at}attn.proj", block.attn.proj, stage)
+        self.mlp(f"{at}mlp.", block.mlp)
+
+    def linear(self, name: str, layer: QuantLinear, stage: int = 0) -> None:
+        """Weight, scale of the sums, bias, and what its input is multiplied by; `stage` is that of its heads."""
+        bias, scale = layer.effective_bias(), None
+        weight = layer.weight.float()
+        if name in self.spec.int8:
+            weight, scale = self.quantized(name, layer)
+            if not name.endswith("attn.proj"):  # attention has that in its own scale
+                self.scalars[f"{name}.input_levels"] = self.levels(f"{name}._input_quantizer")
+        if name.endswith("attn.qkv"):
+            weight, bias = (
+                self.padded(weight, stage),
+                self.padded(torch.zeros(len(weight)) if bias is None else bias, stage),
+            )
+            scale = None if scale is None else self.padded(scale, stage)
+        if name.endswith("attn.proj"):
+            weight = self.padded(weight.T, stage).T
+        self.tensors[f"{name}.weight"] = weight.to(torch.int8 if name in self.spec.int8 else self.spec.half)
+        if scale is not None:
+            self._float(f"{name}.scale", scale)
+        if bias is not None:
+            self._float(f"{name}.bias", bias)
+
+    def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
+        """Whole numbers [N, K], and the float64 [N] that an int32 sum is multiplied with."""
+        node = layer._weight_quantizer
+        amax = node.range_for(layer.weight).double().reshape(-1).expand(len(layer.weight))
+        step = torch.where(amax > TINY_AMAX, amax / 127, 0.0)
+        levels = layer.weight.double() / torch.where(step > 0, step, torch.inf)[:, None]
+        return levels.round().clamp(*node.grid), step * self.step(f"{name}._input_quantizer")
+
+    def attention(self, at: str, attn: Any, stage: int) -> None:
+        """Scales of the two products, position biases, and in V2 the lengths of q and k."""
+        logits, context = self.attention_scales(at, attn, stage)
+        self.scalars[f"{at}logits_scale"], self.scalars[f"{at}context_scale"] = logits, context
+        self._half(f"{at}position_bias", attn.relative_position_bias())
+        if self.spec.version == 2:
+            lengths = torch.ones(3, attn.heads)
+            lengths[0] = self.lengths_of_q(attn)
+            self._float(
+                f"{at}lengths", self.padded(lengths.flatten().repeat_interleave(self.spec.head_dim(stage)), stage)
+            )
+
+    def attention_scales(self, at: str, attn: Any, stage: int) -> tuple[float, float]:
+        """What sums of q and k, and sums of probabilities and values, are multiplied with."""
+        q, k = (f"{at}{'mha' if self.spec.version == 2 else 'matmul'}_{x}_input_quantizer" for x in "qk")
+        a, v, result = (f"{at}{x}_input_quantizer" for x in ("matmul_a", "matmul_v", "proj."))
+        logits, context = self.own_scale(attn), 1.0
+        if f"{at}q k" in self.spec.int8:
+            self.levels_of_qkv(at, [self.levels(q), self.levels(k), self.levels(v)], stage)
+            logits, context = logits * self.step(q) * self.step(k), self.step(v)
+        if f"{at}a v" in self.spec.int8:
+            self.scalars[f"{at}softmax_levels"] = self.levels(a)
+            context *= self.step(a)
+        return logits, context * (self.levels(result) if f"{at}proj" in self.spec.int8 else 1.0)
+
+    def own_scale(self, attn: Any) -> float:
+        """What the model multiplies logits with; V2's is in the length of q."""
+        return attn.scale if self.spec.version == 1 else 1.0
+
+    def lengths_of_q(self, attn: Any) -> Tensor:
+        """V2's logit scale [heads], which the vectors of q are made as long as."""
+        return attn.logit_scale.float().clamp(max=LARGEST_LOGIT_SCALE).exp().flatten()
+
+    def levels_of_qkv(self, at: str, levels: Sequence[float], stage: int) -> None:
+        """What q, k and v are multiplied with before they are rounded."""
+        by_channel = torch.tensor(levels, dtype=torch.float64).repeat_interleave(self.spec.channels(stage))
+        self._float(f"{at}qkv.levels", self.padded(by_channel, stage))
+
+    def mlp(self, at: str, mlp: Any) -> None:
+        """fc1 and fc2."""
+        self.linear(f"{at}fc1", mlp.fc1)
+        self.linear(f"{at}fc2", mlp.fc2)
+
+    def norm(self, name: str, norm: Any) -> None:
+        """Weight and bias."""
+        self._float(f"{name}.weight", norm.weight)
+        self._float(f"{name}.bias", norm.bias)
+
+    def padded(self, x: Tensor, stage: int) -> Tensor:
+        """x [3 * C, ...] of q, k and v with zeros behind the channels of each head."""
+        heads = x.unflatten(0, (-1, self.spec.head_dim(stage)))
+        short = self.spec.padded_head_dim(stage) - heads.shape[1]
+        return torch.cat([heads, heads.new_zeros(len(heads), short, *heads.shape[2:])], dim=1).flatten(0, 1)
+
+    def step(self, node: str) -> float:
+        """From int8 to real; 0 for a range that makes everything zero, as in fake-quant."""
+        amax = self.amax(node)
+        return amax / 127 if amax > TINY_AMAX else 0.0
+
+    def levels(self, node: str) -> float:
+        """From real to int8."""
+        amax = self.amax(node)
+        return 127 / amax if amax > TINY_AMAX else 0.0
+
+    def amax(self, node: str) -> float:
+        """SwinQuantError for one that was never calibrated."""
+        return self.nodes[node].known_amax.abs().max().item()
+
+    def _float(self, name: str, tensor: Tensor) -> None:
+        self.tensors[name] = tensor.float()
+
+    def _half(self, name: str, tensor: Tensor) -> None:
+        self.tensors[name] = tensor.to(self.spec.half)

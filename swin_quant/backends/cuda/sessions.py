@@ -1,0 +1,131 @@
+"""Batches of any size through programs of a few: on a GPU, each one a CUDA graph that was captured once."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.cuda.binding import Bound, bind
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.network import Network
+from swin_quant.base.errors import SwinQuantError, UsageError
+
+_KEPT = 2  # programs on a CPU: that of full batches and that of the last one
+_MB = 2**20
+
+
+class HostSession:
+    """A network on the CPU: correct, not fast."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.device = network, torch.device("cpu")
+        self._bound: OrderedDict[int, Bound] = OrderedDict()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures."""
+        check_pictures(self.network, images)
+        if (batch := len(images)) not in self._bound:
+            while len(self._bound) >= _KEPT:
+                self._bound.popitem(last=False)
+            program = program_of(self.network.spec, batch)
+            self._bound[batch] = bind(program, self.network.tensors, self.network.scalars, self.device)
+        bound = self._bound[batch]
+        bound.images.copy_(images)
+        bound()
+        return bound.logits.clone().to(images.device)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One batch size: fill `bound.images`, replay the graph on a stream, read `bound.logits`. Allocates nothing."""
+
+    bound: Bound
+    graph: Any
+    done: Any  # the event behind the last replay: streams of the caller take turns
+
+
+class GraphSession:
+    """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
+
+    The work is queued on the stream of the caller, and nothing waits for it. Programs are captured when a batch first
+    needs them, for `sizes` up to `largest`.
+    """
+
+    def __init__(self, network: Network, device: torch.device, largest: int) -> None:
+        self.network, self.device, self.largest = network, device, largest
+        self._tensors = self._on_gpu(
+            lambda: {name: tensor.to(device) for name, tensor in network.tensors.items()},
+            "the weights",
+            sum(tensor.nbytes for tensor in network.tensors.values()),
+        )
+        self._captured: dict[int, Captured] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures."""
+        check_pictures(self.network, images)
+        count, captured = len(images), self.captured(len(images))
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(captured.done)
+            captured.bound.images[:count].copy_(images, non_blocking=True)
+            captured.graph.replay()
+            logits = captured.bound.logits[:count].clone()
+            captured.done.record(stream)
+        return logits.to(images.device)
+
+    def captured(self, batch: int) -> Captured:
+        """The program that runs a batch; captured now if it is the first of its size."""
+        size = next(size for size in sizes(self.largest) if size >= batch)
+        if size not in self._captured:
+            program = program_of(self.network.spec, size)
+            self._captured[size] = self._on_gpu(
+                lambda: self._capture(bind(program, self._tensors, self.network.scalars, self.device)),
+                f"a batch of {size}",
+                program.nbytes,
+            )
+        return self._captured[size]
+
+    def _capture(self, bound: Bound) -> Captured:
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                bound()  # compiles what was not compiled yet, which no graph may contain
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                bound()
+            done = torch.cuda.Event()
+            done.record()
+        return Captured(bound, graph, done)
+
+    def _on_gpu(self, make: Callable[[], Any], what: str, need: int) -> Any:
+        try:
+            return make()
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise SwinQuantError(
+                f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB are "
+                "free: give a smaller ‹batch›"
+            ) from error
+
+
+def sizes(largest: int) -> list[int]:
+    """Batches that programs are captured for: 1, 2, 3, 4, 6, 8, 12, 16, ... below `largest`, and that itself.
+
+    No batch is filled up by more than half of its own size.
+    """
+    steps = sorted({step for power in range(largest.bit_length()) for step in (2**power, 3 * 2**power)})
+    return [step for step in steps if step < largest] + [largest]
+
+
+def check_pictures(network: Network, images: Tensor) -> None:
+    """UsageError for pictures of another size than the network takes."""
+    g = network.spec.geometry
+    wanted = (g.in_chans, g.image_size, g.image_size)
+    if tuple(images.shape[1:]) != wanted:
+        given, takes = (" x ".join(map(str, shape)) for shape in (images.shape[1:], wanted))
+        raise UsageError(f"the engine takes pictures of {takes}, not {given}")

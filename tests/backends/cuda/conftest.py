@@ -1,0 +1,56 @@
+"""Micro models of each version with ranges, under any policy, and what the engine makes of them."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.cards.card import RunCard
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+
+# Two stages, windows of 2 on 4 x 4 and 2 x 2 tokens: shifted and plain blocks, a mask and a patch merging.
+MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2, "NUM_CLASSES": 5}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+def pictures(count, size=8, seed=1):
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="session")
+def calibrated(tiny_model):
+    """make("swin" | "swinv2", policy, KEY=value ...) -> a random micro model with ranges, to which a policy is applied.
+
+    `policy` is a built-in one's name, or a policy.
+    """
+    made = {}
+
+    def make(kind="swin", policy="cuda", **keys):
+        which = kind, repr(keys)
+        if which not in made:
+            model = tiny_model(kind, **(MICRO | MORE[kind] | keys))
+            apply_policy(model, load_policy("ft-mode1"))
+            calibrate(model, [pictures(8, model.image_size)])
+            made[which] = model
+        model = deepcopy(made[which])
+        apply_policy(model, load_policy(policy) if isinstance(policy, str) else policy)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def exported(tmp_path, calibrated):
+    """exported("swin", "cuda", precision="int8", ...) -> the artifact, opened again, and its model."""
+
+    def make(kind="swin", policy="cuda", **options):
+        model = calibrated(kind, policy)
+        chosen = load_policy(policy) if isinstance(policy, str) else policy
+        made = export(model, RunCard("micro", {}, {}, policy=chosen.to_dict()), tmp_path, CudaOptions(**options))
+        return open_artifact(made.file), model
+
+    return make

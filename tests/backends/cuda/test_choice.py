@@ -1,0 +1,68 @@
+"""What policies ask of the engine: the spec that follows, or one line that says what no kernel does."""
+
+import pytest
+
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.network import pack
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.quant.policies import load_policy
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_policies_of_the_engine(calibrated, kind):
+    spec = spec_for(calibrated(kind, "cuda"))
+    assert spec.arithmetic == "cuda" and spec.version == 1 + (kind == "swinv2")
+    assert spec.int8 == frozenset(spec.products())
+    assert spec_for(calibrated(kind, "ft-mode1")).arithmetic == "ft-mode1"
+    assert spec_for(calibrated(kind, "cpu").requires_grad_(False), "float").int8 == frozenset()
+
+
+BAD = {
+    "zero points": ("cpu", "no zero points"),
+    "4 bits": (load_policy("cuda").bits("role:gemm_weight", 4), "4 bits; give 8"),
+    "residual": (load_policy("cuda").on("role:residual"), "cannot quantize layers.0.blocks.0.add1"),
+    "outputs": (load_policy("cuda").on("*.mlp.fc2._aftergemm_quantizer"), "cannot quantize .*fc2._aftergemm"),
+    "one operand": (load_policy("cuda").off("*.fc1._weight_quantizer"), "quantize .*fc1._weight_quantizer as well as"),
+    "k alone": (load_policy("cuda").off("*.matmul_q_input_quantizer"), "quantize .*matmul_q.* as well as .*matmul_k"),
+    "without v": (load_policy("cuda").off("*.matmul_v_input_quantizer"), "q, k and v in one type"),
+    "nothing": ("float", "needs a policy that quantizes something"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_policies_that_it_does_not_run(calibrated, case):
+    policy, message = BAD[case]
+    with pytest.raises(UsageError, match=message) as error:
+        spec_for(calibrated("swin", policy))
+    assert "\n" not in str(error.value)
+
+
+def test_ft_mode2_of_v2(calibrated):
+    with pytest.raises(UsageError, match="ignore it there; give ft-mode1"):
+        spec_for(calibrated("swinv2", "ft-mode2"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"EMBED_DIM": 16}, "EMBED_DIM 16: int8 products need a multiple of 32"),
+        ({"MLP_RATIO": 1.5}, "MLP_RATIO 1.5: int8 products need hidden channels in multiples of 32"),
+    ],
+)
+def test_geometries_that_it_does_not_run(calibrated, keys, message):
+    with pytest.raises(UsageError, match=message):
+        spec_for(calibrated("swin", **keys))
+
+
+def test_a_node_without_a_range(calibrated):
+    model = calibrated()
+    model.layers[0].blocks[1].mlp.fc1._input_quantizer.amax = None
+    with pytest.raises(SwinQuantError, match="node layers.0.blocks.1.mlp.fc1._input_quantizer has no range"):
+        pack(model, spec_for(model))
+
+
+def test_weights_beyond_float16(calibrated):
+    model = calibrated()
+    model.patch_embed.proj.weight.data[0] = 1e6
+    with pytest.raises(SwinQuantError, match="patch_embed.proj.weight: NaN, or beyond float16"):
+        pack(model, spec_for(model))

@@ -1,0 +1,134 @@
+"""The engine on whole networks: against fake-quant, and against FasterTransformer's emulator to the last integer."""
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.engine import load
+from swin_quant.backends.fastertransformer.emulator import Emulator
+from swin_quant.backends.fastertransformer.export import export as export_ft
+from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import dequantize, quantize
+from tests.backends.cuda.conftest import pictures
+
+FT = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")]
+
+
+def fake_quant(model, images):
+    quantize(model)
+    with torch.inference_mode():
+        return model(images)
+
+
+@pytest.mark.parametrize("policy", ["cuda", "qdq", load_policy("cuda").off("*.matmul_a_input_quantizer")])
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_it_computes_what_fake_quant_does(exported, kind, policy):
+    artifact, model = exported(kind, policy)
+    images = pictures(3, seed=2)
+    expected = fake_quant(model, images)
+    dequantize(model)
+    with torch.inference_mode():
+        noise = (model(images) - expected).abs().mean()
+    got = load(artifact)(images)
+    assert got.dtype == torch.float32
+    assert (got - expected).abs().mean() < 0.02 and (got - expected).abs().mean() < 2 * noise
+
+
+@pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_the_half_form_is_the_float_model(exported, kind, float_type):
+    artifact, model = exported(kind, precision="float", float_type=float_type)
+    engine = load(artifact)
+    assert (engine.precision, engine.policy) == (float_type, None)
+    with torch.inference_mode():
+        expected = model(pictures(3))
+    assert (engine(pictures(3)) - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.03}[float_type]
+
+
+@pytest.mark.parametrize(("kind", "policy"), FT)
+def test_it_computes_what_fastertransformer_does_exactly(exported, tmp_path, kind, policy):
+    """Features are equal to the bit; the head behind them has its own order of sums."""
+    artifact, model = exported(kind, policy)
+    card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
+    emulator = Emulator(read_export(export_ft(model, card, tmp_path / "ft")), fused=True, misread=False)
+    engine, images = load(artifact), pictures(4, seed=3)
+    logits = engine(images)
+    (bound,) = engine.run._bound.values()
+    assert torch.equal(bound.buffers["pooled"].half(), emulator.features(images))
+    torch.testing.assert_close(logits, emulator(images), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_layers_of_both_kinds_in_one_network(exported, kind):
+    """Each product is int8 or half by its own nodes: qkv int8 in front of half attention, fc1 half, fc2 int8."""
+    mixed = load_policy("cuda").off(
+        "layers.0.blocks.0.attn.m*_input_quantizer", "*.blocks.1.mlp.fc1.*", "layers.1.*.attn.proj.*"
+    )
+    artifact, model = exported(kind, mixed)
+    engine, expected = load(artifact), fake_quant(model, pictures(2))
+    gemms = engine.details["gemms"]
+    assert gemms["layers.0.blocks.0.attn.q k"] == gemms["layers.0.blocks.1.mlp.fc1"] == "float16"
+    assert gemms["layers.0.blocks.0.attn.qkv"] == gemms["layers.0.blocks.1.mlp.fc2"] == "int8"
+    assert (engine(pictures(2)) - expected).abs().mean() < 0.02
+
+
+def test_a_picture_does_not_depend_on_its_batch(exported):
+    engine = load(exported()[0])
+    images = pictures(5)
+    assert torch.equal(engine(images)[1:2], engine(images[1:2]))
+    assert torch.equal(engine(images), engine(images))
+
+
+def test_narrow_heads_and_positions(calibrated, exported, tmp_path):
+    """Heads of 16 channels are filled up to 32; an absolute position embedding is added."""
+    from swin_quant.backends.cuda.export import export
+
+    for kind in ("swin", "swinv2"):
+        model = calibrated(kind, NUM_HEADS=[2, 4], APE=True)
+        artifact = export(model, RunCard(kind, {}, {}, policy=load_policy("cuda").to_dict()), tmp_path)
+        assert (load(artifact)(pictures(2)) - fake_quant(model, pictures(2))).abs().mean() < 0.02
+
+
+def test_what_it_says_of_itself(exported):
+    engine = load(exported()[0])
+    assert engine.name == "cuda (emulated)" and engine.precision == "int8" and engine.policy == "cuda"
+    assert engine.max_batch == 256 and engine.device == "cpu"
+    assert engine.details["int8_gemms"] == 3 * 6 + 1 and engine.details["all_gemms"] == 3 * 6 + 1 + 2
+    assert "references" in engine.details["library"]
+
+
+def test_pictures_of_another_size(exported):
+    with pytest.raises(UsageError, match="takes pictures of 3 x 8 x 8, not 3 x 16 x 16"):
+        load(exported()[0])(pictures(1, 16))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (EngineOptions(device="cuda"), "torch finds no GPU here"),
+        (EngineOptions(float_type="bfloat16"), "was exported with float16: export it again"),
+        (EngineOptions(optimize=False), "no run without optimization"),
+    ],
+)
+def test_what_it_cannot_do(exported, monkeypatch, options, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=message):
+        load(exported()[0], options)
+
+
+def test_a_gpu_that_is_too_old(exported, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    with pytest.raises(UsageError, match="Tesla T4: is of compute capability 7.5, and the CUDA engine needs 8.0"):
+        load(exported()[0], EngineOptions(device="cuda"))
+
+
+def test_an_artifact_of_another_backend(exported):
+    artifact = exported()[0]
+    artifact.card.artifact["backend"] = "onnx"
+    with pytest.raises(SwinQuantError, match="is an export of backend 'onnx'"):
+        load(artifact)

@@ -1,0 +1,32 @@
+"""Which programs batches run as, and memory that is not there."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.backends.cuda.sessions import GraphSession, sizes
+from swin_quant.base.errors import SwinQuantError
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_no_batch_is_filled_up_by_more_than_half(largest, batch):
+    batch = min(batch, largest)
+    size = next(size for size in sizes(largest) if size >= batch)
+    assert batch <= size <= 1.5 * batch
+    assert sizes(largest) == sorted(set(sizes(largest))) and sizes(largest)[-1] == largest
+
+
+def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch):
+    session = object.__new__(GraphSession)
+    session.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
+
+    def full():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines")
+
+    with pytest.raises(
+        SwinQuantError, match="a batch of 64 needs 300 MB, 100 of 8000 MB are free: give a smaller"
+    ) as e:
+        session._on_gpu(full, "a batch of 64", 300 * 2**20)
+    assert "\n" not in str(e.value)
