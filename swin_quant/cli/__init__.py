@@ -30,6 +30,7 @@ COMMANDS = {
     "nodes": "every quantizer node: state, bits, granularity, range, shape",
     "analyze": "before anything is quantized: operators, MACs, targets, shapes, precision risks, limits, replacements",
     "plan": "what INT8 can at most give on a GPU, launch by launch of the CUDA engine: computed, without the GPU",
+    "tune": "the fastest tiles of the CUDA engine's kernels on this GPU, in a file beside the artifact",
     "inspect": "what is in an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
     "build-engine": "exported ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
     "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",

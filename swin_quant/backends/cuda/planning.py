@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 from swin_quant.backends.cuda.floors import Floor, floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import Fused, choices
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.spec import spec_of
+from swin_quant.backends.cuda.spec import NetworkSpec, spec_of
 from swin_quant.base.errors import UsageError
 from swin_quant.config.swin import SWINV2
 from swin_quant.models.geometry import geometry_of
@@ -77,14 +77,18 @@ def _floor(floor: Floor) -> dict[str, Any]:
     return asdict(floor) | {"us": floor.us, "bound": floor.bound}
 
 
+def spec_of_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
+    """What the engine computes of a Swin by its shapes alone: all products in int8, or with precision float none."""
+    return spec_of(geometry_of(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1, precision)
+
+
 def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
     """Plan the model that `cfg` describes. UsageError for one that is no Swin, for a machine that is no GPU of ours."""
     if not 1 <= batch <= LARGEST_BATCH:
         raise UsageError(f"‹batch› {batch}: must be from 1 to {LARGEST_BATCH}")
-    geometry, version = geometry_of(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1
     precisions = (INT8, FP16, *([FP8] if gpu_of(machine).fp8_tflops else []))
     lists = {
-        precision: program_of(spec_of(geometry, version, "float" if precision == FP16 else "int8"), batch).launches
+        precision: program_of(spec_of_config(cfg, "float" if precision == FP16 else "int8"), batch).launches
         for precision in precisions
     }
     launches = [

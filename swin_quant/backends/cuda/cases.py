@@ -1,0 +1,48 @@
+"""The kernels that a network needs, by its launch list: what is to be compiled for GPUs that are not here."""
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from swin_quant.backends.cuda.crosscompile import KernelCall, recorded
+from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
+
+SOME_NUMBER = 0.5
+
+
+def cases(launches: Iterable[Launch]) -> list[KernelCall]:
+    """The kernels that launches of the engine need, each once. Nothing is allocated or run."""
+    with recorded() as found:
+        for launch in launches:
+            kernel_module(launch).launch(**arguments_of(launch, _without_memory))
+    return found
+
+
+def kernel_module(launch: Launch) -> ModuleType:
+    """What computes it: `reference`, `call`, `launch`."""
+    return importlib.import_module(f"swin_quant.backends.cuda.kernels.{launch.op}")
+
+
+def arguments_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor]) -> dict[str, Any]:
+    """Its arguments with tensors made by `tensor`, and some number for each of the network's."""
+    made: dict[TensorRef, torch.Tensor] = {}
+    for ref in launch.operands.values():
+        if ref not in made:  # what a launch changes is one tensor under two words
+            made[ref] = tensor(ref)
+    return {word: made[value] if isinstance(value, TensorRef) else _number(value) for word, value in
+            launch.arguments.items()}  # fmt: skip
+
+
+def _without_memory(ref: TensorRef) -> torch.Tensor:
+    return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, ScalarRef):
+        return SOME_NUMBER
+    inner = {word: SOME_NUMBER for word, part in parts_of(value).items() if isinstance(part, ScalarRef)}
+    return replace(value, **inner) if inner else value

@@ -1,0 +1,104 @@
+"""Which tiles are tried, and how long a kernel takes with them: on the GPU, in a CUDA graph."""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
+from swin_quant.base.progress import log
+
+# rows, columns, warps, stages; `inner` is the default's, and half of it.
+GEMM = (
+    (128, 128, 8, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (32, 64, 4, 4),
+    (32, 32, 2, 4), (128, 256, 8, 3),
+)  # fmt: skip
+INNER, LEAST_INNER = (1, 0.5), 32
+ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, where a window is one tile
+SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
+           (128, 128, 8, 1))  # fmt: skip
+ROWS = (0.5, 1, 2)  # times the default's
+WARPS = (4, 8)
+SIDES = {"gemm": ("BM", "BN", "BK"), "attention": ("BQ", "BKEYS", "D")}
+COPIES, REPEATS, REPLAYS = 3, 10, 7
+
+
+def candidates(op: str, default: Tiles, constants: Mapping[str, Any]) -> list[Tiles]:
+    """The tiles to try for a kernel, the default first, each once."""
+    return list(dict.fromkeys([default, *_others(op, default, constants)]))
+
+
+def _others(op: str, default: Tiles, constants: Mapping[str, Any]) -> Iterator[Tiles]:
+    if op == "gemm":
+        steps = {max(LEAST_INNER, int(default.inner * factor)) for factor in INNER}
+        fit = [step for step in sorted(steps) if constants["K"] % step == 0]
+        yield from (Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit)
+    elif op == "attention" and constants["WINDOW"] ** 2 <= default.columns:
+        yield from (replace(default, warps=warps, stages=stages) for warps, stages in ONE_TILE)
+    elif op == "attention":
+        yield from (Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL)
+    else:
+        least = 16 if op == "patch_embed" else 1
+        sizes = {max(least, int(default.rows * factor)) for factor in ROWS}
+        yield from (replace(default, rows=rows, warps=warps) for rows in sorted(sizes) for warps in WARPS)
+
+
+def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
+    """Time the candidates of a launch on a GPU. The fastest, and the time of the default in microseconds."""
+    module = kernel_module(launch)
+    copies = [arguments_of(launch, partial(_filled, device=device)) for _ in range(COPIES)]
+    prepared = module.call(**copies[0])
+    default = default_tiles(launch.op, prepared)
+    times: dict[Tiles, float] = {}
+    for tiles in candidates(launch.op, default, prepared.constants):
+        try:
+            times[tiles] = microseconds([partial(module.launch, **one, tiles=tiles) for one in copies])
+        except Exception as error:  # what does not fit into the GPU, or what its compiler refuses
+            if tiles == default:
+                raise
+            log.debug("%s: %s: %s", launch.name, tiles, error)
+    best = min(times, key=times.__getitem__)
+    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=best, us=times[best]), times[default]
+
+
+def default_tiles(op: str, prepared: Any) -> Tiles:
+    """Those that a kernel was prepared with."""
+    sides = [prepared.constants.get(name, 0) for name in SIDES.get(op, ("ROWS", "BLOCK", "BLOCK_K"))]
+    return Tiles(*sides, warps=prepared.options["num_warps"], stages=prepared.options["num_stages"])
+
+
+def _filled(ref: TensorRef, device: torch.device) -> torch.Tensor:
+    if ref.dtype in (torch.int8, torch.uint8):
+        return torch.randint(-100 if ref.dtype is torch.int8 else 0, 100, ref.shape, dtype=ref.dtype, device=device)
+    return torch.randn(ref.shape, device=device).to(ref.dtype)
+
+
+def microseconds(calls: Sequence[Callable[[], None]]) -> float:
+    """Of one call, in the median of replays of a graph that makes all of them several times, in turns.
+
+    Calls on different memory keep the caches from holding what the engine would have to read.
+    """
+    for call in calls:
+        call()  # compiles it, which no graph may contain
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            for call in calls:
+                call()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(1000 * first.elapsed_time(last) / (REPEATS * len(calls)))
+    return statistics.median(times)

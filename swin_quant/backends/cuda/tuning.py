@@ -1,0 +1,149 @@
+"""Tiles that were timed on a GPU, in a file beside the artifact that can be shipped with it.
+
+Timings hold for the kernels, the GPU and the compiler that they were made with: the file names them, and one of others
+is not used. What was not timed runs with the tiles that `kernels.tiles` takes by default.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import read_json, write_json
+from swin_quant.base.progress import log
+from swin_quant.base.schema import checked, counted, within
+
+SCHEMA = "swin-quant/tiles/1"
+SUFFIX = ".tiles.json"
+_MOST = 100_000
+_FARTHEST = 2  # tiles of a batch serve those up to so many times as large, or as small
+
+
+class TimedTiles(TypedDict):
+    """One launch: what it was (`shape_of`), for how many pictures, its best tiles and their time."""
+
+    launch: str
+    batch: Annotated[int, within(least=1)]
+    tiles: Tiles
+    us: Annotated[float, within(least=0)]
+
+
+class TilesFile(TypedDict):
+    """`kernels`: the hash of their sources; `gpu`: its name; `triton`: the compiler's version."""
+
+    schema: Literal["swin-quant/tiles/1"]
+    kernels: str
+    gpu: str
+    triton: str
+    timed: Annotated[list[TimedTiles], counted(0, _MOST)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where timings hold."""
+
+    kernels: str
+    gpu: str
+    triton: str
+
+
+def here() -> Place:
+    """This process's first GPU, kernels and compiler. There must be a GPU."""
+    import torch
+    import triton
+
+    return Place(kernels_hash(), torch.cuda.get_device_name(), triton.__version__)
+
+
+def kernels_hash() -> str:
+    """SHA-256 of the sources of all kernels."""
+    folder = Path(__file__).parent / "kernels"
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def shape_of(launch: Launch) -> str:
+    """All of a launch that its time depends on but the number of pictures, in a line."""
+    words = [f"{word}={_shape(value)}" for word, value in launch.arguments.items()]
+    return f"{launch.op} {' '.join(words)}"
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, TensorRef):
+        sides = value.shape if value.packed else value.shape[1:]
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, sides))}]"
+    if isinstance(value, ScalarRef | float):
+        return "number"
+    if inner := parts_of(value):
+        return f"({','.join(f'{word}={_shape(part)}' for word, part in inner.items())})"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class TileTable:
+    """The best tiles by launch and batch."""
+
+    known: Mapping[str, Mapping[int, Tiles]]
+
+    def tiles_for(self, launch: Launch, batch: int) -> Tiles | None:
+        """Those of the nearest batch that was timed; None if none is near."""
+        timed = self.known.get(shape_of(launch), {})
+        near = {_ratio(batch, other): other for other in timed}
+        nearest = min(near, default=_FARTHEST + 1.0)
+        return timed[near[nearest]] if nearest <= _FARTHEST else None
+
+
+NO_TILES = TileTable({})
+
+
+def _ratio(one: int, other: int) -> float:
+    """How many times the larger is as large as the smaller."""
+    return max(one, other) / min(one, other)
+
+
+def write_tiles(path: Path, place: Place, timed: Sequence[TimedTiles]) -> None:
+    """Write the file whole, or not at all."""
+    plain = [{**one, "tiles": asdict(one["tiles"])} for one in timed]
+    write_json(path, {"schema": SCHEMA, **asdict(place), "timed": plain})
+
+
+def read_tiles(path: Path, place: Place) -> TileTable:
+    """The tiles of a file. SwinQuantError for one that is damaged, or whose timings do not hold in this `place`."""
+    data = read_json(path, "tiles file")
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise SwinQuantError(f"{path}: is not a tiles file of this version ({SCHEMA}): run `swin-quant tune` again")
+    file: TilesFile = checked(TilesFile, data, str(path))
+    if other := [f"{word} {file[word]:.40}" for word in ("gpu", "triton") if file[word] != getattr(place, word)]:  # type: ignore[literal-required]
+        raise SwinQuantError(
+            f"{path}: was tuned on {', '.join(other)}, not on {place.gpu} with triton {place.triton}: run `swin-quant "
+            "tune` here"
+        )
+    if file["kernels"] != place.kernels:
+        raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
+    known: dict[str, dict[int, Tiles]] = {}
+    for one in file["timed"]:
+        known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"]
+    return TileTable(known)
+
+
+def tiles_beside(artifact: Path, place: Place) -> TileTable:
+    """Those of an artifact, if they were tuned in this `place`; none, with a warning, if they were elsewhere."""
+    path = tiles_path(artifact)
+    if not path.is_file():
+        return NO_TILES
+    try:
+        return read_tiles(path, place)
+    except SwinQuantError as error:
+        log.warning("%s; the default tiles are used", error)
+        return NO_TILES
+
+
+def tiles_path(artifact: Path) -> Path:
+    """Where the tiles of an artifact lie: beside it."""
+    return artifact.with_name(artifact.stem + SUFFIX)

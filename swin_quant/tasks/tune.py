@@ -1,0 +1,55 @@
+"""The fastest tiles of an artifact's kernels on the GPU that is here, in a file beside it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.cuda.file import read_network
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.timing import best_tiles
+from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, write_tiles
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
+
+BATCHES, SECONDS = (1, 8, 32), 300.0
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """`timed`: launches with their best tiles; `default_us`: what they took before; `left`: not reached in time."""
+
+    file: Path
+    gpu: str
+    timed: list[TimedTiles]
+    default_us: list[float]
+    left: int
+
+
+def tune(
+    path: str | Path, batches: Sequence[int] = BATCHES, output: str | Path | None = None, seconds: float = SECONDS
+) -> TuneReport:
+    """Time tile candidates of every kernel shape of the artifact at `path` for these batches, as far as time allows.
+
+    The file is written to `output`, or beside the artifact, where the engine looks for it. UsageError without a GPU.
+    """
+    if not torch.cuda.is_available():
+        raise UsageError("tune times kernels on a GPU, and torch finds none here")
+    if strange := [batch for batch in batches if batch < 1]:
+        raise UsageError(f"‹batch› {strange[0]}: must be at least 1")
+    artifact = open_artifact(path)
+    spec, place, file = read_network(artifact.file).spec, here(), Path(output or tiles_path(artifact.file))
+    wanted = {(shape_of(one), batch): one for batch in batches for one in program_of(spec, batch).launches}
+    timed, default_us, end = [], [], time.monotonic() + seconds
+    for (_, batch), launch in wanted.items():
+        if time.monotonic() > end:
+            break
+        best, default = best_tiles(launch, batch, torch.device("cuda"))
+        log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, best["us"], default)
+        timed.append(best)
+        default_us.append(default)
+    write_tiles(file, place, timed)
+    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(timed))

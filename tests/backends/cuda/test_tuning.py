@@ -1,0 +1,115 @@
+"""Tiles that were timed elsewhere: their file, whom it serves, and what is tried."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from swin_quant.backends.cuda import tuning
+from swin_quant.backends.cuda.cases import cases
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.timing import candidates
+from swin_quant.backends.cuda.tuning import Place, TimedTiles, read_tiles, shape_of, tiles_beside, tiles_path
+from swin_quant.base.errors import SwinQuantError
+
+HERE = Place("0" * 64, "NVIDIA H200", "3.6.0")
+BEST = Tiles(64, 32, 32, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def launches(tiny_config):
+    """make(batch) -> the launches of a tiny V1."""
+    return lambda batch: program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), batch).launches
+
+
+@pytest.fixture
+def written(launches, tmp_path):
+    """The file of one launch, timed at batch 8, beside an artifact; the launch."""
+    launch = launches(8)[2]
+    path = tiles_path(tmp_path / "my_int8_cuda.safetensors")
+    tuning.write_tiles(path, HERE, [TimedTiles(launch=shape_of(launch), batch=8, tiles=BEST, us=3.5)])
+    return path, launch
+
+
+def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(written, launches):
+    table = read_tiles(written[0], HERE)
+    found = {batch: table.tiles_for(launches(batch)[2], batch) for batch in (1, 3, 4, 8, 16, 17)}
+    assert found == {1: None, 3: None, 4: BEST, 8: BEST, 16: BEST, 17: None}
+    assert table.tiles_for(launches(8)[3], 8) is None
+
+
+def test_the_shape_of_a_launch_is_the_same_in_every_block_and_batch(launches):
+    shapes = {(one.op, shape_of(one)) for batch in (1, 8) for one in launches(batch)}
+    blocks = {one.name: shape_of(one) for one in launches(1)}
+    assert len(shapes) == len(set(blocks.values())) < len(blocks)
+    assert blocks["layers.0.blocks.0.mlp.fc1"] == blocks["layers.0.blocks.1.mlp.fc1"]
+    assert blocks["layers.0.blocks.0.attn"] != blocks["layers.1.blocks.0.attn"]
+
+
+@pytest.mark.parametrize(
+    "other, said",
+    [
+        ({"gpu": "NVIDIA A100"}, "was tuned on gpu NVIDIA H200, not on NVIDIA A100 with triton 3.6.0"),
+        ({"triton": "3.7.1"}, "was tuned on triton 3.6.0"),
+        ({"kernels": "1" * 64}, "was tuned for other kernels than these"),
+    ],
+)
+def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written, caplog, other, said):
+    path, _ = written
+    place = replace(HERE, **other)
+    with pytest.raises(SwinQuantError, match=said):
+        read_tiles(path, place)
+    artifact = path.with_name("my_int8_cuda.safetensors")
+    with caplog.at_level(logging.WARNING):
+        assert tiles_beside(artifact, place) is tuning.NO_TILES
+    assert said in caplog.text and "default tiles are used" in caplog.text
+    assert tiles_beside(artifact, HERE).known and not tiles_beside(path.with_name("none.safetensors"), HERE).known
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"schema": "swin-quant/tiles/0"}, "is not a tiles file of this version"),
+        ({"timed": [{"launch": "x", "batch": 0, "tiles": {"rows": 1}, "us": 1.0}]}, r"timed\[0\].batch is 0"),
+        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"lines": 1}, "us": 1.0}]}, r"timed\[0\].tiles"),
+        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": "1"}, "us": 1.0}]}, r"timed\[0\].tiles.rows"),
+    ],
+)
+def test_a_damaged_file_is_one_line(written, change, said):
+    path, _ = written
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(SwinQuantError, match=said):
+        read_tiles(path, HERE)
+
+
+def test_the_hash_is_that_of_all_kernels(tmp_path, monkeypatch):
+    before = tuning.kernels_hash()
+    assert before == tuning.kernels_hash() and len(before) == 64
+    (tmp_path / "kernels" / "jit").mkdir(parents=True)
+    (tmp_path / "kernels" / "jit" / "one.py").write_text("x = 1")
+    monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
+    one = tuning.kernels_hash()
+    (tmp_path / "kernels" / "jit" / "one.py").write_text("x = 2")
+    assert len({before, one, tuning.kernels_hash()}) == 3
+
+
+def test_candidates_hold_the_default_and_divide_what_they_must():
+    default = Tiles(128, 64, 96, 4, 3)
+    tried = candidates("gemm", default, {"K": 96})
+    assert tried[0] == default and len(set(tried)) == len(tried) > 5 and all(96 % one.inner == 0 for one in tried)
+    tried = candidates("attention", Tiles(64, 64, 32), {"WINDOW": 7})
+    assert {(one.rows, one.columns) for one in tried} == {(64, 64)} and len(tried) > 2
+    assert len({one.rows for one in candidates("attention", Tiles(64, 64, 32, 4, 2), {"WINDOW": 16})}) > 1
+    assert {one.columns for one in candidates("norm_quantize", Tiles(8, 512), {})} == {512}
+
+
+def test_what_is_compiled_is_what_the_launch_list_needs(launches):
+    pytest.importorskip("triton")
+    found = cases(launches(2))
+    assert {call.name for call in found} >= {"gemm", "attention", "norm_quantize", "merge_quantize", "pool"}
+    assert all(
+        dict(call.types)["a"] == "*i8" for call in found if call.name == "gemm" and "scale" not in call.constants
+    )
