@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.choice import spec_for
-from swin_quant.backends.cuda.network import Network, pack
 from torch import Tensor, nn
 
+from swin_quant.backends.cuda.binding import bind
+from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.base.compat import import_timm
 from swin_quant.base.reproducible import reproducible
 from swin_quant.config import load_config

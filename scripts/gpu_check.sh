@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command of at most nine minutes: tests marked gpu, calibration, scoring in float16,
-# QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step.
+# QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step, and the CUDA engine:
+# its kernels' tests, its times beside torch's, each launch beside its floor.
 #
 #     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
 #
@@ -12,8 +13,8 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
-whole=530 # what the limits of all steps add up to
-seconds=$whole
+whole=690 # what the limits of all steps add up to
+seconds=530
 while [ $# -gt 0 ]; do
     case "$1" in
         --device) device=${2:?--device cuda or cpu}; shift 2 ;;
@@ -63,10 +64,12 @@ if [ "$device" = cuda ]; then
     batch=64
     few=()
     compiling=70
+    engine=()
 else
     models=(swin_digits)
     batch=8
     few=(--set epoch_pictures=256)
+    engine=(--device cpu --models swin_digits swinv2_digits --batch 2)
     compiling=250 # a CPU's compiler takes minutes
 fi
 digits=(--cfg swin_digits --data-path digits)
@@ -74,7 +77,9 @@ trained=$work/train/swin_micro_digits.pth
 calibrated=$work/calib/swin_micro_digits_calib.pth
 
 step environment 30 "$PYTHON" scripts/gpu_environment.py "$device"
-step tests 140 "$PYTHON" -m pytest -m gpu tests/gpu -rA -p no:cacheprovider
+step tests 140 "$PYTHON" -m pytest -m gpu tests/gpu tests/backends/cuda -rA -p no:cacheprovider
+step cuda_engine 160 "$PYTHON" benchmarks/cuda_engine.py --seconds $((120 * seconds / whole)) --output "$out" \
+    ${engine[@]+"${engine[@]}"}
 swin_quant train 40 train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
 swin_quant calibrate 40 calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
 swin_quant score 30 evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq

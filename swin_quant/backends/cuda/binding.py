@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.program import Program, ScalarRef, TensorRef, parts_of
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,30 @@ def by_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def bind(program: Program, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], device: torch.device) -> Bound:
-    """`program` on a device, which has the packed `tensors`. Allocates its buffers; nothing is allocated later."""
+def bind(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, float],
+    device: torch.device,
+    tuned: TileTable = NO_TILES,
+) -> Bound:
+    """`program` on a device, which has the packed `tensors`. Allocates its buffers; nothing is allocated later.
+
+    Kernels that were `tuned` run with those tiles, others with their own.
+    """
     block = torch.zeros(program.nbytes, dtype=torch.uint8, device=device)
     known = dict(tensors)
     for name, buffer in program.buffers.items():
         at = program.places[name]
         known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
-    function = "launch" if by_kernels(device) else "reference"
+    kernels = by_kernels(device)
     calls = []
     for launch in program.launches:
         arguments = {key: _found(value, known, scalars) for key, value in launch.arguments.items()}
         module = importlib.import_module(f"swin_quant.backends.cuda.kernels.{launch.op}")
-        calls.append(partial(getattr(module, function), **arguments))
+        if kernels and (tiles := tuned.tiles_for(launch, program.batch)):
+            arguments["tiles"] = tiles
+        calls.append(partial(module.launch if kernels else module.reference, **arguments))
     buffers = {name: known[name] for name in program.buffers}
     return Bound(buffers[program.images.name], buffers[program.logits.name], buffers, tuple(calls))
 

@@ -9,6 +9,7 @@ from swin_quant.backends.cuda.binding import by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -44,7 +45,8 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if options.threads:
         torch.set_num_threads(options.threads)
     on_gpu = device.type == "cuda"
-    session = GraphSession(network, device, largest) if on_gpu else HostSession(network)
+    tuned = tiles_beside(artifact.file, here()) if on_gpu else NO_TILES
+    session = GraphSession(network, device, largest, tuned) if on_gpu else HostSession(network)
     known = {
         "library": _library(device),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",

@@ -11,6 +11,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 from swin_quant.base.errors import SwinQuantError, UsageError
 
 _KEPT = 2  # programs on a CPU: that of full batches and that of the last one
@@ -54,8 +55,8 @@ class GraphSession:
     needs them, for `sizes` up to `largest`.
     """
 
-    def __init__(self, network: Network, device: torch.device, largest: int) -> None:
-        self.network, self.device, self.largest = network, device, largest
+    def __init__(self, network: Network, device: torch.device, largest: int, tuned: TileTable = NO_TILES) -> None:
+        self.network, self.device, self.largest, self.tuned = network, device, largest, tuned
         self._tensors = self._on_gpu(
             lambda: {name: tensor.to(device) for name, tensor in network.tensors.items()},
             "the weights",
@@ -82,7 +83,7 @@ class GraphSession:
         if size not in self._captured:
             program = program_of(self.network.spec, size)
             self._captured[size] = self._on_gpu(
-                lambda: self._capture(bind(program, self._tensors, self.network.scalars, self.device)),
+                lambda: self._capture(bind(program, self._tensors, self.network.scalars, self.device, self.tuned)),
                 f"a batch of {size}",
                 program.nbytes,
             )

@@ -5,9 +5,12 @@ import logging
 from dataclasses import replace
 
 import pytest
+import torch
 
-from swin_quant.backends.cuda import tuning
+from swin_quant.backends.cuda import binding, tuning
+from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.cases import cases
+from swin_quant.backends.cuda.crosscompile import recorded
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -111,5 +114,19 @@ def test_what_is_compiled_is_what_the_launch_list_needs(launches):
     found = cases(launches(2))
     assert {call.name for call in found} >= {"gemm", "attention", "norm_quantize", "merge_quantize", "pool"}
     assert all(
-        dict(call.types)["a"] == "*i8" for call in found if call.name == "gemm" and "scale" not in call.constants
+        dict(call.types)["a"] == "*i8" for call in found if call.name == "gemm" and "scale" not in dict(call.constants)
     )
+
+
+def test_the_engine_launches_kernels_with_the_tiles_that_were_timed(written, tiny_config, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(binding, "by_kernels", lambda device: True)
+    program = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8)
+    tensors = {name: torch.empty(ref.shape, dtype=ref.dtype) for name, ref in program.packed.items()}
+    scalars = dict.fromkeys(program.scalars, 0.5)
+    chosen = []
+    for table in (tuning.NO_TILES, read_tiles(written[0], HERE)):
+        with recorded() as calls:
+            bind(program, tensors, scalars, torch.device("cpu"), table).calls[2]()
+        chosen.append((dict(calls[0].constants)["BM"], dict(calls[0].options)["num_stages"]))
+    assert chosen[1] == (BEST.rows, BEST.stages) != chosen[0]
