@@ -70,7 +70,8 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
 def default_tiles(op: str, prepared: Any) -> Tiles:
     """Those that a kernel was prepared with."""
     sides = [prepared.constants.get(name, 0) for name in SIDES.get(op, ("ROWS", "BLOCK", "BLOCK_K"))]
-    return Tiles(*sides, warps=prepared.options["num_warps"], stages=prepared.options["num_stages"])
+    rows, columns, inner = sides
+    return Tiles(rows, columns, inner, warps=prepared.options["num_warps"], stages=prepared.options["num_stages"])
 
 
 def _filled(ref: TensorRef, device: torch.device) -> torch.Tensor:

@@ -119,7 +119,7 @@ def read_tiles(path: Path, place: Place) -> TileTable:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise SwinQuantError(f"{path}: is not a tiles file of this version ({SCHEMA}): run `swin-quant tune` again")
     file: TilesFile = checked(TilesFile, data, str(path))
-    if other := [f"{word} {file[word]:.40}" for word in ("gpu", "triton") if file[word] != getattr(place, word)]:  # type: ignore[literal-required]
+    if other := [f"{word} {file[word]:.40}" for word in ("gpu", "triton") if file[word] != getattr(place, word)]:
         raise SwinQuantError(
             f"{path}: was tuned on {', '.join(other)}, not on {place.gpu} with triton {place.triton}: run `swin-quant "
             "tune` here"
