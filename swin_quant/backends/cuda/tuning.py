@@ -43,20 +43,20 @@ class TilesFile(TypedDict):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where timings hold."""
+class TunedFor:
+    """What timings hold for."""
 
     kernels: str
     gpu: str
     triton: str
 
 
-def here() -> Place:
+def here() -> TunedFor:
     """This process's first GPU, kernels and compiler. There must be a GPU."""
     import torch
     import triton
 
-    return Place(kernels_hash(), torch.cuda.get_device_name(), triton.__version__)
+    return TunedFor(kernels_hash(), torch.cuda.get_device_name(), triton.__version__)
 
 
 def kernels_hash() -> str:
@@ -107,13 +107,13 @@ def _ratio(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
 
 
-def write_tiles(path: Path, place: Place, timed: Sequence[TimedTiles]) -> None:
+def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> None:
     """Write the file whole, or not at all."""
     plain = [{**one, "tiles": asdict(one["tiles"])} for one in timed]
     write_json(path, {"schema": SCHEMA, **asdict(place), "timed": plain})
 
 
-def read_tiles(path: Path, place: Place) -> TileTable:
+def read_tiles(path: Path, place: TunedFor) -> TileTable:
     """The tiles of a file. SwinQuantError for one that is damaged, or whose timings do not hold in this `place`."""
     data = read_json(path, "tiles file")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -132,7 +132,7 @@ def read_tiles(path: Path, place: Place) -> TileTable:
     return TileTable(known)
 
 
-def tiles_beside(artifact: Path, place: Place) -> TileTable:
+def tiles_beside(artifact: Path, place: TunedFor) -> TileTable:
     """Those of an artifact, if they were tuned in this `place`; none, with a warning, if they were elsewhere."""
     path = tiles_path(artifact)
     if not path.is_file():
