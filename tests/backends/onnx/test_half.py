@@ -9,8 +9,10 @@ import torch
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.swin.half import SMALLEST_SCALE
+from swin_quant.data.preprocess import Preprocess
 
 pytestmark = pytest.mark.slow  # an export for each case
+PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 IN_FLOAT32 = {"LayerNormalization", "ReduceMean", "ReduceL2", "Clip", "Div", "Mul"}  # the last four normalise V2's q, k
@@ -81,7 +83,7 @@ def test_what_overflows_stays_float32(kind, node, calibrated):
     model, _ = calibrated(kind)
     name = f"{BLOCK}.attn.{node}_quantizer" if "." not in node and not node.endswith("quantizer") else f"{BLOCK}.{node}"
     model.get_submodule(name)  # there is such a node
-    exported = network(model, OnnxOptions(float_type="float16"), [name])
+    exported = network(model, OnnxOptions(float_type="float16"), PREPROCESS, [name])
     wide, half = WIDE[node]
     if node == "layernorm_input1_quantizer":  # V1: on the residual stream; V2: on the result of attention
         wide = {"attn.proj"} if kind == "swinv2" else wide
@@ -115,7 +117,7 @@ def test_a_layer_with_a_scale_that_float16_holds_badly_stays_float32_and_is_name
     model, _ = calibrated("swin")
     layer = model.get_submodule(f"{BLOCK}.mlp.fc1")
     layer._input_quantizer.amax = 127 * scale
-    exported = network(model, OnnxOptions(float_type="float16"))
+    exported = network(model, OnnxOptions(float_type="float16"), PREPROCESS)
     assert exported.get_submodule(f"{BLOCK}.mlp.fc1").dtype == torch.float32
     assert exported.get_submodule(f"{BLOCK}.mlp.fc2").dtype == torch.float16
     assert f"1 layers stay float32, with scales that float16 holds badly or not: {BLOCK}.mlp.fc1" in caplog.text

@@ -8,8 +8,10 @@ from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.swin import tokens
 from swin_quant.backends.onnx.swin.rewrites import REWRITES
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.windows import window_partition
 
+PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 STEPS = [frozenset(list(REWRITES)[:n]) for n in range(len(REWRITES) + 1)]
 LAYOUT = ("Reshape", "Transpose", "Slice", "Concat", "Split", "Squeeze", "Unsqueeze", "Gather", "GatherND", "Expand")
@@ -21,10 +23,10 @@ LAYOUT = ("Reshape", "Transpose", "Slice", "Concat", "Split", "Squeeze", "Unsque
 def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, assert_quantized_alike):
     model, _ = calibrated(kind, policy)
     with torch.no_grad():
-        assert_quantized_alike(network(model, OnnxOptions(rewrites=rewrites))(images).numpy(), kind, policy)
+        assert_quantized_alike(network(model, OnnxOptions(rewrites=rewrites), PREPROCESS)(images).numpy(), kind, policy)
         for node in model.modules():
             node.enabled = False
-        floats = network(model, OnnxOptions(rewrites=rewrites))(images)
+        floats = network(model, OnnxOptions(rewrites=rewrites), PREPROCESS)(images)
         torch.testing.assert_close(floats, model(images), rtol=1e-4, atol=1e-5)
 
 
@@ -37,8 +39,8 @@ def test_onnx_runtime_computes_the_same(rewrites, exported, run, images, assert_
 def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
     """ "Equal in float and on the int8 grid": levels stay, the scales of q's columns and of its node are multiplied."""
     model, _ = calibrated("swin")
-    plain = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention"})))
-    folded = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention", "scale-in-weights"})))
+    plain = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention"})), PREPROCESS)
+    folded = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention", "scale-in-weights"})), PREPROCESS)
     name, channels = "layers.0.blocks.1.attn", model.geometry.embed_dim
     trained, attn = model.get_submodule(name), folded.get_submodule(name)
     before, after = (net.get_submodule(f"{name}.qkv._weight_quantizer") for net in (plain, folded))

@@ -9,10 +9,12 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
 from swin_quant.base.errors import UsageError
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.difference import difference_of_outputs
 from swin_quant.models.maps import Cut, neighbours, patches
 from swin_quant.quant.policy import dequantize, quantize
 
+PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
 KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
@@ -48,7 +50,7 @@ def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, t
 
 def test_what_is_exported_computes_what_was_trained(backbone):
     model, _ = backbone
-    lowered, images = network(model, OnnxOptions()), torch.randn(2, 3, 21, 38)
+    lowered, images = network(model, OnnxOptions(), PREPROCESS), torch.randn(2, 3, 21, 38)
     quantize(model)
     with torch.inference_mode():
         found, expected = lowered(images), model(images)
@@ -70,6 +72,6 @@ def test_operators_are_the_models_own_code():
 def test_what_cannot_be_exported_is_one_line(backbone):
     model, _ = backbone
     with pytest.raises(UsageError, match="rewrite any-size"):
-        network(model, OnnxOptions(rewrites=frozenset()))
+        network(model, OnnxOptions(rewrites=frozenset()), PREPROCESS)
     with pytest.raises(UsageError, match="float16: this architecture has no rewrites that set types"):
-        network(model, OnnxOptions(precision="float", float_type="float16"))
+        network(model, OnnxOptions(precision="float", float_type="float16"), PREPROCESS)
