@@ -34,7 +34,7 @@ def test_how_targets_take_an_operator():
     of = {name: status_of(target, "roll", "swin") for name, target in targets().items()}
     assert (of["tensorrt"].kind, of["tensorrt"].by) == (REPLACED, "Slice + Concat")
     assert of["fastertransformer"].kind == REPLACED and of["fastertransformer"].source.startswith("github")
-    assert "GPU" in of["mindspore"].by and of["cuda"].kind == UNSUPPORTED
+    assert "GPU" in of["mindspore"].by and of["cuda"].kind == REPLACED
     assert status_of(targets()["fastertransformer"], "roll", None).kind == UNSUPPORTED  # of no Swin
     assert status_of(targets()["openvino"], "gelu", None).kind == SUPPORTED
     assert status_of(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of others
@@ -43,7 +43,6 @@ def test_how_targets_take_an_operator():
 
 def test_what_no_table_knows_is_said_and_not_guessed():
     statuses = {"bessel": {name: status_of(target, "bessel", "swin") for name, target in targets().items()}}
-    del statuses["bessel"]["cuda"]
     assert {status.kind for status in statuses["bessel"].values()} == {NOT_KNOWN}
     assert unknown_everywhere(statuses) == ["bessel"]
     with pytest.raises(UsageError, match="'tvm': there are cuda, "):
