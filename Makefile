@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all faults fuzz test-cpus lint pins dist clean
+.PHONY: help demo test test-all faults fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -80,3 +80,7 @@ dist: $(STAMP)  ## sdist and wheel, checked, in dist/
 	$(BIN)/python -m hatchling build -d dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
+
+site: $(STAMP)  ## the documents as a site, links checked, in build/site
+	$(PIP) --quiet --no-build-isolation --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet

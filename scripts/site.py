@@ -1,0 +1,82 @@
+"""A hook of mkdocs: README and what else lies outside of docs/ as pages, --help of all commands, the Python API.
+
+Links that leave docs/ lead to those pages; to files that the site has not, they become text. The documents themselves
+stay as they are read in the repository.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from swin_quant import _FACE
+from swin_quant.cli import COMMANDS
+from swin_quant.cli.session import command_of, parser_of
+
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made."""
+    root = os.path.dirname(config.config_file_path)
+    for source, page in PAGES.items():
+        with open(os.path.join(root, source), encoding="utf-8") as file:
+            files.append(File.generated(config, page, content=with_links(file.read(), "", "")))
+    files.append(File.generated(config, "commands.md", content=commands()))
+    files.append(File.generated(config, "api.md", content=api(_FACE)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """A document of docs/: only its links out of there change."""
+    source = page.file.src_uri
+    if source in (*PAGES.values(), "commands.md", "api.md"):
+        return markdown
+    return with_links(markdown, str(PurePosixPath("docs", source).parent), str(PurePosixPath(source).parent))
+
+
+def with_links(text: str, folder: str, place: str) -> str:
+    """Links of a document in `folder` of the repository, made those of a page at `place` of the site."""
+
+    def link(found: re.Match[str]) -> str:
+        image, title, target, anchor = found[1], found[2], found[3], found[4] or ""
+        if not target or re.match(r"[a-z]+:", target):
+            return found[0]
+        path = os.path.normpath(os.path.join(folder, target))
+        if path in PAGES:
+            path = os.path.join("docs", PAGES[path])
+        if path.startswith("docs" + os.sep) and os.path.splitext(path)[1]:
+            return f"{image}[{title}]({os.path.relpath(path[5:], place or '.')}{anchor})"
+        index = os.path.join(path, "README.md")
+        if path.startswith("docs") and os.path.isfile(index):
+            return f"[{title}]({os.path.relpath(index[5:], place or '.')}{anchor})"
+        return title if title.startswith("`") or "/" not in path else f"{title} (`{path}`)"
+
+    return _LINK.sub(link, text)
+
+
+def commands() -> str:
+    """The --help of every command."""
+    os.environ["COLUMNS"] = "100"
+    parts = ["# Commands\n"]
+    for name, what in COMMANDS.items():
+        help_text = parser_of(name, command_of(name)).format_help()
+        parts.append(f"## swin-quant {name}\n\n{what}\n\n```text\n{help_text}```\n")
+    return "\n".join(parts)
+
+
+def api(face: Mapping[str, tuple[str, str]]) -> str:
+    """What `import swin_quant as sq` has."""
+    parts = ["# Python\n", "All of it is had by `import swin_quant as sq`.\n"]
+    parts += [f"## sq.{name}\n\n::: {module}.{attribute}\n" for name, (module, attribute) in face.items()]
+    return "\n".join(parts)

@@ -1,0 +1,148 @@
+"""docs/support.md: which model runs where under which policy, asked of the code's own limits.
+
+python scripts/support_matrix.py docs/support.md
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.fastertransformer.limits import Case, check_limits, int8_mode_of, is_fused, warnings_of
+from swin_quant.backends.fastertransformer.slots import Form
+from swin_quant.backends.onnx.export import choose_nodes
+from swin_quant.backends.onnx.options import OnnxOptions
+from swin_quant.backends.onnx_target import OnnxTarget
+from swin_quant.backends.registry import backends
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.shipped import configs_dir
+from swin_quant.cards.card import RunCard
+from swin_quant.config import load_config
+from swin_quant.config.files import shipped_configs
+from swin_quant.models import build_model
+from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.quant.policies import builtin_policies, load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.quant.quantizer import named_nodes
+
+SMS = {70: "V100", 75: "T4", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90: "H100, H200"}
+MODES = {1: "ft-mode1", 2: "ft-mode2"}
+HEAD = """# What runs where
+
+Written by `python scripts/support_matrix.py docs/support.md` from the limits that the commands themselves check; a test
+compares this page with them. It says what is taken and what is refused, not what was measured:
+[results](results/README.md) has that, and says first what was never run on a GPU.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "\n".join([*policies_by_backend(), "", *fastertransformer(), "", *engines()]) + "\n"
+
+
+def policies_by_backend() -> Iterator[str]:
+    """Each built-in policy, and what each target of `export` makes of it: its own checks, on a small V1."""
+    targets = {name: one for name, one in backends().items() if one.exports}
+    model = build_model(load_config(configs_dir() / "demo" / "swin_digits.yaml"))
+    for node in named_nodes(model).values():
+        node.amax, node.bounds = 1.0, (-1.0, 1.0)
+    yield "## Policies by target of `export`\n"
+    yield "best: the target's own; yes: written as it is; no: refused, and why."
+    yield ""
+    said: dict[str, None] = {}
+    policies = [load_policy(name) for name in builtin_policies() if name != "float"]
+    rows = [[f"`{one.name}`", *(_taken(model, one, target, said) for target in targets.values())] for one in policies]
+    yield from table(["policy", *targets], rows)
+    yield ""
+    yield from (f"{number}. {text}" for number, text in enumerate(said, 1))
+
+
+def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, None]) -> str:
+    exports = backend.exporting
+    try:
+        if isinstance(exports.detail, OnnxTarget):
+            card = RunCard("the model", {}, {}, policy=policy.to_dict())
+            choose_nodes(model, card, OnnxOptions(target=exports.detail.name))
+        elif backend.name == "fastertransformer":
+            int8_mode_of(model, policy)
+        elif policy.name not in exports.policies:
+            return "no"
+    except SwinQuantError as error:
+        text = re.sub(r"the model: |^policy \S+: |; it differs in.*|(, and policy| of policy) .*", "", str(error))
+        return f"no {_numbers([text], said)}"
+    return "best" if policy.name in exports.policies[: len(exports.policies) if exports.only else 1] else "yes"
+
+
+def fastertransformer() -> Iterator[str]:
+    """Model, window and mode by GPU generation, from the limits of its kernels."""
+    yield "## FasterTransformer: model and mode by GPU generation\n"
+    yield "By `export --for fastertransformer --sm`, batch 128. Models of one line have the same limits.\n"
+    said: dict[str, None] = {}
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for name, file in shipped_configs().items():
+        cfg = load_config(file)
+        if "digits" in name or cfg.MODEL.TYPE not in ("swin", "swinv2"):
+            continue
+        g, version = geometry_of(cfg), 2 if cfg.MODEL.TYPE == "swinv2" else 1
+        kind = f"V{version} {re.split('_', name)[1]}"
+        for mode, policy in MODES.items():
+            cells = tuple(_cell(g, version, sm, mode, said) for sm in SMS)
+            lines.setdefault((f"window {g.window}, {g.image_size} px", policy, *cells), []).append(kind)
+    rows = [
+        [", ".join(dict.fromkeys(kinds)), window, f"`{policy}`", *cells]
+        for (window, policy, *cells), kinds in lines.items()
+    ]
+    yield from table(["model", "window", "policy", *(f"sm {sm} ({gpu})" for sm, gpu in SMS.items())], sorted(rows))
+    yield ""
+    yield from (f"{number}. {text}" for number, text in enumerate(said, 1))
+
+
+def _cell(g: Geometry, version: int, sm: int, mode: int, said: dict[str, None]) -> str:
+    """`no` or whether attention is fused, and the numbers of what is to be known of it."""
+    case = Case(g, Form(version, "int8", sm), mode)
+    try:
+        check_limits(case)
+    except UsageError as error:
+        return f"no {_numbers([str(error).partition(': ')[2]], said)}"
+    fused = "fused" if is_fused(g, sm) else "unfused"
+    return f"{fused} {_numbers(warnings_of(case), said)}".strip()
+
+
+def _numbers(texts: Iterable[str], said: dict[str, None]) -> str:
+    """A number for each sentence; what differs by GPU alone is one sentence."""
+    marks = []
+    for text in texts:
+        text = re.sub(r"^sm \d+\b", "this GPU", re.sub(r"\bon sm \d+", "on this GPU", text))
+        general = re.sub(r"‹(\w+)›", lambda field: f"`--{field[1].replace('_', '-')}`", text)
+        said.setdefault(general)
+        marks.append(str(list(said).index(general) + 1))
+    return f"({', '.join(marks)})" if marks else ""
+
+
+def engines() -> Iterator[str]:
+    """What each engine takes and where it runs."""
+    yield "## Engines\n"
+    rows = []
+    for name, backend in backends().items():
+        if backend.load:
+            home = {"cuda": "NVIDIA GPU", "cpu": "CPU"}.get(backend.home or "", "CPU or GPU, as torch")
+            saturation = "on CPUs without VNNI" if backend.saturation else "never"
+            needs = f"`{backend.needs[0]}`" if backend.needs else "nothing more"
+            emulated = "an emulator of its kernels" if backend.emulates else "itself"
+            rows.append([name, ", ".join(backend.runs), home, needs, emulated, saturation])
+    yield from table(["engine", "runs", "on", "needs", "is", "int8 saturates"], rows)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A pipe table of Markdown."""
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -1,0 +1,67 @@
+"""The site: links of documents, and a strict build, which fetches nothing."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import swin_quant
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def with_links():
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    return runpy.run_path(str(ROOT / "scripts" / "site.py"))["with_links"]
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "place", "there"),
+    [
+        ("[a](docs/onnx.md#x)", "", "", "[a](onnx.md#x)"),
+        ("[a](docs/results/)", "", "", "[a](results/README.md)"),
+        ("[a](../../README.md#b)", "docs/guides", "guides", "[a](../index.md#b)"),
+        ("[a](../accuracy.md)", "docs/guides", "guides", "[a](../accuracy.md)"),
+        ("[`loop.py`](../swin_quant/train/loop.py)", "docs", "", "`loop.py`"),
+        ("[an example](../examples/report.html)", "docs", "", "an example (`examples/report.html`)"),
+        ("[x](https://a.org/b.md) [y](#here)", "docs", "", "[x](https://a.org/b.md) [y](#here)"),
+        ("![p](docs/images/report.png)", "", "", "![p](images/report.png)"),
+    ],
+)
+def test_links_lead_to_where_the_site_has_it(with_links, text, folder, place, there):
+    assert with_links(text, folder, place) == there
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
+    for needed in ("material", "mkdocstrings"):
+        pytest.importorskip(needed, reason="the extra docs is not installed")
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "tour.html", "support.html", "api.html", "commands.html"} <= set(pages)
+    fetched = re.compile(r"""<(?:script|img|link)[^>]+(?:src|href)=["']?https?://""")
+    assert [name for name, page in pages.items() if fetched.search(page)] == []
+    assert all(f"sq.{name}" in pages["api.html"] for name in swin_quant._FACE)
+
+
+def test_every_page_of_the_navigation_is_one():
+    made = {"index.md", "changelog.md", "contributing.md", "security.md", "commands.md", "api.md"}
+    names = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert [name for name in names if name not in made and not (ROOT / "docs" / name).is_file()] == []
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(names), "a document that nobody finds"
+
+
+def test_who_cites_and_who_reports_is_told_the_version():
+    version = swin_quant.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        content = yaml.safe_load(form.read_text())
+        assert form.name == "config.yml" or {"name", "description", "body"} <= set(content)
