@@ -51,7 +51,8 @@ def policies_by_backend() -> Iterator[str]:
     for node in named_nodes(model).values():
         node.amax, node.bounds = 1.0, (-1.0, 1.0)
     yield "## Policies by target of `export`\n"
-    yield "best: the target's own; yes: written as it is; no: refused, and why."
+    yield "best: the target's own; yes: written as it is; no: refused, and why; as INT4: with `--int4-weights`;"
+    yield "?: the target names no policy but those that suit it, and its own checks decide."
     yield ""
     said: dict[str, None] = {}
     policies = [load_policy(name) for name in builtin_policies() if name != "float"]
@@ -63,18 +64,32 @@ def policies_by_backend() -> Iterator[str]:
 
 def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, None]) -> str:
     exports = backend.exporting
+    is_listed = policy.name in exports.policies[: len(exports.policies) if exports.only else 1]
     try:
         if isinstance(exports.detail, OnnxTarget):
-            card = RunCard("the model", {}, {}, policy=policy.to_dict())
-            choose_nodes(model, card, OnnxOptions(target=exports.detail.name))
-        elif backend.name == "fastertransformer":
+            return "best" if is_listed else _onnx(model, policy, exports.detail)
+        if backend.name == "fastertransformer":
             int8_mode_of(model, policy)
         elif policy.name not in exports.policies:
-            return "no"
+            return "?"
     except SwinQuantError as error:
-        text = re.sub(r"the model: |^policy \S+: |; it differs in.*|(, and policy| of policy) .*", "", str(error))
+        text = re.sub(
+            r"the model: |^policy \S+: |; it differs in.*|(, and policy | of policy |, and layers).*", "", str(error)
+        )
         return f"no {_numbers([text], said)}"
-    return "best" if policy.name in exports.policies[: len(exports.policies) if exports.only else 1] else "yes"
+    return "best" if is_listed else "yes"
+
+
+def _onnx(model: nn.Module, policy: Policy, target: OnnxTarget) -> str:
+    card = RunCard("the model", {}, {}, policy=policy.to_dict())
+    try:
+        choose_nodes(model, card, OnnxOptions(target=target.name))
+    except SwinQuantError:
+        if not target.int4:
+            raise
+        choose_nodes(model, card, OnnxOptions(target=target.name, int4_weights=True))
+        return "as INT4"
+    return "yes"
 
 
 def fastertransformer() -> Iterator[str]:
@@ -132,7 +147,7 @@ def engines() -> Iterator[str]:
             home = {"cuda": "NVIDIA GPU", "cpu": "CPU"}.get(backend.home or "", "CPU or GPU, as torch")
             saturation = "on CPUs without VNNI" if backend.saturation else "never"
             needs = f"`{backend.needs[0]}`" if backend.needs else "nothing more"
-            emulated = "an emulator of its kernels" if backend.emulates else "itself"
+            emulated = "a simulation" if backend.emulates else "itself"
             rows.append([name, ", ".join(backend.runs), home, needs, emulated, saturation])
     yield from table(["engine", "runs", "on", "needs", "is", "int8 saturates"], rows)
 
