@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.sensitivity import sensitivity as sensitivity
+    from swin_quant.face.serving import app as app
     from swin_quant.face.wrapping import wrap as wrap
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.tasks.doctor import doctor as doctor
@@ -64,6 +65,7 @@ _FACE = {
     "predict": ("swin_quant.face.checking", "predict"),
     "artifact": ("swin_quant.face.exporting", "artifact"),
     "package": ("swin_quant.face.exporting", "package"),
+    "app": ("swin_quant.face.serving", "app"),
     "Exported": ("swin_quant.face.exporting", "Exported"),
     "doctor": ("swin_quant.tasks.doctor", "doctor"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),

@@ -16,7 +16,7 @@ FLOORS = [
     ["models", "checkpoint"],
     ["engines", "operators"],
     ["backends", "train", "bench"],
-    ["report", "ship"],
+    ["report", "ship", "serving"],
     ["tasks"],
     ["face", "cli"],
 ]

@@ -42,6 +42,7 @@ QUICK = {
 # What is not run here, and why; test_flags parses these, too.
 NOT_RUN = {
     "build-engine": "needs TensorRT; test_build_engine has a stand-in",
+    "serve": "serves until it is told to end; test_serve does",
     "demo": "trains for a minute; test_demo cuts it short",
     "tune": "needs a GPU",
     "search": "an export and a process for each kind of layer; test_search runs it",

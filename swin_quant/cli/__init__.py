@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": "the most probable classes of pictures, from a checkpoint or an artifact",
     "export": "calibrated checkpoint -> what is deployed: FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT",
     "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",
+    "serve": "an artifact over HTTP on this machine: KServe v2 protocol, dynamic batching, metrics",
     "bench": "latency, memory and agreement of artifacts on their engines, the float model on each beside them",
     "report": "the accuracy-delta table of any number of run cards",
     "policies": "the built-in policies: what each is for, and who takes it",

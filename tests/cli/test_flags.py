@@ -18,6 +18,7 @@ OTHERS = {
                 "--timingCacheFile", "--fp16", "--int8"},
     "pip": {"--upgrade", "--index-url", "--no-deps", "--force-reinstall"},
     "ruff": {"--fix"},
+    "curl": {"--data-binary"},
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 OF_BENCHMARKS = {

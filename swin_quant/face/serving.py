@@ -1,0 +1,18 @@
+"""`app`: an artifact as an ASGI application."""
+
+from pathlib import Path
+from typing import Any
+
+from swin_quant.engines.options import EngineOptions
+from swin_quant.serving.limits import ServiceLimits
+from swin_quant.tasks.serve import Hosting, app_of
+
+
+def app(file: str | Path, engine: str | None = None, *, name: str | None = None, labels: str | None = None,
+        threads: int | None = None, **limits: Any) -> Any:  # fmt: skip
+    """What `swin-quant serve` runs, for servers and clusters of your own: routes as docs/shipping.md lists them.
+
+    `limits`: max_batch, delay_us, max_queue, max_megabytes, timeout_s.
+    """
+    options = EngineOptions(threads=threads)
+    return app_of(file, Hosting([engine] if engine else None, options, ServiceLimits(**limits), name, labels))

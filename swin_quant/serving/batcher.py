@@ -1,0 +1,133 @@
+"""Dynamic batching: pictures that wait at the same time go through the engine together, each to its own client."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.progress import log
+from swin_quant.engines.carry import Run
+from swin_quant.serving.limits import Refused, ServiceLimits
+
+Observer = Callable[[int, float], None]
+"""Told of each batch: how many pictures, and the seconds that the engine took."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    images: Tensor
+    answer: "asyncio.Future[Tensor]"
+
+
+class Batcher:
+    """One engine, one thread that runs it, a queue of bounded length.
+
+    `sizes`: the batches that the engine runs, where each size costs it a graph; pictures are filled up with zeros to
+    the next of them. Without, it runs any.
+    """
+
+    def __init__(
+        self, run: Run, limits: ServiceLimits, sizes: Sequence[int] = (), observe: Observer | None = None
+    ) -> None:
+        self.run, self.limits, self.sizes, self.observe = run, limits, sorted(sizes), observe
+        self.waiting: asyncio.Queue[_Waiting | None] = asyncio.Queue()
+        self.pictures = 0  # that wait or run
+        self.thread = ThreadPoolExecutor(1, "engine")
+        self.loop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.loop_task = asyncio.create_task(self._loop())
+
+    async def close(self) -> None:
+        """Answer what waits, then end."""
+        await self.waiting.put(None)
+        if self.loop_task:
+            await self.loop_task
+        self.thread.shutdown()
+
+    async def __call__(self, images: Tensor) -> Tensor:
+        """Outputs [n, ...] for images float32 [n, 3, S, S]. Refused where the queue is full or the engine fails.
+
+        Who stops waiting is forgotten: its pictures do not run, unless they do so already.
+        """
+        if self.pictures + len(images) > self.limits.max_queue:
+            raise Refused(503, f"{self.pictures} pictures are waiting already: try again later")
+        parts = images.split(self.limits.max_batch)
+        answers = [asyncio.get_running_loop().create_future() for _ in parts]
+        self.pictures += len(images)
+        try:
+            for part, answer in zip(parts, answers, strict=True):
+                await self.waiting.put(_Waiting(part, answer))
+            return torch.cat([await answer for answer in answers])
+        finally:
+            self.pictures -= len(images)
+            for answer in answers:
+                answer.cancel()
+
+    async def _loop(self) -> None:
+        left: _Waiting | None = None  # for which the last batch had no place
+        while first := left or await self.waiting.get():
+            batch, left, ends = await self._gather(first)
+            if batch:
+                await self._answer(batch)
+            if ends:
+                if left:
+                    await self._answer([left])
+                return
+
+    async def _gather(self, first: _Waiting) -> tuple[list[_Waiting], _Waiting | None, bool]:
+        """Those that run with `first`, one that came too many, and whether it was the last."""
+        batch, count = [first], len(first.images)
+        end = time.monotonic() + self.limits.delay_us / 1e6
+        while count < self.limits.max_batch:
+            try:
+                more = await asyncio.wait_for(self.waiting.get(), max(0.0, end - time.monotonic()))
+            except asyncio.TimeoutError:
+                break
+            if more is None:
+                return self._alive(batch), None, True
+            if count + len(more.images) > self.limits.max_batch:
+                return self._alive(batch), more, False
+            batch, count = [*batch, more], count + len(more.images)
+        return self._alive(batch), None, False
+
+    def _alive(self, batch: list[_Waiting]) -> list[_Waiting]:
+        return [one for one in batch if not one.answer.done()]
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        """Run a batch; where that fails, each alone, so that one request cannot fail another's."""
+        try:
+            outputs = await self._outputs(torch.cat([one.images for one in batch]))
+        except Exception as error:  # noqa: BLE001  # an engine's libraries raise what they like
+            if len(batch) > 1:
+                for one in batch:
+                    await self._answer([one])
+                return
+            log.error("the engine failed: %s", error if isinstance(error, SwinQuantError) else repr(error))
+            if not batch[0].answer.done():
+                batch[0].answer.set_exception(Refused(500, "the engine failed on this request"))
+            return
+        for one, output in zip(batch, outputs.split([len(one.images) for one in batch]), strict=True):
+            if not one.answer.done():
+                one.answer.set_result(output)
+
+    async def _outputs(self, images: Tensor) -> Tensor:
+        size = next((size for size in self.sizes if size >= len(images)), len(images))
+        padded = torch.cat([images, images.new_zeros(size - len(images), *images.shape[1:])])
+        start = time.perf_counter()
+        outputs: Tensor = await asyncio.get_running_loop().run_in_executor(self.thread, self._run, padded)
+        if self.observe:
+            self.observe(len(images), time.perf_counter() - start)
+        return outputs[: len(images)]
+
+    def _run(self, images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            outputs: Tensor = self.run(images)
+        if len(outputs) != len(images):
+            raise SwinQuantError(f"gave {len(outputs)} outputs for {len(images)} pictures")
+        return outputs

@@ -1,0 +1,138 @@
+"""An artifact behind HTTP on this machine: what is served, and the server around it."""
+
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import swin_quant
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.registry import engine_named
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.extras import library
+from swin_quant.base.files import reason
+from swin_quant.base.progress import log
+from swin_quant.cards.paths import card_path
+from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.data.preprocess import SQUARE
+from swin_quant.engines.options import EngineOptions
+from swin_quant.serving.app import Service, build_app
+from swin_quant.serving.limits import ServiceLimits
+from swin_quant.ship.facts import fit_name
+from swin_quant.tasks.deployed import config_of, labels_in, load_engines, one_engine, preprocess_of
+from swin_quant.tasks.predict import class_names
+
+_CONNECTIONS = 1000
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """What is chosen of a service. `name` None: the card's; `labels`: a file of class names, None: the model's own."""
+
+    engines: Sequence[str] | None = None
+    options: EngineOptions = field(default_factory=EngineOptions)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    name: str | None = None
+    labels: str | None = None
+    decoders: int = 2
+
+
+def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa: B008
+    """The artifact on its engine, every size of batch run once: who asks first waits no longer than others.
+
+    UsageError for maps, and for pictures of any size; SwinQuantError where the engine cannot load or run it.
+    """
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    kind = cfg.MODEL.OUTPUT_KIND
+    if kind == FEATURES or preprocess.shape != SQUARE:
+        raise UsageError(f"{artifact.file}: gives maps, or takes pictures of any size: serve a classifier or embedding")
+    chosen, limits = one_engine(artifact, how.engines), how.limits
+    sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
+    options = replace(how.options, graphs=max(how.options.graphs, len(sizes)))
+    (engine,) = load_engines(artifact, [chosen], options).values()
+    if engine.max_batch:
+        sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
+    for size in sizes or (1,):
+        with torch.inference_mode():
+            outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
+    names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
+    about = {
+        "version": swin_quant.__version__,
+        "file": artifact.file.name,
+        "sha256": artifact.record["sha256"],
+        "engine": engine.name,
+        "precision": engine.precision,
+        "policy": engine.policy,
+    }
+    name = fit_name(how.name or artifact.card.name)
+    return Service(name, engine, preprocess, outputs.shape[1], kind, names, sizes, limits, how.decoders, about)
+
+
+def graphs_for(largest: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the largest batch: what pictures are filled up to, where each size costs a graph."""
+    powers = [2**power for power in range(largest.bit_length()) if 2**power < largest]
+    return (*powers, largest)
+
+
+@contextmanager
+def private_copy(artifact: Artifact) -> Iterator[Artifact]:
+    """The artifact in a folder of its own: whoever replaces the file while it is served changes nothing of it."""
+    with TemporaryDirectory(prefix="swin_quant_") as folder:
+        names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]
+        for name in (*names, card_path(artifact.file).name):
+            shutil.copyfile(artifact.file.with_name(name), Path(folder, name))
+        yield open_artifact(Path(folder, artifact.file.name))
+
+
+def serve(artifact: Artifact, host: str, port: int, how: Hosting = Hosting()) -> None:  # noqa: B008
+    """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those that came are answered.
+
+    `port` 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
+    """
+    uvicorn = library("uvicorn", "serve")
+    with private_copy(artifact) as copy, _listening(host, port) as listener:
+        service = service_of(copy, how)
+        config = uvicorn.Config(
+            build_app(service),
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=max(1, round(how.limits.timeout_s)),
+            timeout_graceful_shutdown=max(1, round(2 * how.limits.timeout_s)),
+        )
+        server = uvicorn.Server(config)
+        where = "http://{}:{}".format(*listener.getsockname()[:2])
+        log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", copy.file.name, service.about["engine"], where,
+                 service.name, where)  # fmt: skip
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:  # which the server heard, and raises again when it has ended
+            if not server.should_exit:
+                raise
+        log.info("stopped: what had come was answered")
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    if not 0 <= port <= 65535:
+        raise UsageError(f"‹port› {port}: must be from 0 to 65535")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
+    except OSError as error:
+        raise SwinQuantError(f"{host}:{port}: cannot be listened to: {reason(error)}") from error
+    with listener:
+        yield listener
+
+
+def app_of(file: str | Path, how: Hosting = Hosting()) -> Any:  # noqa: B008
+    """The ASGI application of an artifact, for servers and clusters of the user's own."""
+    return build_app(service_of(open_artifact(file), how))

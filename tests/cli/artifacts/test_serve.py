@@ -1,0 +1,123 @@
+"""swin-quant serve: an artifact over a real socket, replaced while it is served, with clients that misbehave."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from shown import ROOT
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+pytest.importorskip("prometheus_client")
+
+SHIPPING = ROOT / "docs" / "shipping.md"
+
+
+@pytest.fixture
+def served(fork):
+    """start(file, words ...) -> the address of its service, once it is ready, the port and the process."""
+
+    def start(file, *words):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        child = fork(["serve", file, "--port", port, "--threads", 1, *words])
+        address = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            if done := child.poll():
+                pytest.fail(f"it ended: {done}")
+            try:
+                if ask(f"{address}/v2/health/ready")[0] == 200:
+                    return address, port, child
+            except OSError:
+                time.sleep(0.05)
+        pytest.fail("it never was ready")
+
+    return start
+
+
+def ask(url, body=None):
+    """Status and content of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@pytest.mark.slow
+def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
+    address, port, child = served(hand_made, "--engine", "onnxruntime", "--timeout-s", 1, "--max-megabytes", 0.1)
+    files = sorted((pictures / "val").rglob("*.png"))
+    hand_made.write_bytes(b"replaced while it is served")  # nothing of it is read again
+    hanging, vanishing = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nhalf"
+    hanging.sendall(head)
+    vanishing.sendall(head)
+    vanishing.close()
+    for file in files:
+        status, answer = ask(f"{address}/predict", file.read_bytes())
+        logits = arithmetic(file)
+        shares = np.exp(logits) / np.exp(logits).sum()
+        assert status == 200 and [one["index"] for one in answer["classes"]] == np.argsort(-shares).tolist()
+        np.testing.assert_allclose([one["probability"] for one in answer["classes"]], np.sort(shares)[::-1], atol=1e-5)
+    assert ask(f"{address}/predict", b"no picture")[0] == 400
+    assert ask(f"{address}/predict", b"x" * 200000)[0] == 413
+    hanging.settimeout(30)
+    assert b" 408 " in hanging.recv(4096).split(b"\r\n")[0]
+    about = ask(f"{address}/v2")[1]["model"]
+    assert (about["engine"], about["file"]) == ("onnxruntime", "means.onnx")
+    os.kill(child.pid, signal.SIGTERM)
+    done = child.wait(60)
+    assert done.code == 0 and "stopped" in done.err + done.out and "Traceback" not in done.err
+
+
+@pytest.mark.slow
+def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path, monkeypatch):
+    """From a float checkpoint to answers in no more than six commands."""
+    pytest.importorskip("openvino")
+    block = re.search(r"```bash\n(.*?)```\n\n```\ncurl (.*?)```", SHIPPING.read_text(), re.DOTALL)
+    lines = [shlex.split(line)[1:] for line in block[1].splitlines()]
+    assert len(lines) + 1 <= 6 and lines[-1][0] == "serve"
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(micro / "swin.pth", "my.pth")
+    config = yaml.safe_load((micro / "swin.yaml").read_text())
+    config["MODEL"]["NAME"] = "my"
+    Path("my.yaml").write_text(yaml.safe_dump(config))
+    Path("imagenet").symlink_to(pictures)
+    for command, *words in lines[:-1]:
+        done = run(command, *words, *(["--pictures", 8, "--no-eval"] if command == "calibrate" else []))
+        assert done.code == 0, done
+    address, _, child = served(*lines[-1][1:], "--max-batch", 2)
+    picture = next((pictures / "val").rglob("*.png")).read_bytes()
+    status, answer = ask(f"{address}/predict", picture)
+    assert status == 200 and answer["model"] == "my" and len(answer["classes"]) == 3
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait(60).code == 0
+
+
+def test_addresses_that_cannot_be_had(run, hand_made):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = run("serve", hand_made, "--port", port).error(1)
+        assert f"127.0.0.1:{port}: cannot be listened to: Address already in use" in line
+    assert "--port 70000: must be from 0 to 65535" in run("serve", hand_made, "--port", 70000).error(2)
+    assert "--max-batch 0: must be from 1" in run("serve", hand_made, "--max-batch", 0).error(2)
+    assert "--decoders 0: must be from 1" in run("serve", hand_made, "--decoders", 0).error(2)
+
+
+def test_a_file_that_is_not_that_of_its_card(run, hand_made):
+    hand_made.write_bytes(hand_made.read_bytes() + b"x")
+    assert "is not the file of its run card" in run("serve", hand_made, "--port", 0).error(1)

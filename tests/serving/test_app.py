@@ -1,0 +1,353 @@
+"""The service in process: the protocol, batches, limits, and clients that send nonsense, hang or go away."""
+
+import asyncio
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.serving import protocol
+from swin_quant.serving.app import Service, build_app
+from swin_quant.serving.batcher import Batcher
+from swin_quant.serving.limits import Refused, ServiceLimits
+
+pytest.importorskip("starlette")
+pytest.importorskip("prometheus_client")
+httpx = pytest.importorskip("httpx2")
+
+SIDE, NAMES = 16, ("cat", "dog", "fox")
+PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+MATRIX = torch.tensor([[3.0, -1.0, 0.5], [-2.0, 1.0, 0.0], [0.0, 2.0, -1.0]])
+
+
+class Means:
+    """An engine: the mean of each channel times a matrix. It remembers its batches; one above 1e6 breaks it."""
+
+    def __init__(self, seconds=0.0):
+        self.batches, self.seconds = [], seconds
+
+    def __call__(self, images):
+        import time
+
+        time.sleep(self.seconds)
+        self.batches.append(len(images))
+        if images.abs().max() > 1e6:
+            raise RuntimeError("secret words of a library")
+        return images.mean((2, 3)) @ MATRIX
+
+
+def logits_of(images):
+    return (images.mean((2, 3)) @ MATRIX).numpy()
+
+
+def with_client(service, work):
+    """Run `work(client)` against the application, started and stopped as a server does."""
+    app = build_app(service)
+
+    async def go():
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+                return await work(client)
+
+    return asyncio.run(go())
+
+
+def service(engine=None, **limits):
+    return Service("micro", engine or Means(), PREPROCESS, 3, names=NAMES, limits=ServiceLimits(**limits))
+
+
+def body_of(images, **more):
+    """A request in JSON."""
+    array = np.asarray(images)
+    kind = "UINT8" if array.dtype == np.uint8 else "FP32"
+    tensor = {"name": "images", "datatype": kind, "shape": list(array.shape), "data": array.ravel().tolist()}
+    return {"inputs": [tensor], **more}
+
+
+def png(seed=0, size=(20, 24)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+
+
+INFER = "/v2/models/micro/infer"
+
+
+def test_health_and_metadata():
+    async def work(client):
+        found = {}
+        for place in ("/v2/health/live", "/v2/health/ready", "/v2/models/micro/ready", "/v2", "/v2/models/micro"):
+            answer = await client.get(place)
+            assert answer.status_code == 200, place
+            found[place] = answer.json()
+        return found
+
+    found = with_client(service(), work)
+    assert found["/v2/health/live"] == {"live": True} and found["/v2/models/micro/ready"] == {"ready": True}
+    assert found["/v2/models/micro"]["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
+    assert found["/v2/models/micro"]["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
+
+
+def test_tensors_in_json_and_as_binary_data(images):
+    """Flat, nested, by version; FP32 and UINT8; and with the binary data extension, as Triton's client sends it."""
+    raw = images.numpy().tobytes()
+    about = {"name": "images", "datatype": "FP32", "shape": [2, 3, SIDE, SIDE],
+             "parameters": {"binary_data_size": len(raw)}}  # fmt: skip
+    wanted = [{"name": "logits", "parameters": {"binary_data": True}}]
+    head = json.dumps({"id": "seven", "inputs": [about], "outputs": wanted}).encode()
+    pixels = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3)).astype(np.uint8)
+    nested = {"inputs": [{**body_of(images)["inputs"][0], "data": images.tolist()}]}
+
+    async def work(client):
+        return [
+            await client.post(INFER, json=body_of(images, id="a")),
+            await client.post("/v2/models/micro/versions/1/infer", json=nested),
+            await client.post(INFER, json=body_of(pixels)),
+            await client.post(INFER, content=head + raw, headers={protocol.LENGTH: str(len(head))}),
+        ]
+
+    flat, deep, bytes_, binary = with_client(service(), work)
+    expected = logits_of(images)
+    answer = flat.json()
+    assert (answer["model_name"], answer["model_version"], answer["id"]) == ("micro", "1", "a")
+    (output,) = answer["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("logits", "FP32", [2, 3])
+    np.testing.assert_allclose(np.reshape(output["data"], (2, 3)), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.reshape(deep.json()["outputs"][0]["data"], (2, 3)), expected, rtol=1e-5)
+    prepared = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - torch.tensor(PREPROCESS.mean).view(3, 1, 1)) / (
+        torch.tensor(PREPROCESS.std).view(3, 1, 1)
+    )
+    np.testing.assert_allclose([bytes_.json()["outputs"][0]["data"]], logits_of(prepared), rtol=1e-4)
+    size = int(binary.headers[protocol.LENGTH])
+    about = json.loads(binary.content[:size])
+    assert about["id"] == "seven" and about["outputs"][0]["parameters"]["binary_data_size"] == 24
+    np.testing.assert_array_equal(np.frombuffer(binary.content[size:], "<f4").reshape(2, 3), np.float32(expected))
+
+
+def test_a_picture_as_it_is(images):
+    picture = png()
+
+    async def work(client):
+        return await client.post("/predict?top=2", content=picture)
+
+    answer = with_client(service(), work).json()
+    x = PREPROCESS(Image.open(BytesIO(picture)).convert("RGB"))[None]
+    shares = torch.from_numpy(logits_of(x)).double().softmax(1)[0]
+    best = shares.argsort(descending=True)[:2].tolist()
+    assert [(one["index"], one["name"]) for one in answer["classes"]] == [(i, NAMES[i]) for i in best]
+    np.testing.assert_allclose([one["probability"] for one in answer["classes"]], shares[best], rtol=1e-4)
+
+
+FLAT = {"name": "images", "datatype": "FP32", "shape": [1, 3, SIDE, SIDE], "data": [0.0] * 3 * SIDE**2}
+WRONG = [
+    (b"{", 400, "the body is not JSON"),
+    (b"[" * 100000, 400, "the body is not JSON"),
+    (b"\xff\xfe", 400, "the body is not JSON"),
+    ({}, 400, "the body must be an object with inputs"),
+    ([1], 400, "the body must be an object with inputs"),
+    ({"inputs": []}, 400, "one input, called images"),
+    ({"inputs": [FLAT, FLAT]}, 400, "one input, called images"),
+    ({"inputs": [{**FLAT, "name": "x"}]}, 400, "one input, called images"),
+    ({"inputs": [{**FLAT, "datatype": "INT64"}]}, 400, "datatype must be FP32"),
+    ({"inputs": [{**FLAT, "datatype": ["FP32"]}]}, 400, "datatype must be FP32"),
+    ({"inputs": [{**FLAT, "shape": [1, 3, 8, 8]}]}, 400, "shape of FP32 must be"),
+    ({"inputs": [{**FLAT, "shape": "large"}]}, 400, "shape of FP32 must be"),
+    ({"inputs": [{**FLAT, "shape": [True, 3, SIDE, SIDE]}]}, 400, "shape of FP32 must be"),
+    ({"inputs": [{**FLAT, "shape": [0, 3, SIDE, SIDE], "data": []}]}, 400, "0 pictures: must be 1 to 4"),
+    ({"inputs": [{**FLAT, "shape": [10**9, 3, SIDE, SIDE]}]}, 400, "pictures: must be 1 to 4"),
+    ({"inputs": [{**FLAT, "data": [0.0] * 5}]}, 400, "5 values for the shape"),
+    ({"inputs": [{**FLAT, "data": [[0.0], [1.0, 2.0]]}]}, 400, "data must be numbers"),
+    ({"inputs": [{**FLAT, "data": ["x"] * 768}]}, 400, "data must be numbers"),
+    ({"inputs": [{**FLAT, "data": [1e400] + [0.0] * 767}]}, 400, "holds NaN or infinity"),
+    ({"inputs": [{**FLAT, "data": None}]}, 400, "data must be a list"),
+    ({"inputs": [{**FLAT, "datatype": "UINT8", "shape": [1, SIDE, SIDE, 3], "data": [256] * 768}]}, 400, "0 to 255"),
+    ({"inputs": [{**FLAT, "parameters": {"binary_data_size": 12}}]}, 400, "binary_data_size is 12, but 0 bytes came"),
+    ({"inputs": [FLAT], "id": 7}, 400, "id must be a text"),
+    ({"inputs": [FLAT], "outputs": [{"name": "secrets"}]}, 400, "one output, called logits"),
+    ({"inputs": [{**FLAT, "data": [1e9] * 768}]}, 500, "the engine failed on this request"),
+]  # fmt: skip
+
+
+def test_requests_that_are_wrong_get_one_line_and_others_go_on():
+    """Each is refused alone: a good request after it, and one at the same time, are answered."""
+
+    async def work(client):
+        found = []
+        for content, _, _ in WRONG:
+            body = content if isinstance(content, bytes) else json.dumps(content).encode()
+            bad, good = await asyncio.gather(
+                client.post(INFER, content=body), client.post(INFER, json={"inputs": [FLAT]})
+            )
+            found.append((bad, good))
+        found.append((await client.post(INFER, content=b"{}", headers={protocol.LENGTH: "-1"}), good))
+        for picture in (b"", b"\x89PNG broken", png()[:200], b"GIF89a" + b"\x00" * 30):
+            found.append((await client.post("/predict", content=picture), good))
+        found += [(await client.post("/predict?top=0", content=png()), good)]
+        return found
+
+    expected = [*WRONG, (0, 400, protocol.LENGTH), *[(0, 400, "the body: ")] * 4, (0, 400, "top must be")]
+    for (bad, good), (_, status, says) in zip(with_client(service(max_queue=4), work), expected, strict=True):
+        assert (bad.status_code, good.status_code) == (status, 200), (bad.text, good.text)
+        line = bad.json()["error"]
+        assert set(bad.json()) == {"error"} and says in line and "\n" not in line and len(line) <= 500
+        assert "secret" not in line
+        np.testing.assert_array_equal(good.json()["outputs"][0]["data"], [0, 0, 0])
+
+
+def test_places_that_there_are_not():
+    async def work(client):
+        return [await client.get("/v2/models/other"), await client.get(INFER), await client.get("/")]
+
+    other, method, root = with_client(service(), work)
+    assert [answer.status_code for answer in (other, method, root)] == [404, 405, 404]
+    assert other.json() == {"error": "no such place: the model is /v2/models/micro"}
+
+
+def test_requests_at_the_same_time_run_together_and_each_gets_its_own():
+    engine, pictures = Means(0.02), torch.randn(40, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+    async def work(client):
+        answers = await asyncio.gather(*[client.post(INFER, json=body_of(one[None])) for one in pictures])
+        return [answer.json()["outputs"][0]["data"] for answer in answers], (await client.get("/metrics")).text
+
+    found, metrics = with_client(service(engine, max_batch=8, delay_us=20000), work)
+    np.testing.assert_allclose(found, logits_of(pictures), rtol=1e-4, atol=1e-6)
+    assert max(engine.batches) <= 8 and len(engine.batches) < 30 and sum(engine.batches) == 40
+    assert 'swin_quant_requests_total{route="infer",status="200"} 40.0' in metrics
+    assert f"swin_quant_batch_size_count {len(engine.batches)}.0" in metrics
+
+
+def test_a_request_that_breaks_the_engine_takes_no_other_along():
+    engine, pictures = Means(0.02), torch.randn(6, 3, SIDE, SIDE)
+    pictures[3] = 1e9
+
+    async def work(client):
+        return await asyncio.gather(*[client.post(INFER, json=body_of(one[None])) for one in pictures])
+
+    answers = with_client(service(engine, delay_us=50000), work)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 500, 200, 200]
+    for answer, one in zip(answers, pictures, strict=True):
+        if answer.status_code == 200:
+            np.testing.assert_allclose([answer.json()["outputs"][0]["data"]], logits_of(one[None]), rtol=1e-4)
+
+
+def test_a_queue_that_is_full_and_a_limit_of_time():
+    async def work(client):
+        return await asyncio.gather(*[client.post(INFER, json={"inputs": [FLAT]}) for _ in range(6)])
+
+    codes = sorted(answer.status_code for answer in with_client(service(Means(0.1), max_queue=2, max_batch=1), work))
+    assert codes == [200, 200, 503, 503, 503, 503]
+    slow = with_client(service(Means(0.4), timeout_s=0.1), lambda client: client.post(INFER, json={"inputs": [FLAT]}))
+    assert slow.status_code == 504 and "not answered within 0.1 s" in slow.json()["error"]
+
+
+def test_a_body_that_is_too_large():
+    async def endless():
+        for _ in range(100):
+            yield b"x" * 10000
+
+    async def work(client):
+        return [await client.post("/predict", content=b"x" * 200000), await client.post("/predict", content=endless())]
+
+    for answer in with_client(service(max_megabytes=0.1), work):
+        assert answer.status_code == 413 and answer.json() == {"error": "the body is larger than 0.1 MB"}
+
+
+def call(app, events, sent):
+    """One request by hand: `events` are what the server tells the application, None being a client that hangs."""
+    scope = {"type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",
+             "headers": [], "http_version": "1.1", "scheme": "http", "client": ("1.2.3.4", 5),
+             "server": ("s", 80)}  # fmt: skip
+    coming = iter(events)
+
+    async def receive():
+        event = next(coming, None)
+        if event is None:
+            await asyncio.sleep(3600)
+        return event
+
+    async def send(message):
+        sent.append(message)
+
+    return app(scope, receive, send)
+
+
+def part(body, more):
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+def test_clients_that_hang_or_vanish_cost_nobody_anything():
+    """One sends half a body and waits; one goes away in the middle of it; one before its answer is there."""
+    engine = Means(0.05)
+    whole = json.dumps({"inputs": [FLAT]}).encode()
+    app = build_app(service(engine, timeout_s=0.3, max_batch=1))
+
+    async def go():
+        async with app.router.lifespan_context(app):
+            hung, vanished, left, after = [], [], [], []
+            await asyncio.gather(
+                call(app, [part(whole[:50], True), None], hung),
+                call(app, [part(whole[:50], True), {"type": "http.disconnect"}], vanished),
+                call(app, [part(whole, False), {"type": "http.disconnect"}], left),
+            )
+            await call(app, [part(whole, False), None], after)
+            return hung, vanished, left, after
+
+    hung, vanished, left, after = asyncio.run(go())
+    assert [messages[0]["status"] for messages in (hung, vanished, left, after)] == [408, 499, 499, 200]
+    assert json.loads(hung[1]["body"]) == {"error": "the body did not come within 0.3 s"}
+    assert sum(engine.batches) <= 2  # the first two never reached it
+
+
+def test_what_waits_when_the_service_ends_is_answered():
+    engine = Means(0.03)
+
+    async def go():
+        batcher = Batcher(engine, ServiceLimits(max_batch=2, delay_us=0))
+        await batcher.start()
+        pictures = torch.randn(7, 3, SIDE, SIDE)
+        asked = [asyncio.ensure_future(batcher(one[None])) for one in pictures]
+        await asyncio.sleep(0.01)
+        await batcher.close()
+        return pictures, await asyncio.gather(*asked)
+
+    pictures, answers = asyncio.run(go())
+    np.testing.assert_allclose(torch.cat(answers), logits_of(pictures), rtol=1e-5)
+
+
+def test_batches_are_filled_up_to_the_sizes_of_an_engine():
+    engine = Means()
+
+    async def go():
+        batcher = Batcher(engine, ServiceLimits(max_batch=8, delay_us=0), sizes=(1, 2, 4, 8))
+        await batcher.start()
+        images = torch.randn(11, 3, SIDE, SIDE)
+        found = await batcher(images), await batcher(images[:3])
+        await batcher.close()
+        return images, found
+
+    images, (eleven, three) = asyncio.run(go())
+    np.testing.assert_allclose(eleven, logits_of(images), rtol=1e-5)
+    np.testing.assert_allclose(three, logits_of(images[:3]), rtol=1e-5)
+    assert set(engine.batches) <= {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("name", ["max_batch", "delay_us", "max_queue", "max_megabytes", "timeout_s"])
+def test_limits_that_cannot_be(name):
+    with pytest.raises(Exception, match=f"{name} -1: must be from"):
+        ServiceLimits(**{name: -1})
+
+
+def test_refusals_are_one_line():
+    assert str(Refused(400, "two\nlines")) == "two lines"
