@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import candidates
-from swin_quant.backends.cuda.tuning import TunedFor, TimedTiles, read_tiles, shape_of, tiles_beside, tiles_path
+from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
 from swin_quant.base.errors import SwinQuantError
 
 HERE = TunedFor("0" * 64, "NVIDIA H200", "3.6.0")

@@ -1,0 +1,157 @@
+"""Requests a second and latency of `swin-quant serve`, beside plain calls of the same engine.
+
+    python benchmarks/serve.py out/my_int8.onnx [--engine openvino] [--clients 1 4 16] [--seconds 10] [--bad 0.1]
+
+A service is started on a free port; each client sends one picture after another, as JPEG, over a connection of its own.
+A share `--bad` of the requests is a corrupt picture, or one that is too large. Every good answer is compared with the
+engine's own for that picture: one that is another client's, or is lost, ends the run. Plain calls are of decoding,
+preprocessing and the engine in one thread, a picture at a time.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from io import BytesIO
+
+import numpy as np
+import torch
+from PIL import Image
+
+import swin_quant as sq
+from swin_quant.data.pictures import decode
+from swin_quant.data.preprocess import Preprocess
+
+PICTURES, MEGABYTES = 64, 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact")
+    parser.add_argument("--engine")
+    parser.add_argument("--clients", type=int, nargs="+", default=(1, 4, 16))
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--bad", type=float, default=0.1, metavar="SHARE")
+    parser.add_argument("--max-batch", type=int, default=8)
+    parser.add_argument("--delay-us", type=int, default=2000)
+    args = parser.parse_args()
+    artifact = sq.artifact(args.artifact)
+    engine, preprocess = artifact.load(args.engine), Preprocess.from_dict(artifact.card.preprocess)
+    pictures = [jpeg(seed) for seed in range(PICTURES)]
+    prepared = [preprocess(decode(picture, "it"))[None] for picture in pictures]
+    expected = [engine(images).double().softmax(1)[0].numpy() for images in prepared]
+    print(f"{args.artifact} on {engine.name}, {args.bad:.0%} bad pictures; batches of at most {args.max_batch}\n")
+    print("| clients | pictures/s | p50 ms | p99 ms | refused, of as many bad |\n|---|---:|---:|---:|---:|")
+    seconds = plain(engine, preprocess, pictures, args.seconds)
+    print(f"| plain calls | {row(seconds, sum(seconds))} | - |")
+    del engine
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["--engine", args.engine] if args.engine else []
+    command = [sys.executable, "-m", "swin_quant", "serve", args.artifact, "--port", str(port), "--quiet", *words,
+               "--max-batch", str(args.max_batch), "--delay-us", str(args.delay_us),
+               "--max-megabytes", str(MEGABYTES)]  # fmt: skip
+    server = subprocess.Popen(command)
+    try:
+        wait(port, server)
+        for clients in args.clients:
+            print(load(port, clients, args.seconds, args.bad, pictures, expected), flush=True)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        print(f"\nended with {server.wait(120)}")
+
+
+def jpeg(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def plain(engine, preprocess: Preprocess, pictures: list[bytes], limit: float) -> list[float]:
+    """Seconds of each picture, until the limit."""
+    found: list[float] = []
+    while sum(found) < limit:
+        start = time.perf_counter()
+        with torch.inference_mode():
+            engine(preprocess(decode(pictures[len(found) % PICTURES], "it"))[None])
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def wait(port: int, server: "subprocess.Popen[bytes]") -> None:
+    while server.poll() is None:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/v2/health/ready")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.1)
+    sys.exit("the service ended before it was ready")
+
+
+def load(port: int, clients: int, limit: float, bad: float, pictures: list[bytes], expected: list[np.ndarray]) -> str:
+    """A row of the table. SystemExit for an answer that is missing or wrong."""
+    found: list[float] = []
+    counts, faults = {"bad": 0, "refused": 0}, list[str]()
+    end, lock = time.perf_counter() + limit, threading.Lock()
+
+    def client(number: int) -> None:
+        draw = random.Random(number)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        while time.perf_counter() < end:
+            index, is_bad = draw.randrange(PICTURES), draw.random() < bad
+            large = b"x" * ((MEGABYTES << 20) + 1)
+            body = draw.choice([pictures[index][:300], large]) if is_bad else pictures[index]
+            start = time.perf_counter()
+            try:
+                connection.request("POST", "/predict?top=99999", body)
+                answer = connection.getresponse()
+                content = json.loads(answer.read())
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                connection.close()
+                if is_bad and body is large:  # it may close before all of that is sent
+                    content, answer = {}, None
+                else:
+                    faults.append(f"lost: {error!r}")
+                    return
+            with lock:
+                if is_bad:
+                    counts["bad"] += 1
+                    counts["refused"] += answer is None or answer.status in (400, 413)
+                    continue
+                found.append(time.perf_counter() - start)
+            if answer is None or answer.status != 200:
+                faults.append(f"a good picture was refused: {content}")
+                return
+            shares = {one["index"]: one["probability"] for one in content["classes"]}
+            given = np.array([shares[place] for place in range(len(shares))])
+            if np.abs(given - expected[index]).max() > 0.02:
+                faults.append(f"an answer for another picture than {index}")
+                return
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        sys.exit(f"{len(faults)} clients failed: {faults[0]}")
+    return f"| {clients} | {row(found, limit)} | {counts['refused']} of {counts['bad']} |"
+
+
+def row(seconds: list[float], whole: float) -> str:
+    middle, last = np.percentile(seconds, [50, 99]) * 1000
+    return f"{len(seconds) / whole:.1f} | {middle:.1f} | {last:.1f}"
+
+
+if __name__ == "__main__":
+    main()
