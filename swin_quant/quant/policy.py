@@ -210,6 +210,8 @@ def _clash(setting: Setting, role: Role) -> str | None:
             return "format fp8 has no zero point: give it format int8, or symmetric: true"
         if setting.narrow_range:
             return "format fp8 has no narrow range: give it format int8, or leave narrow_range out"
+        if setting.block is not None:
+            return "format fp8 has no blocks: give it format int8, or leave block out"
     if setting.block is not None and (role is not Role.GEMM_WEIGHT or setting.granularity != "per-channel"):
         return "blocks are parts of the rows of weights: give it granularity per-channel, or leave block out"
     if setting.amax is not None and (role is Role.GEMM_WEIGHT or not setting.symmetric):

@@ -149,6 +149,7 @@ ROLES = {"a": Role.GEMM_INPUT, "w": Role.GEMM_WEIGHT, "p": Role.SOFTMAX_OUTPUT}
         ({"enable": "a", "format": "fp8", "bits": 4}, "format fp8 has 8 bits, not 4"),
         ({"enable": "a", "format": "fp8", "symmetric": False}, "format fp8 has no zero point"),
         ({"enable": "w", "format": "fp8", "narrow_range": True}, "format fp8 has no narrow range"),
+        ({"enable": "w", "format": "fp8", "granularity": "per-channel", "block": 32}, "format fp8 has no blocks"),
         ({"enable": "w", "amax": 1.0}, "a fixed amax is for activations"),
         ({"enable": "a", "amax": 1.0, "symmetric": False}, "a fixed amax is for activations"),
         ({"enable": "a", "amax": 0.0}, "amax"),
