@@ -15,6 +15,7 @@ def test_the_built_in_policies():
     assert builtin_policies() == [
         "cpu",
         "cpu-amx",
+        "cuda",
         "cuda-fp8",
         "float",
         "ft-mode1",
