@@ -52,7 +52,7 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any]) -> Iterator[T
 def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
     """Time the candidates of a launch on a GPU. The fastest, and the time of the default in microseconds."""
     module = kernel_module(launch)
-    copies = [arguments_of(launch, partial(_filled, device=device)) for _ in range(COPIES)]
+    copies = [arguments_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
     prepared = module.call(**copies[0])
     default = default_tiles(launch.op, prepared)
     times: dict[Tiles, float] = {}
@@ -74,7 +74,8 @@ def default_tiles(op: str, prepared: Any) -> Tiles:
     return Tiles(rows, columns, inner, warps=prepared.options["num_warps"], stages=prepared.options["num_stages"])
 
 
-def _filled(ref: TensorRef, device: torch.device) -> torch.Tensor:
+def filled(ref: TensorRef, device: torch.device) -> torch.Tensor:
+    """A random tensor of that shape and type."""
     if ref.dtype in (torch.int8, torch.uint8):
         return torch.randint(-100 if ref.dtype is torch.int8 else 0, 100, ref.shape, dtype=ref.dtype, device=device)
     return torch.randn(ref.shape, device=device).to(ref.dtype)

@@ -1,0 +1,29 @@
+"""Tuning on a GPU: no candidate changes what a kernel computes, and the fastest is no slower than the default."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config, number):
+    if gpu.type != "cuda":
+        pytest.skip("tiles are those of Triton's kernels")
+    launch = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches[number]
+    module, arguments = kernel_module(launch), arguments_of(launch, partial(filled, device=gpu))
+    prepared = module.call(**arguments)
+    default = default_tiles(launch.op, prepared)
+    results = {}
+    for tiles in candidates(launch.op, default, prepared.constants):
+        arguments["out"].fill_(-77)
+        module.launch(**arguments, tiles=tiles)
+        results[tiles] = arguments["out"].clone()
+    assert all(torch.equal(result, results[default]) for result in results.values())
+    best, before = best_tiles(launch, 8, gpu)
+    assert 0 < best["us"] <= before and best["tiles"] in results
