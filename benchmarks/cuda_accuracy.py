@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "cuda_accuracy.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 FLOAT = "float16"
-SOFTMAX = "*.matmul_a_input_quantizer"
+SOFTMAX = "role:softmax_output"
 COLUMNS = ("model", "engine", "policy", "acc@1", "Δ acc@1", "±", "agree %", "SQNR dB")
 HEAD = """# Accuracy of the CUDA engine's arithmetic
 

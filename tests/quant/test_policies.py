@@ -63,7 +63,7 @@ def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch
 def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
         UsageError,
-        match="cpu, cpu-amx, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, tensorrt-fp8, w4a16, ",
+        match="cpu, cpu-amx, cuda, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, tensorrt-fp8, ",
     ):
         load_policy(name)
 

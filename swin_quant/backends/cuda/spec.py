@@ -80,10 +80,10 @@ class NetworkSpec:
 
 
 def spec_of(geometry: Geometry, version: int, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
-    """The spec of a network all of whose products are int8, as policy `cuda` has them, or all in half precision.
+    """The spec of a network whose products are int8 as policy `cuda` has them, or all in half precision.
 
     `precision`: int8 or float.
     """
     spec = NetworkSpec(geometry, version, float_type=float_type)
-    chosen = spec.products() if precision == "int8" else ()
+    chosen = (name for name in spec.products() if precision == "int8" and not name.endswith("a v"))
     return NetworkSpec(geometry, version, int8=frozenset(chosen), float_type=float_type)

@@ -29,7 +29,7 @@ def rewritten(parts, tensors=None, **header):
 
 def test_what_is_written_is_read(parts):
     network = read_network(rewritten(parts))
-    assert network.spec.geometry.depths == (2, 1) and len(network.spec.int8) == 19
+    assert network.spec.geometry.depths == (2, 1) and len(network.spec.int8) == 16
     weight = network.tensors["layers.0.blocks.0.attn.qkv.weight"]
     assert weight.dtype == torch.int8 and weight.shape == (96, 32) and weight.is_contiguous()
 
