@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from PIL import Image
 
 import swin_quant
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -44,7 +45,7 @@ class Hosting:
 
 
 def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa: B008
-    """The artifact on its engine, every size of batch run once: who asks first waits no longer than others.
+    """The artifact on its engine, every size of batch and one picture run once, so that the first client does not wait.
 
     UsageError for maps, and for pictures of any size; SwinQuantError where the engine cannot load or run it.
     """
@@ -58,6 +59,7 @@ def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa
     (engine,) = load_engines(artifact, [chosen], options).values()
     if engine.max_batch:
         sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
+    preprocess(Image.new("RGB", (preprocess.size, preprocess.size)))  # what it needs is imported now
     for size in sizes or (1,):
         with torch.inference_mode():
             outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
