@@ -145,6 +145,7 @@ def engines() -> Iterator[str]:
     for name, backend in backends().items():
         if backend.load:
             home = {"cuda": "NVIDIA GPU", "cpu": "CPU"}.get(backend.home or "", "CPU or GPU, as torch")
+            home = "NVIDIA GPU; slowly on a CPU" if backend.fast_on == "cuda" else home
             saturation = "on CPUs without VNNI" if backend.saturation else "never"
             needs = f"`{backend.needs[0]}`" if backend.needs else "nothing more"
             emulated = "a simulation" if backend.emulates else "itself"
