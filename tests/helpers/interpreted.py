@@ -2,11 +2,14 @@
 then all of it, which no other test is to see. Run as a script it is that process."""
 
 import importlib
+import io
 import os
 import pickle
 import subprocess
 import sys
 import traceback
+
+import torch
 
 
 class Interpreter:
@@ -19,9 +22,8 @@ class Interpreter:
 
     def run(self, operation, outputs, arguments):
         """What the kernel writes into the arguments named `outputs`, which themselves stay as they are."""
-        pickle.dump((operation, outputs, arguments), self.process.stdin)
-        self.process.stdin.flush()
-        results, trouble = pickle.load(self.process.stdout)
+        _send((operation, outputs, arguments), self.process.stdin)
+        results, trouble = _receive(self.process.stdout)
         assert not trouble, trouble
         return results
 
@@ -30,10 +32,22 @@ class Interpreter:
         self.process.wait()
 
 
+def _send(message, pipe):
+    """As torch saves it: pickle alone does not know float8."""
+    saved = io.BytesIO()
+    torch.save(message, saved)
+    pickle.dump(saved.getvalue(), pipe)
+    pipe.flush()
+
+
+def _receive(pipe):
+    return torch.load(io.BytesIO(pickle.load(pipe)), weights_only=False)
+
+
 def _serve(requests, answers):
     while True:
         try:
-            operation, outputs, arguments = pickle.load(requests)
+            operation, outputs, arguments = _receive(requests)
         except EOFError:
             return
         try:
@@ -41,8 +55,7 @@ def _serve(requests, answers):
             answer = {name: arguments[name] for name in outputs}, None
         except Exception:
             answer = None, traceback.format_exc()
-        pickle.dump(answer, answers)
-        answers.flush()
+        _send(answer, answers)
 
 
 if __name__ == "__main__":

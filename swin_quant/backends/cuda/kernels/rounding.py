@@ -9,6 +9,7 @@ from torch import Tensor
 # |sum of k products of int8| <= k * 2^14, and float32 holds every whole number up to 2^24: sums of 1024 products are
 # exact in any order. Longer ones are split, and added in float64.
 EXACT_PRODUCTS = 1024
+LARGEST_E4M3 = 448.0
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -17,8 +18,10 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the type of a result: rounded and saturated where that is int8."""
-    return rounded(x).to(dtype) if dtype == torch.int8 else x.to(dtype)
+    """x in the type of a result: rounded and saturated where that is int8, saturated where it is float8 (E4M3)."""
+    if dtype == torch.int8:
+        return rounded(x).to(dtype)
+    return x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
 
 
 def product(a: Tensor, w: Tensor) -> Tensor:

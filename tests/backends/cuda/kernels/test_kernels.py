@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from swin_quant.backends.cuda.kernels import gemm
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
@@ -211,6 +212,18 @@ def test_gemm_to_float(run, seed, dtype, m, out):
     draw = Draw(seed)
     arguments = linear(draw, dtype, m, 40, 64) | {"epilogue": Epilogue("half"), "out": poisoned(out, m, 40)}
     assert_same(run, "gemm", ["out"], arguments, exact=dtype == torch.int8)
+
+
+@few
+@given(seed=seeds, m=st.integers(1, 20))
+def test_gemm_of_float8(run, seed, m):
+    """Its operands; what is written in float8 saturates, some sums lie beyond the largest value."""
+    draw, float8 = Draw(seed), torch.float8_e4m3fn
+    arguments = linear(draw, torch.float16, m, 40, 64) | {"epilogue": Epilogue("quantize"), "levels": 300.0}
+    arguments |= {name: arguments[name].to(float8) for name in "aw"} | {"out": poisoned(torch.float32, m, 40)}
+    assert_same(run, "gemm", ["out"], arguments)
+    gemm.reference(**arguments | {"out": (out := poisoned(torch.float32, m, 40).to(float8))})
+    assert out.float().abs().max() == 448
 
 
 @few
