@@ -21,10 +21,13 @@ from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.outputs import Output
 
 NAME = "onnxruntime"
-_INT8 = {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",
-         "ConvInteger", "QAttention"}  # fmt: skip
-_FLOAT = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "Attention",
-          "MultiHeadAttention"}  # fmt: skip
+_TYPES = {  # of products, by the operator that the runtime computes them with
+    "int8": {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",
+             "ConvInteger", "QAttention"},
+    "int4": {"MatMulNBits"},  # of weights; it rounds its other operand to int8 on the way
+    "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "Attention",
+                "MultiHeadAttention"},
+}  # fmt: skip
 _SILENT = 4  # fatal errors only: others come to us as exceptions
 
 
@@ -101,8 +104,7 @@ def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping
         optimized = Path(folder, "optimized.onnx")
         _session(file, options, exact, optimized)
         graph = onnx.load(str(optimized), load_external_data=False).graph
-    products = [node for node in graph.node if node.op_type in _INT8 | _FLOAT]
-    return {_name(node): "int8" if node.op_type in _INT8 else "float32" for node in products}
+    return {_name(node): kind for node in graph.node for kind, operators in _TYPES.items() if node.op_type in operators}
 
 
 def _name(node: Any) -> str:

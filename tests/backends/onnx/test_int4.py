@@ -164,3 +164,10 @@ def test_blocks_are_for_int4_files(flags, says, calibrated, tmp_path):
     with pytest.raises(UsageError, match=says):
         export(model, card, tmp_path, OnnxOptions(**flags))
     assert not list(tmp_path.iterdir())
+
+
+def test_onnx_runtime_multiplies_blocks_as_they_lie(exported):
+    pytest.importorskip("onnxruntime")
+    gemms = engine_named("onnxruntime").loader(exported("swin", BLOCKS, int4_weights=True)).details["gemms"]
+    kinds = {name: kind for name, kind in gemms.items() if any(part in name for part in ("qkv", "proj", "fc"))}
+    assert {kind for name, kind in kinds.items() if "patch_embed" not in name} == {"int4"}
