@@ -284,7 +284,9 @@ def _extra_rules(args: argparse.Namespace) -> list[Rule]:
     if args.wprec or args.quant_per_tensor or args.narrow_range:
         granularity = "per-tensor" if args.quant_per_tensor else None
         weights = ("role:gemm_weight",)
-        rules.append(Rule((), (), weights, args.wprec, granularity, args.narrow_range or None))
+        rules.append(
+            Rule(nodes=weights, bits=args.wprec, granularity=granularity, narrow_range=args.narrow_range or None)
+        )
     if args.saturation_safe:
         rules.append(SAFE_WEIGHTS)
     if args.aprec:

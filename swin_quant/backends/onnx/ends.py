@@ -12,23 +12,24 @@ from swin_quant.data.preprocess import SQUARE, Preprocess
 from swin_quant.models.classifier import Classifier
 
 
-def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess) -> None:
+def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
     """UsageError for ends that this model cannot have."""
     if (options.softmax or options.top_k) and model.output_kind != LOGITS:
         raise UsageError(f"‹softmax› and ‹top_k› are of logits, and this model gives {model.output_kind}")
     if options.top_k and options.top_k > model.classes:
         raise UsageError(f"‹top_k› {options.top_k}: the model has {model.classes} classes")
-    if options.uint8_input and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):
+    if options.uint8_input and preprocess and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):
         raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
 
 
-def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess, folded: bool) -> None:
+def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | None, folded: bool) -> None:
     """Give the network these ends, in place; names of modules, which wrapping changes, stay.
 
     Pictures are then uint8 [B, S, S, 3] as they are decoded. `folded`: its weights normalise them; else operators do.
     """
     kind = type(model)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocess.mean, preprocess.std))
+    given = (preprocess.mean, preprocess.std) if preprocess else ((0.0,), (1.0,))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in given)
 
     def forward(self: nn.Module, images: Tensor) -> Any:
         if options.uint8_input:

@@ -80,7 +80,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     rewrites = rewriter_of(model).chosen(options)
     choose_nodes(model, card, options)
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
-    preprocess = Preprocess.from_dict(card.preprocess)
+    preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None
     check_ends(model, options, preprocess)
     images = pictures_of(model, options, options.batch or 2)
     exported = network(model, options, preprocess, beyond_half)

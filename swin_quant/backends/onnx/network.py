@@ -16,17 +16,18 @@ from swin_quant.models.classifier import Classifier
 
 
 def network(
-    model: Classifier, options: OnnxOptions, preprocess: Preprocess, beyond_half: Iterable[str] = ()
+    model: Classifier, options: OnnxOptions, preprocess: Preprocess | None, beyond_half: Iterable[str] = ()
 ) -> nn.Module:
     """A copy of `model`, whose policy is applied and whose nodes have ranges, as it is exported, on the CPU.
 
-    `preprocess` is what the model's pictures went through. `beyond_half` names the nodes whose values overflow float16.
+    `preprocess` is what the pictures went through of a model that is to take them as bytes. `beyond_half` names the
+    nodes whose values overflow float16.
     """
     rewriter = rewriter_of(model)
     names = rewriter.chosen(options)
     model = copy.deepcopy(model).cpu().eval()
     folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
-    if folded:
+    if folded and preprocess:
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
     lower(model)
     rewriter.apply(model, names)
