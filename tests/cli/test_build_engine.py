@@ -55,6 +55,7 @@ def trt(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
     done = run("build-engine", onnx_file, "--max-batch", 16, "--no-verify")
     assert done.code == 0, done

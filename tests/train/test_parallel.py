@@ -1,5 +1,6 @@
 """Models over several ranks; what takes several processes to see is tested with the commands."""
 
+import pytest
 import torch
 
 from swin_quant.quant.calibration import Method, calibrate
@@ -8,6 +9,7 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.train.parallel import without_values
 
 
+@pytest.mark.slow
 def test_a_copy_without_values_takes_no_memory_and_becomes_the_model_again(tiny_model, use_policy):
     model = use_policy(tiny_model("swin", DEPTHS=[2, 1], NUM_HEADS=[1, 2]), "qdq")
     x = torch.randn(2, 3, 32, 32)

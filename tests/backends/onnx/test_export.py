@@ -23,6 +23,7 @@ from swin_quant.quant.quantizer import Role
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 
 
+@pytest.mark.kernels
 @KINDS
 def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, run, images, assert_quantized_alike):
     """In two steps, since two libraries' sums differ in last bits, and a tie rounded apart moves all that follows.
@@ -70,6 +71,7 @@ def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quanti
     assert_quantized_alike(run(file, images)["logits"], kind)
 
 
+@pytest.mark.kernels
 @KINDS
 def test_float_is_the_float_model_for_any_batch(kind, exported, run, fake_quant):
     artifact = exported(kind, precision="float")
@@ -103,6 +105,7 @@ def test_every_active_node_is_one_pair_under_its_name(kind, graph, calibrated):
             assert tensors[f"{name}.scale"] == pytest.approx(nodes[name].amax.item() / 127, rel=1e-6)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swinv2", "ft-mode1")])
 def test_weights_are_stored_as_the_levels_of_fake_quant(kind, policy, graph, calibrated):
     graph, (model, _) = graph(kind, policy), calibrated(kind, policy)
@@ -119,6 +122,7 @@ def test_weights_are_stored_as_the_levels_of_fake_quant(kind, policy, graph, cal
             assert len(tensors[f"{name}.scale"].shape) == 0 or axis == {"axis": 1}
 
 
+@pytest.mark.kernels
 def test_narrow_weights_keep_to_127(calibrated, tmp_path):
     model, card = calibrated("swin")
     rules = [{"enable": ["role:gemm_weight"], "narrow_range": True, "bits": 8}]

@@ -21,6 +21,7 @@ KINDS = pytest.mark.parametrize("kind", ["swin", V2])
 POLICIES = pytest.mark.parametrize("policy", ["tensorrt-fp8", CUDA])
 
 
+@pytest.mark.kernels
 @KINDS
 @POLICIES
 def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_quant, images):

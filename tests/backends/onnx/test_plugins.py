@@ -40,6 +40,7 @@ def operators(artifact):
     return {(node.domain, node.op_type) for node in onnx.load(artifact.file).graph.node}
 
 
+@pytest.mark.slow
 def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, plugged, run):
     model = onnx.load(plugged.file)
     assert {("swin_quant", "Roll"), ("my.domain", "Norm"), ("my.domain", "Windows")} <= operators(plugged)
@@ -54,6 +55,7 @@ def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, plugged, run
     assert list(plugged.record["options"]["plugin"]) == list(SPECS)
 
 
+@pytest.mark.slow
 def test_int8_beside_plugins(exported, run):
     """What is quantized stays so: the same scales, the same answers but for sums in another order."""
     plain, plugged = exported("swin"), exported("swin", plugin=SPECS[:1])
@@ -62,6 +64,7 @@ def test_int8_beside_plugins(exported, run):
     assert np.abs(run(plugged.file, IMAGES)["logits"] - run(plain.file, IMAGES)["logits"]).mean() < 0.02
 
 
+@pytest.mark.slow
 def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run):
     replaced = exported("swinv2", precision="float", replace=("roll", "qkv_split", "gather", "reshape"))
     model = onnx.load(replaced.file)
@@ -87,6 +90,7 @@ def test_names_that_are_malformed_or_clash(options, said):
         OnnxOptions(**options)
 
 
+@pytest.mark.slow
 def test_a_plugin_without_a_node(calibrated, tmp_path):
     model, card = calibrated("swin")
     with pytest.raises(UsageError, match="plugin relu: the model calls none of it"):

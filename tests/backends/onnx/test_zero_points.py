@@ -18,6 +18,7 @@ KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 POLICY = "zero points"
 
 
+@pytest.mark.kernels
 @KINDS
 def test_pairs_are_of_uint8_around_the_zero_point_of_the_node(kind, graph, calibrated):
     graph, (model, _) = graph(kind, POLICY), calibrated(kind, POLICY)

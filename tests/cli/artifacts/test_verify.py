@@ -19,6 +19,7 @@ def records(artifact):
     return RunCard.read(artifact.with_suffix(".json")).verification
 
 
+@pytest.mark.slow
 def test_every_engine_against_fake_quant_and_float(verify, exports):
     done = verify(exports.onnx)
     assert done.code == 0, done.err
