@@ -105,7 +105,7 @@ def _fails(code: str) -> str | None:
 def _engines() -> Iterator[tuple[str, ...]]:
     for name, engine in engines().items():
         if engine.needs is None:
-            yield name, "an emulator of its kernels, in torch" if engine.emulates else "part of swin-quant"
+            yield name, "simulated, in torch" if engine.emulates else "part of swin-quant"
         elif not engine.is_installed:
             yield name, "not installed", "missing", engine.remedy
         else:

@@ -132,6 +132,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     except OSError as error:
         raise SwinQuantError(f"{host}:{port}: cannot be listened to: {reason(error)}") from error
     with listener:
+        # Connections take it over. asyncio leaves it out for such a socket, and each answer, head and then body, would
+        # wait 40 ms for the client's acknowledgement of its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
 
 

@@ -19,6 +19,8 @@ import pytest
 import yaml
 from shown import ROOT
 
+from swin_quant.tasks.serve import _listening
+
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
@@ -114,6 +116,14 @@ def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path,
     assert status == 200 and answer["model"] == "my" and len(answer["classes"]) == 3
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """Of connections, too, which take over what the listener has."""
+    with _listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_addresses_that_cannot_be_had(run, hand_made):
