@@ -7,10 +7,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import nn
 
-from swin_quant.backends.backend import Backend
+from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, int8_mode_of, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
@@ -39,6 +40,13 @@ compares this page with them. It says what is taken and what is refused, not wha
 """
 
 
+# Of a message: whose it is, and the nodes of the small model that it was asked about.
+_DETAILS = (
+    r"the model: |^policy \S+: |; it differs in.*|(, and policy | of policy |, and layers).*"
+    r"|(?<=has no zero points): .*|(?<=int8 by int8): .*|, which the policy has at .*"
+)
+
+
 def page() -> str:
     """The whole page."""
     return HEAD + "\n".join([*policies_by_backend(), "", *fastertransformer(), "", *engines()]) + "\n"
@@ -51,8 +59,7 @@ def policies_by_backend() -> Iterator[str]:
     for node in named_nodes(model).values():
         node.amax, node.bounds = 1.0, (-1.0, 1.0)
     yield "## Policies by target of `export`\n"
-    yield "best: the target's own; yes: written as it is; no: refused, and why; as INT4: with `--int4-weights`;"
-    yield "?: the target names no policy but those that suit it, and its own checks decide."
+    yield "best: the target's own; yes: written as it is; no: refused, and why; as INT4: with `--int4-weights`."
     yield ""
     said: dict[str, None] = {}
     policies = [load_policy(name) for name in builtin_policies() if name != "float"]
@@ -70,14 +77,19 @@ def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, N
             return "best" if is_listed else _onnx(model, policy, exports.detail)
         if backend.name == "fastertransformer":
             int8_mode_of(model, policy)
-        elif policy.name not in exports.policies:
-            return "?"
+        else:
+            _write(model, policy, backend)
     except SwinQuantError as error:
-        text = re.sub(
-            r"the model: |^policy \S+: |; it differs in.*|(, and policy | of policy |, and layers).*", "", str(error)
-        )
+        text = re.sub(_DETAILS, "", str(error))
         return f"no {_numbers([text], said)}"
     return "best" if is_listed else "yes"
+
+
+def _write(model: nn.Module, policy: Policy, backend: Backend) -> None:
+    """Export it: what cannot be is refused on the way."""
+    card = RunCard("the model", {}, {}, policy=policy.to_dict())
+    with TemporaryDirectory() as folder:
+        function(backend.exporting.export)(model, card, Path(folder), function(backend.exporting.options)())
 
 
 def _onnx(model: nn.Module, policy: Policy, target: OnnxTarget) -> str:
