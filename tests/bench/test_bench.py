@@ -105,11 +105,13 @@ def test_one_that_dies_is_a_row_that_says_so(report):
     assert all("broken: its process ended with signal 11 (SIGSEGV)" in row.failure for row in broken)
 
 
+@pytest.mark.slow
 def test_a_batch_above_a_fixed_engine_s_limit_is_refused(contender):
     with pytest.raises(UsageError, match="fixed: onnxruntime: a batch of 3 is above its limit of 2 pictures"):
         interleave([contender("fixed", batch=2)], [1, 3], 1, 0.001, SIDE)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
     load = partial(artifact_engine, str(tmp_path / "gone.onnx"), engine_named("onnxruntime"), EngineOptions())
     with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such file$"):
@@ -127,6 +129,7 @@ def test_what_an_engine_says_of_this_cpu_is_among_the_notes(contender):
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in notes(report)
 
 
+@pytest.mark.slow
 def test_pictures_of_another_size_are_refused(contender):
     with pytest.raises(UsageError, match="takes pictures of 3x4x4, not 3x5x5"):
         interleave([contender("plain")], [1], 1, 0.001, 5)

@@ -69,6 +69,7 @@ def evaluate(run, runs, pictures):
     return go
 
 
+@pytest.mark.slow
 def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
     found, ptq = measured(qat(_runs)), measured(_runs / "ptq" / "swin_micro_calib.pth")
     assert list(found) == [FLOAT32, PTQ, QAT, UNQUANTIZED]

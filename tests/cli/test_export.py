@@ -49,6 +49,7 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
     assert f"next: swin-quant bench {artifact.file} --checkpoint {calibrated}" in done.err
 
 
+@pytest.mark.slow
 def test_float_is_the_baseline_of_the_same_checkpoint(run, calibrated, tmp_path):
     words = ("--for", "onnxruntime", "--precision", "float", "--opset", 17, "--batch", 2, "--output", tmp_path)
     artifact = exported(run("export", "--checkpoint", calibrated, *words))

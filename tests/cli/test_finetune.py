@@ -116,6 +116,7 @@ def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
     assert (recipe["name"], recipe["epochs"], recipe["optimizer"]["lr_batch"]) == ("config", 2, 512)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(run, qat_flags, tmp_path, micro, card_of):
     done = run("finetune", *qat_flags, "--distill")
     assert done.code == 0 and "teacher: " in done.err, done
@@ -259,6 +260,7 @@ def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
     assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
 
 
+@pytest.mark.slow
 def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_run, tmp_path):
     """A rank that ends takes the others with it after a second; this save takes longer."""
 

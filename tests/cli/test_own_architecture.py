@@ -30,6 +30,7 @@ def toy(install, tmp_path):
     return config
 
 
+@pytest.mark.slow
 def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
     words = ("--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", tmp_path)

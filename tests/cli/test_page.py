@@ -35,6 +35,7 @@ def written(run, *words):
     return done
 
 
+@pytest.mark.slow
 def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
     written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -66,6 +67,7 @@ def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(run, own, tmp_p
     assert not re.findall(r'<(?:link|img|script|iframe)[^>]*(?:src|href)="(?!data:)', markup)
 
 
+@pytest.mark.slow
 def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tmp_path):
     """As many as the agreement of the card's own result leaves."""
     written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html", "--data-path", pictures)

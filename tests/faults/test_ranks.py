@@ -248,6 +248,7 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
     assert [done.code for done in ends] == [0, 0], ends
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_and_continued_as_a_whole_goes_on(start, commands, undisturbed, tmp_path):
     expected, seconds = undisturbed("train")
     run = start(commands.words("train", tmp_path / "out"), FORKS)

@@ -66,6 +66,7 @@ def values(loss):
     return loss.sqnr_db, loss.kl, loss.agreement, loss.drop
 
 
+@pytest.mark.kernels
 @KINDS
 def test_alone_and_left_out_are_what_the_whole_model_gives(kind, measured):
     model, policy, batches, found = measured(kind)

@@ -82,6 +82,7 @@ def test_the_baseline_runs_in_float32_whatever_else_is_asked_for(names, exported
     assert found[3:] == ["openvino int8 cpu", "openvino int8 cpu +bfloat16"]
 
 
+@pytest.mark.slow
 def test_two_of_a_name_are_told_apart(names, exported, first):
     policy = load_policy("cpu")
     again = export_checkpoint(first, "onnx", first.parent / "again", policy=policy)[0].file

@@ -81,6 +81,7 @@ def test_float_is_the_float_model_for_any_batch(kind, exported, run, fake_quant)
         np.testing.assert_allclose(run(artifact.file, images)["logits"], fake_quant(kind, images)[1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fixed_batch_is_in_the_file(exported, run, images):
     proto = onnx.load(exported("swin", batch=3).file)
     assert [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim] == [3, 3, 32, 32]
@@ -162,6 +163,7 @@ def test_onnxruntime_can_avoid_saturation(kind, exported, run, images, assert_qu
     assert_quantized_alike(run(exported(kind).file, images, "ENABLE_ALL", precise)["logits"], kind)
 
 
+@pytest.mark.kernels
 def test_metadata_and_card(calibrated, tmp_path):
     model, card = calibrated("swin")
     labels = tuple(f"digit {i}" for i in range(10))
@@ -197,6 +199,7 @@ def test_weights_beyond_the_limit_go_into_a_second_file(
     assert_quantized_alike(run(artifact.file, images)["logits"], "swin")
 
 
+@pytest.mark.kernels
 def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_path):
     model, card = calibrated("swin", APE=True)
     artifact = export(model, card, tmp_path, OnnxOptions(precision="float"))

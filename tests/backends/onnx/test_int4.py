@@ -82,6 +82,7 @@ def test_the_card_and_inspect_say_what_it_is(kind, policy, exported):
     assert given == {("int8", "int4") if policy == "w4a8" else ("float32", "int4")}
 
 
+@pytest.mark.kernels
 def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, images):
     model, card = calibrated("swin", "w4a16")
     mixed = load_policy("w4a16").and_then(Rule(nodes=("*.fc1._weight_quantizer",), bits=6))
