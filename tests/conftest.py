@@ -301,6 +301,7 @@ def fork(tmp_path_factory):
                 setattr(sys, f"std{name}", os.fdopen(number, "w", buffering=1, closefd=False))
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ.update(environment or {})
+            torch.set_num_threads(1)  # the threads of this process's products are not there in a fork, which would wait
             if before:
                 before()
             words = [str(word) for word in words]
