@@ -25,10 +25,9 @@ POLICIES = pytest.mark.parametrize("policy", ["tensorrt-fp8", CUDA])
 @KINDS
 @POLICIES
 def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_quant, images):
-    """To the last bits, but for pictures of which a sum in another order has moved a value to the level beside it."""
+    """To the last bits, but where a sum in another order has moved a value to the level beside it: 2e-5 were seen."""
     logits = run(exported(kind, policy).file, images)["logits"]
-    apart = np.abs(logits - fake_quant(kind, images, policy)[0]).max(1)
-    assert np.median(apart) <= 1e-6 and apart.max() < 0.02
+    np.testing.assert_allclose(logits, fake_quant(kind, images, policy)[0], rtol=0, atol=1e-3)
 
 
 @KINDS
