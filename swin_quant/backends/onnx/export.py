@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import swin_quant
 from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.onnx.ends import check_ends, names_of_ends
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
@@ -37,8 +38,8 @@ from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
 from swin_quant.operators.replacing import Replacing
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
-from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
-from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.quantizer import Quantizer, Role
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -100,33 +101,27 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
 
 def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None:
     """Apply the policy of `card` (none for float) and refuse nodes that Q/DQ cannot say, by name."""
-    for node in named_nodes(model).values():
-        node.enabled = False
+    policy = apply_card_policy(model, card, options.precision)
     if options.precision == "float":
         return
-    if card.policy is None:
-        raise SwinQuantError(f"{card.name}: its run card names no policy: calibrate it with `swin-quant calibrate`")
-    apply_policy(model, policy_from_dict(card.policy, f"the run card of {card.name}"))
     nodes = enabled_nodes(model)
-    if not nodes:
-        raise UsageError(f"{card.name}: its policy quantizes no node: export it with precision float")
     for fault, is_at_fault in FAULTS.items():
         if names := [name for name, node in nodes.items() if is_at_fault(node)]:
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
     if options.is_symmetric and (names := [name for name, node in nodes.items() if not node.symmetric]):
         raise UsageError(
-            f"{card.name}: {options.target} takes no zero points, and policy {card.policy['name']} has them at "
+            f"{card.name}: {options.target} takes no zero points, and policy {policy} has them at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
     _check_blocks(card.name, nodes, options)
     names = [name for name, node in nodes.items() if node.format == FP8]
     if names and not options.takes_fp8:
         raise UsageError(
-            f"{card.name}: {options.target} takes no float8, and policy {card.policy['name']} has it at "
+            f"{card.name}: {options.target} takes no float8, and policy {policy} has it at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
     if names and options.version < FP8_OPSET:
-        raise UsageError(f"opset {options.opset}: float8 of policy {card.policy['name']} needs {FP8_OPSET} or later")
+        raise UsageError(f"opset {options.opset}: float8 of policy {policy} needs {FP8_OPSET} or later")
 
 
 def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOptions) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.torchscript.nodes import spell_out
 from swin_quant.backends.torchscript.operators import call, define
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -25,8 +26,7 @@ from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
 from swin_quant.operators.replacing import Replacing
 from swin_quant.quant.fake_quant import FP8
-from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict, quantize, refuse_blocks
-from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 
 EXAMPLE = 2  # pictures: what is traced from one alone may keep its 1
 
@@ -69,17 +69,14 @@ def export(
 
 
 def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> None:
-    for node in named_nodes(model).values():
-        node.enabled = False
+    apply_card_policy(model, card, options.precision)
     if options.precision == "float":
         return
-    if card.policy is None:
-        raise SwinQuantError(f"{card.name}: its run card names no policy: calibrate it with `swin-quant calibrate`")
-    apply_policy(model, policy_from_dict(card.policy, f"the run card of {card.name}"))
     if names := [name for name, node in enabled_nodes(model).items() if node.format == FP8]:
         raise UsageError(f"{card.name}: TorchScript has no float8 fake-quantize, and {listed(names, 3)} want it")
     refuse_blocks(model, "TorchScript")
     quantize(model)  # refuses what has no range
+    dequantize(model)
 
 
 def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
