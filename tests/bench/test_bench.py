@@ -92,6 +92,7 @@ def test_a_row_holds_what_the_report_promises(report):
     assert row.library.startswith("onnxruntime ")
 
 
+@pytest.mark.slow
 def test_accuracy_is_measured_against_the_first_contender(report):
     plain, noisy = report.rows[:2]
     assert report.reference == "plain" and plain.sqnr_db is None and plain.agreement is None
@@ -99,6 +100,7 @@ def test_accuracy_is_measured_against_the_first_contender(report):
     assert 0 <= noisy.agreement <= 100 and 0 <= plain.acc1 <= 100
 
 
+@pytest.mark.slow
 def test_one_that_dies_is_a_row_that_says_so(report):
     broken = [row for row in report.rows if row.contender == "broken"]
     assert [row.p50_ms for row in broken] == [None, None]

@@ -100,6 +100,7 @@ def test_policies_differ_and_learned_ranges_are_not_those_of_the_weights(scored)
             assert {node.amax.dim() for _, node in nodes} == ({2} if "rows" in name else {0}), name
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_card_in_either_order(checkpoints, run, scoring_flags, card_of, tmp_path):
     file, _ = checkpoints["W8A8 rows"]
     found = []
@@ -114,6 +115,7 @@ def test_evaluate_gives_the_same_card_in_either_order(checkpoints, run, scoring_
     assert found[0] == found[1] and set(found[0]) == {None, "qdq", "ft-mode1"}
 
 
+@pytest.mark.slow
 def test_a_learned_weight_range_stays_what_was_learned(checkpoints, run, scoring_flags, tmp_path, micro):
     """Of 0.301, under a policy of rows and back."""
     file, _ = checkpoints["W8A8"]

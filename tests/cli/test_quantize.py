@@ -52,6 +52,7 @@ def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
     assert (tmp_path / "out" / "swin_micro_calib.pth").is_file()
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)

@@ -19,8 +19,9 @@ from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role
 
 BLOCKS = "w4a16, blocks"
-ALL = pytest.mark.parametrize(("kind", "policy"), [("swin", "w4a16"), ("swinv2", "w4a8"), ("swin", BLOCKS)])
-BOTH = pytest.mark.parametrize(("kind", "policy"), [("swin", "w4a16"), ("swinv2", "w4a8")])
+V1, V2 = ("swin", "w4a16"), pytest.param("swinv2", "w4a8", marks=pytest.mark.kernels)
+ALL = pytest.mark.parametrize(("kind", "policy"), [V1, V2, ("swin", BLOCKS)])
+BOTH = pytest.mark.parametrize(("kind", "policy"), [V1, V2])
 
 
 def weights(model):
@@ -51,6 +52,7 @@ def test_the_weights_take_half_of_what_int8_takes(kind, policy, exported, calibr
     assert sizes[0] - sizes[1] >= 0.5 * count
 
 
+@pytest.mark.kernels
 @ALL
 def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, assert_quantized_alike):
     from onnx.reference import ReferenceEvaluator
@@ -60,7 +62,7 @@ def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, 
 
 
 @ALL
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", [pytest.param("onnxruntime", marks=pytest.mark.kernels), "openvino"])
 def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_quant):
     pytest.importorskip(engine)
     if engine == "openvino" and os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":

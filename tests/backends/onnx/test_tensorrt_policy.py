@@ -5,7 +5,7 @@ import onnx
 import onnx.numpy_helper
 import pytest
 
-KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
 
 
 class Graph:
@@ -48,6 +48,7 @@ def test_all_inputs_of_products_are_quantized_and_no_output(kind, trt):
         assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in found.readers(product)}
 
 
+@pytest.mark.kernels
 @KINDS
 def test_weights_have_one_scale_a_row_and_activations_one(kind, trt):
     found = trt(kind)

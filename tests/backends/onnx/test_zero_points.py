@@ -14,7 +14,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.policy import enabled_nodes
 
-KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
 POLICY = "zero points"
 
 
@@ -74,6 +74,7 @@ def test_onnx_runtime_agrees(kind, level, exported, run, images, assert_quantize
     assert_quantized_alike(run(exported(kind, POLICY).file, images, level)["logits"], kind, POLICY)
 
 
+@pytest.mark.kernels
 @KINDS
 def test_onnx_runtime_can_avoid_saturation(kind, exported, run, images, assert_quantized_alike):
     precise = {"session.x64quantprecision": "1"}

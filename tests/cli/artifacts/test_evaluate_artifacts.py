@@ -49,6 +49,7 @@ def test_artifacts_of_one_name_in_two_folders_keep_their_own_results(evaluate, e
     assert [policy for _, _, policy in measured(other)] == [None, "mine"]
 
 
+@pytest.mark.slow
 def test_results_of_other_pictures_stay_in_the_card(evaluate, exports):
     assert evaluate(exports.onnx, "--engine", "onnxruntime").code == 0
     assert evaluate(exports.onnx, "--engine", "onnxruntime", "--split", "train").code == 0
@@ -57,6 +58,7 @@ def test_results_of_other_pictures_stay_in_the_card(evaluate, exports):
         ("val", "torch"), ("val", "onnxruntime"), ("train", "torch"), ("train", "onnxruntime")]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
     exports.checkpoint.unlink()
     source = exports.checkpoint.with_name("micro.pth")
