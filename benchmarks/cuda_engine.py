@@ -28,15 +28,16 @@ from torch import Tensor, nn
 
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.choosing import fused_program
+from swin_quant.backends.cuda.engine import machine_here
 from swin_quant.backends.cuda.floors import floor_of
-from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.base.compat import import_timm
 from swin_quant.base.reproducible import reproducible
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.models import build_model
-from swin_quant.operators.roofline import Machine, gpus, load_machine
+from swin_quant.operators.roofline import Machine, load_machine
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
@@ -74,14 +75,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 1, 8, 64])
     parser.add_argument("--seconds", type=float, default=460)
-    parser.add_argument("--gpu", help="whose peaks floors are computed from (default: by the GPU's name)")
+    parser.add_argument("--gpu", help="whose peaks floors and fusions are computed from (default: by the GPU's name)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=Path("out/cuda_engine"))
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("cuda_engine.py: torch finds no GPU here: nothing was measured")
     device = torch.device(args.device)
-    machine = machine_of(args.gpu) if args.device == "cuda" else None
+    machine = (load_machine(args.gpu) if args.gpu else machine_here()) if args.device == "cuda" else None
     rows, notes, launches = measured(args.models, args.batch, device, machine, time.monotonic() + args.seconds)
     text = "\n".join([*heading(device, machine), *table(rows), "", *launches, *(f"* {note}" for note in notes)]) + "\n"
     args.output.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ def measured(
     notes: list[str] = []
     launches: list[str] = []
     built: dict[str, nn.Module] = {}
-    for name, make in contenders(device).items():
+    for name, make in contenders(device, machine).items():
         for row in rows:
             if time.monotonic() > end:
                 notes.append(f"{name}: not reached in time from {row.model}, batch {row.batch} on")
@@ -126,11 +127,11 @@ def measured(
     return rows, notes, launches
 
 
-def contenders(device: torch.device) -> dict[str, Contender]:
+def contenders(device: torch.device, machine: Machine | None) -> dict[str, Contender]:
     """By name, in the order of measuring; on a CPU, those that it can run."""
     found: dict[str, Contender] = {
-        "int8": partial(engine, precision="int8", device=device),
-        "fp16": partial(engine, precision="float", device=device),
+        "int8": partial(engine, precision="int8", device=device, machine=machine),
+        "fp16": partial(engine, precision="float", device=device, machine=machine),
         "trace fp16": partial(traced, device=device),
     }
     if device.type == "cpu":
@@ -146,11 +147,11 @@ def contenders(device: torch.device) -> dict[str, Contender]:
     return found
 
 
-def engine(model: nn.Module, batch: int, precision: str, device: torch.device) -> Run:
+def engine(model: nn.Module, batch: int, precision: str, device: torch.device, machine: Machine | None) -> Run:
     """Our engine: a program bound to memory; the graph is `milliseconds`' own."""
     network = packed(model, precision)
     tensors = {name: tensor.to(device) for name, tensor in network.tensors.items()}
-    bound = bind(program_of(network.spec, batch), tensors, network.scalars, device)
+    bound = bind(fused_program(network.spec, batch, machine), tensors, network.scalars, device)
 
     def run(images: Tensor) -> None:
         bound.images.copy_(images)
@@ -259,7 +260,7 @@ def milliseconds(run: Run, images: Tensor) -> float:
 
 def plan(row: Row, model: nn.Module, machine: Machine | None) -> None:
     """What the int8 list moves and computes, and the sum of its floors."""
-    program = program_of(spec_for(model), row.batch)
+    program = fused_program(spec_for(model), row.batch, machine)
     row.bytes, row.operations = program.bytes_moved, program.operations
     if machine:
         row.floor_ms = sum(floor_of([one], machine).us for one in program.launches) / 1000
@@ -270,7 +271,7 @@ def single_launches(
 ) -> Iterator[str]:
     """Each launch alone, several in a graph: measured beside its floor. What one leaves in the cache helps the next."""
     network = packed(model, "int8")
-    program = program_of(network.spec, batch)
+    program = fused_program(network.spec, batch, machine)
     tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
     bound = bind(program, tensors, network.scalars, device)
     yield f"## {name}, batch {batch}: each int8 launch alone\n"
@@ -289,19 +290,10 @@ def single_launches(
     yield ""
 
 
-def machine_of(name: str | None) -> Machine | None:
-    """The peaks of the GPU: by --gpu, else the shipped one whose name is in the GPU's own; None for an unknown one."""
-    if name:
-        return load_machine(name)
-    own = torch.cuda.get_device_name().lower().replace(" ", "") if torch.cuda.is_available() else ""
-    found = [known for known in gpus() if known in own]
-    return load_machine(max(found, key=len)) if found else None
-
-
 def heading(device: torch.device, machine: Machine | None) -> list[str]:
     on_gpu = device.type == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else "DRY RUN ON A CPU: no GPU was used, times mean nothing"
-    peaks = f"floors by {machine.description}" if machine else "no data sheet of this GPU: no floors"
+    peaks = f"floors by {machine.description}" if machine else "no GPU: no floors, no fusions"
     return [
         f"# CUDA engine: {where}",
         "",

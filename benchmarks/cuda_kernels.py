@@ -14,6 +14,7 @@ from pathlib import Path
 
 from swin_quant.backends.cuda.cases import cases
 from swin_quant.backends.cuda.crosscompile import TARGETS, CompiledKernel, KernelCall, cross_compile
+from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.config import load_config
@@ -28,7 +29,10 @@ MODELS = (
     "swinv2_base_patch4_window8_256",
 )
 BATCH = 32
-SHOWN = ("N", "K", "C", "KIND", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "BQ", "BKEYS", "ROWS")
+SHOWN = (
+    "N", "K", "C", "HIDDEN", "KIND", "POST", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "GROUP", "BC", "BH",
+    "BQ", "BKEYS", "ROWS",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -53,7 +57,7 @@ def kernels(models: list[str]) -> list[KernelCall]:
     found: dict[KernelCall, KernelCall] = {}
     for name in models:
         launches = program_of(spec_of_config(load_config(find_config(name))), BATCH).launches
-        found |= {call: call for call in cases(launches)}
+        found |= {call: call for call in cases([*launches, *candidates(launches)])}
     shifted = {(call.name, without_shift(call)) for call in found if dict(call.constants).get("SHIFT")}
     return [c for c in found if dict(c.constants).get("SHIFT") or (c.name, without_shift(c)) not in shifted]
 
@@ -65,14 +69,15 @@ def without_shift(call: KernelCall) -> str:
 def failures(named: list[KernelCall], by_kernel: list[list[CompiledKernel]]) -> Iterator[str]:
     """What a kernel must have and has not."""
     for call, made in zip(named, by_kernel, strict=True):
-        int8 = call.name in ("gemm", "attention") and "*i8" in dict(call.types).values()
+        types = dict(call.types)
+        int8 = types.get("w", types.get("qkv")) == "*i8"
         for one in made:
             where = f"{title(call)}, {one.capability}"
             if one.spilled:
                 yield f"{where}: spills {one.spilled} bytes"
             if not one.programs:
                 yield f"{where}: {one.shared} bytes of shared memory, more than a program may have"
-            if int8 and call.name == "gemm" and not one.int8 and dict(call.types)["a"] == "*i8":
+            if int8 and not one.int8:
                 yield f"{where}: no int8 tensor-core instructions"
             if one.capability == 90 and "IMMA" in one.mma and dict(call.constants).get("BM", 0) >= 64:
                 yield f"{where}: IMMA, not IGMMA"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swin_quant.backends.cuda.floors import Floor
+from swin_quant.backends.cuda.fusions import APART
 from swin_quant.backends.cuda.planning import FP16, INT8, PLANNED, CudaPlan
 from swin_quant.report.column import Column, ReportTable, field, figure
 from swin_quant.report.markdown import escaped, markdown
@@ -74,7 +75,7 @@ def fusion_table(plan: CudaPlan) -> ReportTable[FusionRow]:
         figure("saves", "int8 saves", field("saves"), "{:.0%}"),
         figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
     ]
-    return ReportTable(columns, fusion_rows(plan), [f"{PLANNED}; saves: of the sum of floors as executed"])
+    return ReportTable(columns, fusion_rows(plan), [f"{PLANNED}; saves: of the sum of floors, each launch apart"])
 
 
 def plan_rows(plan: CudaPlan) -> list[PlanRow]:
@@ -90,9 +91,10 @@ def plan_rows(plan: CudaPlan) -> list[PlanRow]:
 def fusion_rows(plan: CudaPlan) -> list[FusionRow]:
     """One for each choice."""
     rows = []
+    apart = next(one.us for one in plan.fusions[INT8] if one.name == APART)
     for same in zip(*plan.fusions.values(), strict=True):
         us = {p: one.us for p, one in zip(plan.precisions, same, strict=True)}
-        rows.append(FusionRow(same[0].name, same[0].launches, same[0].bytes / 1e6, us, 1 - us[INT8] / plan.us(INT8)))
+        rows.append(FusionRow(same[0].name, same[0].launches, same[0].bytes / 1e6, us, 1 - us[INT8] / apart))
     return rows
 
 

@@ -9,6 +9,7 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.file import read_network
+from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.timing import best_tiles
 from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, write_tiles
@@ -42,7 +43,10 @@ def tune(
         raise UsageError(f"‹batch› {strange[0]}: must be at least 1")
     artifact = open_artifact(path)
     spec, place, file = read_network(artifact.file).spec, here(), Path(output or tiles_path(artifact.file))
-    wanted = {(shape_of(one), batch): one for batch in batches for one in program_of(spec, batch).launches}
+    lists = {batch: program_of(spec, batch).launches for batch in batches}
+    wanted = {
+        (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
+    }  # also what could be fused, so that times decide
     timed, default_us, end = [], [], time.monotonic() + seconds
     for (_, batch), launch in wanted.items():
         if time.monotonic() > end:

@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.cases import arguments_of, kernel_module
+from swin_quant.backends.cuda.fusions import candidates as fused_candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config, number):
+@pytest.mark.parametrize("op", ["norm_quantize", "gemm", "attention", "norm_gemm", "gemm_norm", "mlp"])
+def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config, op):
     if gpu.type != "cuda":
         pytest.skip("tiles are those of Triton's kernels")
-    launch = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches[number]
+    launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
+    launch = next(one for one in (*launches, *fused_candidates(launches)) if one.op == op)
     module, arguments = kernel_module(launch), arguments_of(launch, partial(filled, device=gpu))
     prepared = module.call(**arguments)
     default = default_tiles(launch.op, prepared)

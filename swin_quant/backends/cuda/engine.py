@@ -7,6 +7,7 @@ import torch
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.cuda.binding import by_kernels
 from swin_quant.backends.cuda.file import read_network
+from swin_quant.backends.cuda.floors import gpu_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession
 from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
@@ -15,6 +16,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
+from swin_quant.operators.roofline import Machine, gpus, load_machine
 
 NAME = "cuda"
 REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # on a CPU
@@ -46,7 +48,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         torch.set_num_threads(options.threads)
     on_gpu = device.type == "cuda"
     tuned = tiles_beside(artifact.file, here()) if on_gpu else NO_TILES
-    session = GraphSession(network, device, largest, tuned) if on_gpu else HostSession(network)
+    session = GraphSession(network, device, largest, tuned, machine_here()) if on_gpu else HostSession(network)
     known = {
         "library": _library(device),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -57,6 +59,17 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     name = NAME if on_gpu else INTERPRETED if by_kernels(device) else REFERENCES
     details = Details(known, lambda: products_of(network))
     return Engine(name, record["precision"], policy_of(artifact), session, largest, details, device=options.device)
+
+
+def machine_here() -> Machine:
+    """The peaks of the GPU that is here: the shipped machine whose name is in its own, else the most like it."""
+    own = torch.cuda.get_device_name().lower().replace(" ", "")
+    major, minor = torch.cuda.get_device_capability()
+    known = {name: load_machine(name) for name in gpus()}
+    named = [name for name in known if name.replace("_", "-") in own.replace("_", "-")]
+    if named:
+        return known[max(named, key=len)]
+    return min(known.values(), key=lambda machine: abs(gpu_of(machine).capability - (10 * major + minor)))
 
 
 def check_gpu() -> None:

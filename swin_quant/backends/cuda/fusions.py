@@ -1,82 +1,170 @@
-"""Which launches one kernel could do the work of, and what that would save by the model of floors.
-
-A fusion is chosen where it pays; the model says by how much it can, not that such a kernel would reach its floor.
-"""
+"""Launches in a row that one kernel can do the work of: which they are, which kernel, and with what arguments."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
+from typing import Any
 
-from swin_quant.backends.cuda.floors import Group, floor_of, reads
-from swin_quant.backends.cuda.program import Launch
-from swin_quant.operators.roofline import Machine
+from swin_quant.backends.cuda.floors import Group
+from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_program
 
-WIDEST_MLP = 384  # channels up to which the hidden ones of a tile of tokens can stay on the chip
+STEP = 32  # channels: rows are held in parts, whose widths are powers of two from this on
 _NORM1 = r"norm_quantize:.*(norm1|attn\.qkv\._input_quantizer)"
 _NORM2 = r"(norm_quantize:.*norm2|norm_residual:.*norm1)"
-_PROJ, _FC1, _FC2 = r"gemm:.*attn\.proj", r"gemm:.*mlp\.fc1", r"gemm:.*mlp\.fc2"
+_POST2 = r"norm_residual:.*norm2"
+_QKV, _PROJ, _FC1, _FC2 = (rf"gemm\S*:.*{layer}" for layer in (r"attn\.qkv", r"attn\.proj", r"mlp\.fc1", r"mlp\.fc2"))
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Launches in a row, each by a pattern of `op:name`, that become one where the first GEMM has `widest` inputs."""
+    """Launches in a row, each by a pattern of its `label`, that become one.
+
+    `op`: the kernel that does it; `arguments` makes its own of the launches. `widest`: channels by bytes of an operand
+    up to which what it keeps on the chip fits there. Without `op` there is no such kernel: the fusion is only planned.
+    """
 
     title: str
     patterns: tuple[str, ...]
-    widest: int | None = None
+    op: str = ""
+    arguments: Callable[..., dict[str, Any]] = dict
+    widest: Mapping[int, int] | None = None
 
     def fits(self, launches: Sequence[Launch]) -> bool:
-        """Whether the first of these launches are such a row."""
-        if len(launches) < len(self.patterns):
-            return False
+        """Whether the first of these launches are such a row, and the kernel takes what they compute."""
         row = launches[: len(self.patterns)]
-        if not all(re.fullmatch(p, f"{one.op}:{one.name}") for p, one in zip(self.patterns, row, strict=True)):
-            return False
-        return self.widest is None or all(reads(one)[0].shape[-1] <= self.widest for one in row if one.op == "gemm")
+        named = len(row) == len(self.patterns) and all(
+            re.fullmatch(p, label(one)) for p, one in zip(self.patterns, row, strict=True)
+        )
+        return named and (not self.op or self._takes([one.arguments for one in row if one.op == "gemm"]))
+
+    def _takes(self, products: Sequence[Mapping[str, Any]]) -> bool:
+        """One type, whole steps of channels, no more than fit, and none of FasterTransformer's roundings."""
+        weights: list[TensorRef] = [one["w"] for one in products]
+        sides = [side for weight in weights for side in weight.shape]
+        return (
+            len({weight.dtype for weight in weights}) == 1
+            and all(side % STEP == 0 for side in sides)
+            and all(one["epilogue"].product_levels is None for one in products)
+            and min(sides) <= (self.widest or {}).get(weights[0].dtype.itemsize, 0)
+        )
+
+    def merged(self, group: Group) -> Launch:
+        """The one launch."""
+        first, *rest = (one.name for one in group)
+        shared = len(commonprefix([first, *rest]).rpartition(".")[0]) + 1
+        return Launch(
+            self.op,
+            " + ".join([first, *(name[shared:] for name in rest)]),
+            self.arguments(*(one.arguments for one in group)),
+            sum(one.operations for one in group),
+            next(one.products for one in group if one.products),
+        )
 
 
-PROLOGUE = Fusion("the norm, or the gathering, in front of qkv as its prologue", (_NORM1, r"gemm:.*attn\.qkv"))
-EPILOGUE = Fusion("the norm behind the projection in its epilogue", (_PROJ, _NORM2))
-MLP = Fusion("fc1, GELU and fc2", (_FC1, _FC2), 4 * WIDEST_MLP)
-MLP_NORM = Fusion("fc1, GELU, fc2 and V2's norm", (_FC1, _FC2, r"norm_residual:.*norm2"), 4 * WIDEST_MLP)
-FC2_NORM = Fusion("V2's norm behind fc2 in its epilogue", (_FC2, r"norm_residual:.*norm2"))
-ATTENTION = Fusion("attention and the projection", (r"attention:.*", _PROJ))
+def _norm_gemm(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, Any]:
+    left = ("a", "before", "windows", "residual")
+    return {
+        "x": norm["x"],
+        "norm_weight": norm["weight"],
+        "norm_bias": norm["bias"],
+        "eps": norm["eps"],
+        "input_levels": norm["levels"],
+        "windows": norm["windows"],
+        **{word: value for word, value in linear.items() if word not in left},
+    }
 
+
+def _gemm_norm(linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, Any]:
+    post = "y" in norm  # V2's, of the branch
+    stream = norm if post else linear
+    return {
+        **{word: linear[word] for word in ("a", "w", "scale", "bias")},
+        **{word: stream[word] for word in ("windows", "residual", "out")},
+        "norm_weight": norm["weight"],
+        "norm_bias": norm["bias"],
+        "eps": norm["eps"],
+        "levels": norm.get("levels"),
+        "out_quantized": norm.get("out_quantized") if post else norm["out"],
+        "post": post,
+    }
+
+
+def _mlp(fc1: Mapping[str, Any], fc2: Mapping[str, Any], norm: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    made = {
+        "a": fc1["a"],
+        "w1": fc1["w"],
+        "scale1": fc1["scale"],
+        "bias1": fc1["bias"],
+        "hidden_levels": fc1["levels"],
+        **{word: fc2[word] for word in ("w", "scale", "bias")},
+        **{word: (norm or fc2)[word] for word in ("residual", "out")},
+    }
+    return made | ({"norm_weight": norm["weight"], "norm_bias": norm["bias"], "eps": norm["eps"]} if norm else {})
+
+
+PROLOGUE = Fusion("norm1 into qkv", (_NORM1, _QKV), "norm_gemm", _norm_gemm, {1: 1536, 2: 768})
+PROLOGUE2 = Fusion("norm2 into fc1", (r"norm_quantize:.*norm2", _FC1), "norm_gemm", _norm_gemm, {1: 1536, 2: 768})
+EPILOGUE = Fusion("norm2 into proj", (_PROJ, _NORM2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
+FC2_NORM = Fusion("V2's norm into fc2", (_FC2, _POST2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
+MERGING_NORM = Fusion(
+    "V2's norm into merging",
+    (r"gemm:.*downsample\.reduction", r"norm_residual:.*downsample\.norm"),
+    "gemm_norm",
+    _gemm_norm,
+    {1: 768, 2: 768},
+)
+MLP = Fusion("one MLP", (_FC1, r"gemm\.residual:.*mlp\.fc2"), "mlp", _mlp, {1: 384, 2: 192})
+MLP_NORM = Fusion("one MLP with V2's norm", (_FC1, _FC2, _POST2), "mlp", _mlp, {1: 384, 2: 192})
+ATTENTION = Fusion("attention with proj", (r"attention:.*", _PROJ))
+
+FUSIONS = (PROLOGUE, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING_NORM, PROLOGUE2)
+"""Those that there are kernels for."""
+APART = "each apart"
 CHOICES: dict[str, tuple[Fusion, ...]] = {
-    "as executed": (),
+    APART: (),
     "norm1 into qkv": (PROLOGUE,),
     "norm2 into proj": (EPILOGUE,),
-    f"one MLP up to {WIDEST_MLP} channels": (MLP_NORM, MLP),
-    "attention with proj": (ATTENTION,),
-    "all but attention with proj": (PROLOGUE, EPILOGUE, MLP_NORM, MLP, FC2_NORM),
+    "one MLP, where it fits": (MLP_NORM, MLP),
+    "attention with proj (no kernel)": (ATTENTION,),
+    "all that fit": FUSIONS,
 }
-"""By name, what is fused: of those that fit at a launch the first."""
+"""By name, what could be fused: of those that fit at a launch the first."""
+Row = tuple[Fusion | None, Group]
+"""A launch, or those that a fusion makes one of."""
 
 
-@dataclass(frozen=True)
-class Fused:
-    """A choice of fusions in one program: how many launches are left, what they move, and the sum of their floors."""
-
-    name: str
-    launches: int
-    bytes: int
-    us: float
+def label(launch: Launch) -> str:
+    """`op:name`, of a product `gemm.kind:name` by its epilogue."""
+    kind = f".{launch.arguments['epilogue'].kind}" if launch.op == "gemm" else ""
+    return f"{launch.op}{kind}:{launch.name}"
 
 
-def fused(launches: Sequence[Launch], fusions: Sequence[Fusion]) -> Iterator[tuple[Group, Sequence[Launch]]]:
-    """The launches in groups that one kernel each does, each with all launches behind it."""
+def rows(launches: Sequence[Launch], fusions: Sequence[Fusion]) -> list[Row]:
+    """The launches in groups, each of the first of the fusions that fits there, or of one launch."""
+    found: list[Row] = []
     at = 0
     while at < len(launches):
         one = next((fusion for fusion in fusions if fusion.fits(launches[at:])), None)
         end = at + (len(one.patterns) if one else 1)
-        yield launches[at:end], launches[end:]
+        found.append((one, launches[at:end]))
         at = end
-
-
-def choices(launches: Sequence[Launch], machine: Machine, fp8: bool = False) -> list[Fused]:
-    """What each of CHOICES comes to on a machine."""
-    found = []
-    for name, fusions in CHOICES.items():
-        floors = [floor_of(group, machine, after, fp8) for group, after in fused(launches, fusions)]
-        found.append(Fused(name, len(floors), sum(one.bytes for one in floors), sum(one.us for one in floors)))
     return found
+
+
+def merged(found: Sequence[Row]) -> tuple[Launch, ...]:
+    """One launch for each group."""
+    return tuple(fusion.merged(group) if fusion else group[0] for fusion, group in found)
+
+
+def fused(program: Program, found: Sequence[Row]) -> Program:
+    """The program of these groups of its launches."""
+    return make_program(program.batch, merged(found), program.images, program.logits)
+
+
+def candidates(launches: Sequence[Launch]) -> Iterator[Launch]:
+    """Every launch that a fusion could make of some of these."""
+    for at in range(len(launches)):
+        for fusion in FUSIONS:
+            if fusion.fits(launches[at:]):
+                yield fusion.merged(launches[at : at + len(fusion.patterns)])

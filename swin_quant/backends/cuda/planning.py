@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from yacs.config import CfgNode
 
+from swin_quant.backends.cuda.choosing import chosen, modelled_us
 from swin_quant.backends.cuda.floors import Floor, floor_of, gpu_of
-from swin_quant.backends.cuda.fusions import Fused, choices
+from swin_quant.backends.cuda.fusions import CHOICES, merged, rows
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.spec import NetworkSpec, spec_of
 from swin_quant.base.errors import UsageError
 from swin_quant.config.swin import SWINV2
@@ -17,12 +20,13 @@ from swin_quant.operators.roofline import Machine
 
 PLANNED = "planned, not measured"
 INT8, FP16, FP8 = "int8", "fp16", "fp8"
+AS_EXECUTED = "as executed"
 LARGEST_BATCH = 4096
 
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """A launch of the engine, and its floor by precision; the launches of all precisions are the same."""
+    """A launch of the engine, and its floor by precision, in each of which the same launches are fused."""
 
     name: str
     op: str
@@ -30,8 +34,18 @@ class PlannedLaunch:
 
 
 @dataclass(frozen=True)
+class Fused:
+    """A choice of fusions in one program: how many launches are left, what they move, and the sum of their floors."""
+
+    name: str
+    launches: int
+    bytes: int
+    us: float
+
+
+@dataclass(frozen=True)
 class CudaPlan:
-    """The floors of a network for `batch` pictures on a machine, and what each choice of fusions makes of them.
+    """The floors of a network for `batch` pictures on a machine, as the engine executes it in int8.
 
     By precision: int8, fp16 and, on GPUs that have it, fp8. What is no product is in half precision in each.
     """
@@ -91,13 +105,28 @@ def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
         precision: program_of(spec_of_config(cfg, "float" if precision == FP16 else "int8"), batch).launches
         for precision in precisions
     }
-    launches = [
-        PlannedLaunch(
-            same[0].name,
-            same[0].op,
-            {p: floor_of([one], machine, fp8=p == FP8) for p, one in zip(precisions, same, strict=True)},
-        )
-        for same in zip(*lists.values(), strict=True)
-    ]
-    fusions = {precision: choices(found, machine, precision == FP8) for precision, found in lists.items()}
+    executed = chosen(lists[INT8], lambda launch: modelled_us(launch, machine))
+    launches, at = [], 0
+    for one, (_, group) in zip(merged(executed), executed, strict=True):
+        end = at + len(group)
+        floors = {p: floor_of(found[at:end], machine, found[end:], fp8=p == FP8) for p, found in lists.items()}
+        launches.append(PlannedLaunch(one.name, one.op, floors))
+        at = end
+    sizes = [len(group) for _, group in executed]
+    fusions = {p: choices(found, sizes, machine, p == FP8) for p, found in lists.items()}
     return CudaPlan(cfg.MODEL.NAME, batch, machine, launches, fusions)
+
+
+def choices(launches: Sequence[Launch], executed: Sequence[int], machine: Machine, fp8: bool) -> list[Fused]:
+    """What the groups that are `executed`, by their sizes, and then each of CHOICES come to on a machine."""
+    sizes = {AS_EXECUTED: executed}
+    sizes |= {name: [len(group) for _, group in rows(launches, fusions)] for name, fusions in CHOICES.items()}
+    found = []
+    for name, groups in sizes.items():
+        ends = list(accumulate(groups))
+        floors = [
+            floor_of(launches[end - size : end], machine, launches[end:], fp8)
+            for size, end in zip(groups, ends, strict=True)
+        ]
+        found.append(Fused(name, len(floors), sum(one.bytes for one in floors), sum(one.us for one in floors)))
+    return found

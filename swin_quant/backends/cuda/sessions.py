@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.binding import Bound, bind
+from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.operators.roofline import Machine
 
 _KEPT = 2  # programs on a CPU: that of full batches and that of the last one
 _MB = 2**20
@@ -52,11 +54,18 @@ class GraphSession:
     """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
 
     The work is queued on the stream of the caller, and nothing waits for it. Programs are captured when a batch first
-    needs them, for `sizes` up to `largest`.
+    needs them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
     """
 
-    def __init__(self, network: Network, device: torch.device, largest: int, tuned: TileTable = NO_TILES) -> None:
-        self.network, self.device, self.largest, self.tuned = network, device, largest, tuned
+    def __init__(
+        self,
+        network: Network,
+        device: torch.device,
+        largest: int,
+        tuned: TileTable = NO_TILES,
+        machine: Machine | None = None,
+    ) -> None:
+        self.network, self.device, self.largest, self.tuned, self.machine = network, device, largest, tuned, machine
         self._tensors = self._on_gpu(
             lambda: {name: tensor.to(device) for name, tensor in network.tensors.items()},
             "the weights",
@@ -81,7 +90,7 @@ class GraphSession:
         """The program that runs a batch; captured now if it is the first of its size."""
         size = next(size for size in sizes(self.largest) if size >= batch)
         if size not in self._captured:
-            program = program_of(self.network.spec, size)
+            program = fused_program(self.network.spec, size, self.machine, self.tuned)
             self._captured[size] = self._on_gpu(
                 lambda: self._capture(bind(program, self._tensors, self.network.scalars, self.device, self.tuned)),
                 f"a batch of {size}",

@@ -87,12 +87,21 @@ def _shape(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TileTable:
-    """The best tiles by launch and batch."""
+    """The best tiles by launch and batch, and the microseconds that they took."""
 
-    known: Mapping[str, Mapping[int, Tiles]]
+    known: Mapping[str, Mapping[int, tuple[Tiles, float]]]
 
     def tiles_for(self, launch: Launch, batch: int) -> Tiles | None:
         """Those of the nearest batch that was timed; None if none is near."""
+        found = self._nearest(launch, batch)
+        return found[0] if found else None
+
+    def us_of(self, launch: Launch, batch: int) -> float | None:
+        """Their time."""
+        found = self._nearest(launch, batch)
+        return found[1] if found else None
+
+    def _nearest(self, launch: Launch, batch: int) -> tuple[Tiles, float] | None:
         timed = self.known.get(shape_of(launch), {})
         near = {_ratio(batch, other): other for other in timed}
         nearest = min(near, default=_FARTHEST + 1.0)
@@ -126,9 +135,9 @@ def read_tiles(path: Path, place: TunedFor) -> TileTable:
         )
     if file["kernels"] != place.kernels:
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
-    known: dict[str, dict[int, Tiles]] = {}
+    known: dict[str, dict[int, tuple[Tiles, float]]] = {}
     for one in file["timed"]:
-        known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"]
+        known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)
 
 

@@ -7,6 +7,7 @@ from swin_quant.backends.cuda.kernels.call import power_of_two
 
 FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
 REGISTERS = 8192  # float32 values that a program of row kernels holds at once
+WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,44 @@ def patch_tiles(channels: int, taps: int) -> Tiles:
     """For a patch embedding of weight [channels, taps]."""
     block = power_of_two(channels)
     return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, power_of_two(taps)))
+
+
+def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
+    """For a norm over k channels and w [n, k]: rows stay on the chip in steps of `inner`, beside a tile of w."""
+    inner = _divisor(k, 128 // itemsize)
+    rows = 64 if k * itemsize <= WIDE else 32
+    columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64
+    return Tiles(_fewer(m, rows), columns, inner, warps=4, stages=2 if k * itemsize <= WIDE else 1)
+
+
+def column_groups(m: int, n: int, rows: int, columns: int) -> int:
+    """Into how many programs the tiles of w are divided, equally, where rows alone are too few programs."""
+    tiles = -(-n // columns)
+    wanted = -(-FILLED // -(-m // rows))
+    return next((groups for groups in range(1, tiles) if groups >= wanted and tiles % groups == 0), tiles)
+
+
+def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
+    """For a program that has all n columns of its rows: sums in parts of `columns`."""
+    rows = _fewer(m, 64 if n <= WIDE else 32)
+    inner = (128 if n <= WIDE else 64) // itemsize
+    return Tiles(rows, _divisor(n, 128), _divisor(k, inner), warps=4 if rows * n <= 8192 else 8, stages=2)
+
+
+def mlp_tiles(m: int, c: int, hidden: int, itemsize: int) -> Tiles:
+    """For a whole MLP of c channels: `inner` hidden ones at a time, tokens and sums in parts of `columns`."""
+    rows = _fewer(m, 64)
+    inner = _divisor(hidden, 64 if c * itemsize <= WIDE // 2 else 32)
+    return Tiles(rows, _divisor(c, 128 // itemsize), inner, warps=4 if rows * c <= 8192 else 8, stages=2)
+
+
+def _divisor(size: int, most: int) -> int:
+    """The largest power of two up to `most` that divides a multiple of 32: no step is wasted on columns not there."""
+    return min(size & -size, most)
+
+
+def _fewer(m: int, rows: int) -> int:
+    """Rows of a tile, as long as there are programs enough; no fewer than a tensor core takes."""
+    while rows > 16 and -(-m // rows) < FILLED // 2:
+        rows //= 2
+    return rows

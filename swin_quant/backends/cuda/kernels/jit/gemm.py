@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 
 from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, rounded, token_of
-
-SMALLEST_NORM = tl.constexpr(1e-12)
+from swin_quant.backends.cuda.kernels.jit.epilogue import finished
 
 
 @triton.jit
@@ -64,33 +63,8 @@ def gemm(
                 y = y + tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
             if KIND == "residual":
                 y = y + tl.load(residual + places, mask=valid, other=0.0).to(tl.float32)
-        if KIND == "gelu":
-            y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-        if KIND == "unit":
-            y = _unit(y, columns, in_columns, lengths, before, unit_epsilon, N, HEAD, BM, BN)
-        if levels is not None:
-            y = y * levels if ONE_LEVEL else y * tl.load(levels + columns, mask=in_columns, other=0.0)[None, :]
+        y = finished(
+            y, tl.program_id(0) % COLUMNS * BN, levels, lengths, before, unit_epsilon,
+            N, KIND, HEAD, ONE_LEVEL, BM, BN,
+        )  # fmt: skip
         tl.store(out + places, as_type(y, TYPE), mask=valid)
-
-
-@triton.jit
-def _unit(
-    y, columns, in_columns, lengths, before, epsilon,
-    N: tl.constexpr, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """q and k of unit length, times lengths; v as it is."""
-    HEADS: tl.constexpr = BN // HEAD
-    normalised = (columns < N // 3 * 2)[None, :]
-    x = y
-    if before is not None:
-        x = rounded(y * tl.load(before + columns, mask=in_columns, other=0.0)[None, :])
-        x = x * tl.load(before + N + columns, mask=in_columns, other=0.0)[None, :]
-    heads = tl.reshape(x, [BM, HEADS, HEAD])
-    squares = tl.sum(heads * heads, 2)
-    starts = tl.program_id(0) % ((N + BN - 1) // BN) * BN + tl.arange(0, HEADS) * HEAD
-    factor = tl.load(lengths + starts, mask=starts < N, other=0.0)[None, :]
-    if epsilon is not None:
-        factor = tl.rsqrt(squares + epsilon) * factor
-    else:
-        factor = factor / tl.maximum(tl.sqrt(squares), SMALLEST_NORM)
-    return tl.where(normalised, tl.reshape(heads * factor[:, :, None], [BM, BN]), y)

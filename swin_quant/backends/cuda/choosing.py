@@ -1,0 +1,98 @@
+"""Which fusions a program is executed with on a GPU: those that make its sum least, as timed there or by the model.
+
+The model is that of floors, and two limits more for kernels whose programs have whole rows: where these are fewer than
+multiprocessors, the others idle; and each reads all weights, from the cache, at the rate of one multiprocessor. It says
+what can at best be won, not that a kernel is as near to its floor as those that it replaces.
+"""
+
+from collections.abc import Callable, Sequence
+from math import nan
+
+from swin_quant.backends.cuda.floors import floor_of, gpu_of
+from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
+from swin_quant.backends.cuda.kernels.tiles import column_groups, gemm_norm_tiles, mlp_tiles, norm_gemm_tiles
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.program import Launch, Program
+from swin_quant.backends.cuda.spec import NetworkSpec
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
+from swin_quant.operators.roofline import Machine
+
+# From the L2 cache into one multiprocessor: 64 bytes a clock (V100: Jia et al., 2018) at 1.5 GHz.
+CACHE_BYTES_US = 96_000
+
+
+def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned: TileTable = NO_TILES) -> Program:
+    """The program of `spec` as a GPU executes it; without a machine each launch is a kernel of its own.
+
+    Times count if all kernels were timed that it could consist of: a time and a floor cannot be compared.
+    """
+    program = program_of(spec, batch)
+    if machine is None:
+        return program
+    gpu, launches = machine, program.launches
+
+    def timed(launch: Launch) -> float:
+        return tuned.us_of(launch, batch) or nan
+
+    def modelled(launch: Launch) -> float:
+        return modelled_us(launch, gpu)
+
+    is_timed = all(tuned.us_of(one, batch) for one in (*launches, *candidates(launches)))
+    return fused(program, chosen(launches, timed if is_timed else modelled))
+
+
+def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
+    """The groups of launches whose kernels take least in sum; of two that take the same, the fewer."""
+    least: list[float] = [0.0] * (len(launches) + 1)
+    best: list[Row] = []  # from the last launch to the first
+    for at in reversed(range(len(launches))):
+        least[at], found = us(launches[at]) + least[at + 1], None
+        for fusion in FUSIONS:
+            if fusion.fits(launches[at:]):
+                end = at + len(fusion.patterns)
+                together = us(fusion.merged(launches[at:end])) + least[end]
+                if together <= least[at]:
+                    least[at], found = together, fusion
+        best.append((found, launches[at : at + (len(found.patterns) if found else 1)]))
+    best.reverse()
+    rows, at = [], 0
+    while at < len(launches):
+        rows.append(best[at])
+        at += len(best[at][1])
+    return rows
+
+
+def modelled_us(launch: Launch, machine: Machine, fp8: bool = False) -> float:
+    """The floor, and for fused kernels the limits of their programs."""
+    floor = floor_of([launch], machine, fp8=fp8)
+    if launch.op not in _PROGRAMS:
+        return floor.us
+    programs, weights = _PROGRAMS[launch.op](launch)
+    sms = gpu_of(machine).sms
+    idle = max(1.0, sms / programs)
+    return max(floor.us, floor.compute_us * idle, weights * max(1.0, programs / sms) / CACHE_BYTES_US)
+
+
+def _norm_gemm(launch: Launch) -> tuple[int, float]:
+    """How many programs, and how many bytes of weights each reads."""
+    w, m = launch.operands["w"], launch.operands["out"].shape[0]
+    t = norm_gemm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize)
+    groups = column_groups(m, w.shape[0], t.rows, t.columns)
+    return -(-m // t.rows) * groups, w.nbytes / groups
+
+
+def _gemm_norm(launch: Launch) -> tuple[int, float]:
+    w, m = launch.operands["w"], launch.operands["a"].shape[0]
+    return -(-m // gemm_norm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize).rows), w.nbytes
+
+
+def _mlp(launch: Launch) -> tuple[int, float]:
+    w, m = launch.operands["w"], launch.operands["a"].shape[0]
+    return -(-m // mlp_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize).rows), 2 * w.nbytes
+
+
+_PROGRAMS: dict[str, Callable[[Launch], tuple[int, float]]] = {
+    "norm_gemm": _norm_gemm,
+    "gemm_norm": _gemm_norm,
+    "mlp": _mlp,
+}

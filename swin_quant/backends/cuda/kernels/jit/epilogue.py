@@ -1,0 +1,56 @@
+"""What follows the sums, scales and biases of a tile of BN columns: GELU, unit vectors, levels."""
+
+import triton
+import triton.language as tl
+
+from swin_quant.backends.cuda.kernels.jit.arithmetic import rounded
+
+SMALLEST_NORM = tl.constexpr(1e-12)
+
+
+@triton.jit
+def gelu(y):
+    """Exact, by erf."""
+    return 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+
+
+@triton.jit
+def finished(
+    y, first, levels, lengths, before, unit_epsilon,
+    N: tl.constexpr, KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """y float32 [BM, BN], of the columns from `first` on, as it is rounded to the type of a result."""
+    columns = first + tl.arange(0, BN)
+    if KIND == "gelu":
+        y = gelu(y)
+    if KIND == "unit":
+        y = _unit(y, first, lengths, before, unit_epsilon, N, HEAD, BM, BN)
+    if levels is not None:
+        y = y * levels if ONE_LEVEL else y * tl.load(levels + columns, mask=columns < N, other=0.0)[None, :]
+    return y
+
+
+@triton.jit
+def _unit(
+    y, first, lengths, before, epsilon,
+    N: tl.constexpr, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """q and k of unit length, times lengths; v as it is."""
+    HEADS: tl.constexpr = BN // HEAD
+    columns = first + tl.arange(0, BN)
+    in_columns = columns < N
+    normalised = (columns < N // 3 * 2)[None, :]
+    x = y
+    if before is not None:
+        x = rounded(y * tl.load(before + columns, mask=in_columns, other=0.0)[None, :])
+        x = x * tl.load(before + N + columns, mask=in_columns, other=0.0)[None, :]
+    heads = tl.reshape(x, [BM, HEADS, HEAD])
+    squares = tl.sum(heads * heads, 2)
+    starts = first + tl.arange(0, HEADS) * HEAD
+    factor = tl.load(lengths + starts, mask=starts < N, other=0.0)[None, :]
+    if epsilon is not None:
+        factor = tl.rsqrt(squares + epsilon) * factor
+    else:
+        factor = factor / tl.maximum(tl.sqrt(squares), SMALLEST_NORM)
+    return tl.where(normalised, tl.reshape(heads * factor[:, :, None], [BM, BN]), y)

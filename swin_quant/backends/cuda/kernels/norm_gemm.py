@@ -1,0 +1,94 @@
+"""The norm (or, in V2, the gathering) in front of a linear, and the linear: the int8 tokens never leave the chip."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.cuda.kernels import gemm, norm_quantize
+from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.tiles import Tiles, column_groups, norm_gemm_tiles
+from swin_quant.backends.cuda.kernels.windows import Windows
+
+
+def reference(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+    input_levels: float | None,
+    windows: Windows,
+    w: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    epilogue: Epilogue,
+    out: Tensor,
+    levels: Tensor | float | None = None,
+    lengths: Tensor | None = None,
+) -> None:
+    """x half [B, R, R, C], w [N, C] -> out [B * R * R, N] in window order: `norm_quantize`, then `gemm`.
+
+    Tokens are in the type of w between the two. Of the epilogues those without a residual and without
+    FasterTransformer's roundings.
+    """
+    tokens = torch.empty(len(out), x.shape[-1], dtype=w.dtype, device=x.device)
+    norm_quantize.reference(x, norm_weight, norm_bias, eps, input_levels, windows, tokens)
+    gemm.reference(tokens, w, scale, bias, epilogue, out, levels=levels, lengths=lengths)
+
+
+def call(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+    input_levels: float | None,
+    windows: Windows,
+    w: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    epilogue: Epilogue,
+    out: Tensor,
+    levels: Tensor | float | None = None,
+    lengths: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> PreparedLaunch:
+    """The launch of the same arguments. C must be a multiple of 32."""
+    from swin_quant.backends.cuda.kernels.jit import norm_gemm
+
+    (n, k), m = w.shape, out.shape[0]
+    t = tiles or norm_gemm_tiles(m, n, k, w.element_size())
+    columns = max(t.columns, epilogue.head_dim) if epilogue.kind == "unit" else t.columns
+    groups = column_groups(m, n, t.rows, columns)
+    arguments = {
+        "x": x,
+        "norm_weight": norm_weight,
+        "norm_bias": norm_bias,
+        "w": w,
+        "scale": scale,
+        "bias": bias,
+        "out": out,
+        "levels": levels,
+        "lengths": lengths,
+        "rows_in_all": m,
+        "eps": eps,
+        "input_levels": input_levels,
+    }
+    constants = {
+        "N": n,
+        "K": k,
+        "KIND": epilogue.kind,
+        "HEAD": epilogue.head_dim,
+        "ONE_LEVEL": isinstance(levels, float),
+        **windows.constants(),
+        "BM": t.rows,
+        "BN": columns,
+        "BK": t.inner,
+        "GROUP": -(-n // columns) // groups,
+    }
+    return PreparedLaunch(norm_gemm.norm_gemm, (-(-m // t.rows) * groups,), arguments, constants, t.options())
+
+
+def launch(**arguments: Any) -> None:
+    """What `reference` computes, by the kernel; `tiles` besides."""
+    call(**arguments).run()

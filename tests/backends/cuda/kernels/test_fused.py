@@ -1,0 +1,186 @@
+"""Kernels that do the work of several: against their references, and to the bit against the kernels that they replace.
+
+They round where those do. Norms of more channels than one part has are summed in another order, and a value on a tie
+between two int8 may then be the other one: it moves a sum that it is part of by one weight.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.tiles import Tiles, column_groups
+from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
+from tests.backends.cuda.kernels.test_kernels import (
+    NEAR,
+    Draw,
+    both,
+    few,
+    linear,
+    maps,
+    operands,
+    poisoned,
+    seeds,
+)
+
+widths = st.sampled_from([32, 96])
+LARGEST_WEIGHT = 128
+
+
+def near(run, operation, outputs, arguments, steps):
+    """`steps`: levels by which one int8 of an operand, the other side of a tie, moves a result."""
+    int8 = [name for name in outputs if arguments[name].dtype == torch.int8]
+    for got, exact in both(run, operation, outputs, arguments, int8):
+        if got.dtype == torch.int8:
+            assert ((got.float() - exact.clamp(-128, 127)).abs() <= 0.5 + NEAR + steps).all()
+        else:
+            assert (got.float() - exact.float()).abs().max() <= 4e-3 * exact.float().abs().max() + steps
+
+
+def norm_of(draw, channels):
+    return {"norm_weight": draw.real(channels), "norm_bias": draw.real(channels), "eps": 1e-5}
+
+
+def prologue(draw, dtype, m, batch, channels, n, kind, v2):
+    """norm_gemm's arguments, and of those the step of a moved token."""
+    x = draw.real(batch, m[0], m[0], channels, dtype=torch.float16)
+    arguments = {"norm_weight": None, "norm_bias": None, "eps": 0.0} if v2 else norm_of(draw, channels)
+    arguments |= linear(draw, dtype, 1, n, channels) | {"x": x, "windows": Windows(*m), "epilogue": Epilogue(kind)}
+    arguments |= {"input_levels": 30.0 if dtype == torch.int8 else None, "out": poisoned(dtype, batch * m[0] ** 2, n)}
+    if dtype == torch.int8:
+        arguments["levels"] = draw.positive(n, low=20, high=60)
+    if kind == "unit":
+        arguments["lengths"] = draw.positive(n // 32).repeat_interleave(32)
+    del arguments["a"]
+    return arguments
+
+
+def epilogue(draw, dtype, m, batch, channels, k, post, quantized=torch.int8):
+    """gemm_norm's."""
+    rows, x = batch * m[0] ** 2, draw.real(batch, m[0], m[0], channels, dtype=torch.float16)
+    arguments = linear(draw, dtype, rows, channels, k) | norm_of(draw, channels) | {"windows": Windows(*m)}
+    arguments |= {"residual": x, "out": x, "levels": 20.0 if quantized == torch.int8 else None, "post": post}
+    return arguments | {"out_quantized": poisoned(quantized, rows, channels)}
+
+
+def whole_mlp(draw, dtype, side, batch, channels, v2):
+    """mlp's."""
+    rows, x = batch * side**2, draw.real(batch, side, side, channels, dtype=torch.float16)
+    first, second = (
+        linear(draw, dtype, rows, *shape) for shape in ((2 * channels, channels), (channels, 2 * channels))
+    )
+    norm = norm_of(draw, channels) if v2 else {}
+    return norm | {
+        "a": first["a"],
+        **{f"{word}1": first[word] for word in ("w", "scale", "bias")},
+        **{word: second[word] for word in ("w", "scale", "bias")},
+        "hidden_levels": 35.0 if dtype == torch.int8 else None,
+        "residual": x,
+        "out": x,
+    }
+
+
+@few
+@given(
+    seed=seeds, dtype=operands, m=maps, batch=st.integers(1, 2), channels=widths, kind=st.booleans(), v2=st.booleans()
+)
+def test_norm_and_linear(run, seed, dtype, m, batch, channels, kind, v2):
+    kind = ("gelu" if kind else "unit") if v2 else ("gelu" if kind else "quantize" if dtype == torch.int8 else "half")
+    arguments = prologue(Draw(seed), dtype, m, batch, channels, 96, kind, v2)
+    if v2 and dtype == torch.int8 and kind != "gelu":
+        near(run, "norm_gemm", ["out"], arguments, NEAR)
+    else:
+        step = LARGEST_WEIGHT * 60 * arguments["scale"].max().item() if dtype == torch.int8 else 1e-2
+        near(run, "norm_gemm", ["out"], arguments, step)
+
+
+@few
+@given(
+    seed=seeds,
+    dtype=operands,
+    m=maps,
+    batch=st.integers(1, 2),
+    channels=widths,
+    post=st.booleans(),
+    last=st.booleans(),
+)
+def test_linear_residual_and_norm(run, seed, dtype, m, batch, channels, post, last):
+    arguments = epilogue(Draw(seed), dtype, m, batch, channels, 64, post)
+    outputs = ["out", "out_quantized"]
+    if post and last:  # V2's merging, whose norm is all
+        arguments |= {"residual": None, "out": poisoned(torch.float16, *arguments["out"].shape), "out_quantized": None}
+        outputs = ["out"]
+    near(run, "gemm_norm", outputs, arguments, 0.05)  # a sum on a tie of half precision moves its norm
+
+
+@few
+@given(seed=seeds, dtype=operands, side=st.sampled_from([1, 3, 7]), batch=st.integers(1, 2), v2=st.booleans())
+def test_mlp(run, seed, dtype, side, batch, v2):
+    arguments = whole_mlp(Draw(seed), dtype, side, batch, 96, v2)
+    step = LARGEST_WEIGHT * arguments["scale"].max().item() if dtype == torch.int8 else 1e-2
+    near(run, "mlp", ["out"], arguments, step * (4 if v2 else 1))  # a norm of a branch of about one
+
+
+def test_they_equal_the_kernels_that_they_replace(run):
+    """To the bit, of one part of channels: the order of sums is the same."""
+    draw, m, channels = Draw(0), (6, 3, 1), 32
+    rows, flat = m[0] ** 2, whole_map(m[0])
+
+    def after(operation, word, **arguments):
+        return run(operation, [word], arguments)[word]
+
+    one = prologue(draw, torch.int8, m, 1, channels, 96, "quantize", v2=False)
+    tokens = after(
+        "norm_quantize", "out", out=poisoned(torch.int8, rows, channels), windows=one["windows"], x=one["x"],
+        weight=one["norm_weight"], bias=one["norm_bias"], eps=one["eps"], levels=one["input_levels"],
+    )  # fmt: skip
+    linear_alone = {word: one[word] for word in ("w", "scale", "bias", "epilogue", "levels", "out")}
+    assert torch.equal(after("norm_gemm", "out", **one), after("gemm", "out", a=tokens, **linear_alone))
+
+    two = epilogue(draw, torch.int8, m, 1, channels, 64, post=False)
+    products = {word: two[word] for word in ("a", "w", "scale", "bias", "windows", "residual", "out")}
+    x = after("gemm", "out", epilogue=Epilogue("residual"), **products)
+    tokens = after(
+        "norm_quantize", "out", out=poisoned(torch.int8, rows, channels), windows=flat, x=x,
+        weight=two["norm_weight"], bias=two["norm_bias"], eps=two["eps"], levels=two["levels"],
+    )  # fmt: skip
+    found = run("gemm_norm", ["out", "out_quantized"], two)
+    assert torch.equal(found["out"], x) and torch.equal(found["out_quantized"], tokens)
+
+    post = epilogue(draw, torch.int8, m, 1, channels, 64, post=True)
+    products = {word: post[word] for word in ("a", "w", "scale", "bias")}
+    branch = after("gemm", "out", epilogue=Epilogue("half"), out=poisoned(torch.float16, rows, channels), **products)
+    norm = {word: post[word] for word in ("windows", "residual", "out", "eps", "levels", "out_quantized")}
+    alone = run(
+        "norm_residual", ["out", "out_quantized"],
+        norm | {"y": branch, "weight": post["norm_weight"], "bias": post["norm_bias"]},
+    )  # fmt: skip
+    found = run("gemm_norm", ["out", "out_quantized"], post)
+    assert all(torch.equal(found[word], alone[word]) for word in found)
+
+    whole = whole_mlp(draw, torch.int8, m[0], 1, 96, v2=False)  # no norm: of any width
+    first = {"a": whole["a"], "w": whole["w1"], "scale": whole["scale1"], "bias": whole["bias1"]}
+    hidden = after(
+        "gemm", "out", epilogue=Epilogue("gelu"), levels=whole["hidden_levels"], out=poisoned(torch.int8, rows, 192),
+        **first,
+    )  # fmt: skip
+    products = {word: whole[word] for word in ("w", "scale", "bias", "residual", "out")}
+    x = after("gemm", "out", a=hidden, epilogue=Epilogue("residual"), windows=flat, **products)
+    assert torch.equal(after("mlp", "out", **whole), x)
+
+
+@pytest.mark.kernels
+def test_several_tiles_of_columns_a_program(run):
+    """Rows enough for that: a program normalises its rows once."""
+    assert column_groups(4 * 23**2, 64, 16, 32) == 1
+    arguments = prologue(Draw(1), torch.int8, (23, 23, 0), 4, 32, 64, "quantize", v2=True)
+    near(run, "norm_gemm", ["out"], arguments | {"tiles": Tiles(16, 32, 32)}, 0.0)
+
+
+@pytest.mark.parametrize("tiles", [1, 3, 9, 12, 36])
+@pytest.mark.parametrize("m", [1, 49, 784, 6272, 100352])
+def test_columns_are_divided_equally(m, tiles):
+    groups = column_groups(m, 64 * tiles, 64, 64)
+    assert tiles % groups == 0
+    assert groups == tiles or -(-m // 64) * groups >= 128

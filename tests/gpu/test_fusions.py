@@ -1,0 +1,32 @@
+"""Whole networks by fused kernels on a GPU: what they give without fusions, and the choice for the GPU that is here."""
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.binding import bind
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.engine import machine_here
+from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.network import pack
+from swin_quant.backends.cuda.sessions import GraphSession
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_fused_kernels_compute_what_the_others_do(calibrated, gpu, images, kind, precision):
+    if gpu.type != "cuda":
+        pytest.skip("kernels are a GPU's")
+    model = calibrated(kind)
+    network = pack(model, spec_for(model, precision))
+    tensors = {name: tensor.cuda() for name, tensor in network.tensors.items()}
+    program = program_of(network.spec, len(images))
+    found = []
+    for one in (program, fused(program, rows(program.launches, FUSIONS))):
+        bound = bind(one, tensors, network.scalars, gpu)
+        bound.images.copy_(images)
+        bound()
+        found.append(bound.logits.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.02 * found[0].std().item())
+    chosen = GraphSession(network, gpu, len(images), machine=machine_here())(images.cuda()).cpu()
+    torch.testing.assert_close(chosen, found[0], rtol=0, atol=0.02 * found[0].std().item())
