@@ -3,15 +3,17 @@
     python examples/cluster/ray_serve.py out/my_int8.onnx
     curl --data-binary @cat.jpg localhost:8000/predict
 
-Needs `pip install 'ray[serve]'`, and the artifact with its run card at the same path on every node.
+Needs `pip install -c constraints.txt -e '.[ray,serve]'`, and the artifact with its run card at the same path on every
+node. Of one request all is as docs/shipping.md says; what a client may send and how long it may take before that, are
+Ray's proxy's to say. /metrics are those of the replica that answers; Ray has its own for all.
 """
 
 import sys
-import time
+from pathlib import Path
 
 from ray import serve
 
-ARTIFACT = sys.argv[1] if len(sys.argv) > 1 else "out/my_int8.onnx"
+ARTIFACT = str(Path(sys.argv[1] if len(sys.argv) > 1 else "out/my_int8.onnx").resolve())
 
 
 def build():
@@ -27,6 +29,4 @@ deployment = serve.deployment(
 app = deployment.bind()
 
 if __name__ == "__main__":
-    serve.run(app, route_prefix="/")
-    while True:
-        time.sleep(60)
+    serve.run(app, route_prefix="/", blocking=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.registry import engines
@@ -16,6 +17,7 @@ from swin_quant.engines.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
+    from swin_quant.base.shards import Sharding
     from swin_quant.data.pictures import Pictures
 
 DEFAULT_BATCH = 32
@@ -50,6 +52,17 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch", type=whole, default=DEFAULT_BATCH, metavar="N",
                        help=f"pictures at a time (default {DEFAULT_BATCH})")  # fmt: skip
     group.add_argument("--workers", type=whole, default=8, metavar="N", help="processes that load pictures, at most")
+
+
+def add_shard(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--shard", type=whole, metavar="N", help="pictures a Parquet file (default 10000)")
+
+
+def sharding_of(args: argparse.Namespace, folder: str) -> Sharding:
+    """Parquet files in `folder`, of --shard pictures each."""
+    from swin_quant.base.shards import ROWS, Sharding
+
+    return Sharding(Path(folder), ROWS if args.shard is None else args.shard)
 
 
 def engine_options(args: argparse.Namespace, world: World) -> EngineOptions:

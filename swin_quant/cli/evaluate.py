@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
@@ -16,6 +15,7 @@ from swin_quant.cli.output import output_dir, show
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
+    from swin_quant.base.shards import Sharding
     from swin_quant.cards.card import RunCard
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
@@ -24,7 +24,9 @@ EXAMPLES = """examples:
   swin-quant evaluate out/my_calib.pth --data-path data --zip --policy ft-mode1 ft-mode2 qdq
   swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet                         (a float checkpoint)
   swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
-  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --data-path data"""
+  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --data-path data
+  swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers           (Parquet; goes on if cut off)
+  torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1 --answers two"""
 _OF_CHECKPOINTS = ("cfg", "opts", "policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "saturation_safe",
                    "off", "replace_head", "output")  # fmt: skip
 _OF_ARTIFACTS = ("engines", "threads", "float_type", "fake_quant")
@@ -46,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     parser.add_argument("--split", default="val", help="pictures to score (default val)")
     parser.add_argument("--all", action="store_true", help="show what the run card has of before, too")
+    group = parser.add_argument_group("answers to each picture")
+    group.add_argument("--answers", metavar="DIR", help="write them there as Parquet, and go on if cut off")
+    deployed.add_shard(group)
     parser.add_argument("--fake-quant", action="store_true", help="score the simulation beside an artifact")
 
 
@@ -79,6 +84,7 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
         args.fake_quant,
         args.max_unreadable,
         args.original,
+        _answers(args),
     )
     artifacts = [open_artifact(path) for path in dict.fromkeys(args.files)]
     scored = score_artifacts(artifacts, scoring, world)
@@ -101,7 +107,7 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     ensure_writable_dir(path.parent)
     card, baseline = compared(subject, cfg, world, args.original)
     card = card if subject.card_file else _with_earlier_results(card, path)
-    how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
+    how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline, _answers(args))
     before, card = card, score_model(subject.model, cfg, card, *how)
     if world.is_main:
         card.write(path)
@@ -110,15 +116,21 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     return card
 
 
+def _answers(args: argparse.Namespace) -> Sharding | None:
+    """main.py has no such option."""
+    folder = getattr(args, "answers", None)
+    if folder is None and getattr(args, "shard", None) is not None:
+        raise UsageError("--shard: is for --answers")
+    return deployed.sharding_of(args, folder) if folder else None
+
+
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
     """A new card with the results that `path` holds of the same weights under the same preprocessing."""
+    from swin_quant.tasks.evaluate import sha256_in
+
     earlier = card.read(path) if path.exists() else card
     same = earlier.preprocess == card.preprocess and all(
-        _sha256(one) == _sha256(other)
+        sha256_in(one) == sha256_in(other)
         for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
     )
     return replace(card, results=earlier.results) if same else card
-
-
-def _sha256(record: Mapping[str, Any] | None) -> str | None:
-    return record["sha256"] if record else None

@@ -16,7 +16,6 @@ from swin_quant.cli.output import put
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.tasks.predict import Answering, Predictions
-    from swin_quant.tasks.predict_shards import Sharding
 
 SCHEMA = "swin-quant/predictions/1"
 HELP = """Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine.
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels", metavar="FILE", help="class names, one a line (default: the model's own, ImageNet's)"
     )
     group.add_argument("--output", metavar="DIR", help="write Parquet files there, --shard pictures each, and no table")
-    group.add_argument("--shard", type=whole, metavar="N", help="pictures a file (default 10000)")
+    deployed.add_shard(group)
     group.add_argument("--top", type=whole, default=5, metavar="N", help="classes a picture (default 5)")
     deployed.add_loading(group)
     options.add_json(parser)
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
     from swin_quant.data.named import NamedPictures
     from swin_quant.tasks.predict import predict
-    from swin_quant.tasks.predict_shards import predict_shards
+    from swin_quant.tasks.predict_shards import Answers, predict_shards
 
     if not args.output:
         deployed.refuse_ranks(world, "predict without --output")
@@ -65,7 +64,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     pictures = NamedPictures(args.images)
     by = (_of_checkpoint if deployed.is_checkpoint(args.model) else _of_artifact)(args, world)
     if args.output:
-        manifest = predict_shards(by, pictures, _sharding(args), world)
+        asked = Answers(args.top, args.labels, args.batch, args.workers)
+        manifest = predict_shards(by, pictures, deployed.sharding_of(args, args.output), asked, world)
         if world.is_main:
             print(manifest)
         return
@@ -73,13 +73,6 @@ def run(args: argparse.Namespace, world: World) -> None:
     for why in found.unreadable.values():
         log.warning("skipped: %s", why)
     _write(args.json, by, found)
-
-
-def _sharding(args: argparse.Namespace) -> Sharding:
-    from swin_quant.tasks.predict_shards import ROWS, Sharding
-
-    rows = ROWS if args.shard is None else args.shard
-    return Sharding(Path(args.output), rows, args.top, args.labels, args.batch, args.workers)
 
 
 def _of_artifact(args: argparse.Namespace, world: World) -> Answering:

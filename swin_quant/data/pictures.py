@@ -52,6 +52,14 @@ class Pictures(ABC):
         """Return picture `index` in RGB. Raises UnreadablePicture."""
         return decode(self.open(index), self.names[index])
 
+    def flaw(self, index: int) -> str | None:
+        """Why picture `index` cannot be read; None if it can."""
+        try:
+            self.read(index)
+        except UnreadablePicture as error:
+            return str(error)
+        return None
+
 
 def is_picture(name: str) -> bool:
     """Tell by its extension, in any case, whether a file is taken for a picture."""

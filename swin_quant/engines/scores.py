@@ -5,7 +5,7 @@ so that ranks with unequal shares never wait for each other, and every picture c
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 from swin_quant.base.distributed import all_sum
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
-from swin_quant.engines.carry import Run, carry
+from swin_quant.engines.carry import Answer, Run, carry
 
 _WARM_UP_BATCHES = 1
 
 
 @dataclass
-class _Sums:
+class Sums:
     """What one engine adds up over pictures; `gained` and `lost` are top-1 answers against the baseline."""
 
     pictures: int = 0
@@ -69,6 +69,10 @@ class Score:
     ms_per_picture: float | None
 
 
+Watcher = Callable[[Batch, Mapping[str, Answer]], None]
+"""Told of every batch that has pictures, and of all engines' answers to it."""
+
+
 def evaluate(
     engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device, collective: bool = False
 ) -> dict[str, Score]:
@@ -77,7 +81,20 @@ def evaluate(
     ms_per_picture is wall time of the forward passes, after a first batch of warm-up where there are more.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
-    sums = {name: _Sums() for name in engines}
+    sums = tally(engines, batches, device, collective)
+    rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
+    return scores_of(engines, all_sum(rows, device).tolist())
+
+
+def tally(
+    engines: Mapping[str, Run],
+    batches: Iterable[Batch],
+    device: torch.device,
+    collective: bool = False,
+    watch: Watcher | None = None,
+) -> dict[str, Sums]:
+    """What each engine adds up over this rank's batches."""
+    sums = {name: Sums() for name in engines}
     for number, (batch, answers) in enumerate(carry(engines, batches, device, collective)):
         labels, baseline = batch.labels.to(device), next(iter(answers.values())).logits
         for name, answer in answers.items():
@@ -85,12 +102,17 @@ def evaluate(
                 sums[name].seconds += answer.seconds
                 sums[name].timed += len(labels)
             sums[name].add(answer.logits, labels, baseline)
-    rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
-    totals = dict(zip(engines, (_Sums(*row) for row in all_sum(rows, device).tolist()), strict=True))
-    return {name: _score(name, total) for name, total in totals.items()}
+        if watch:
+            watch(batch, answers)
+    return sums
 
 
-def _score(name: str, total: _Sums) -> Score:
+def scores_of(engines: Iterable[str], totals: Iterable[Sequence[float]]) -> dict[str, Score]:
+    """Scores from the fields of each engine's `Sums`, of all pictures. SwinQuantError where those are none."""
+    return {name: _score(name, Sums(*row)) for name, row in zip(engines, totals, strict=True)}  # type: ignore[arg-type]
+
+
+def _score(name: str, total: Sums) -> Score:
     n = total.pictures
     if n == 0:
         raise SwinQuantError(f"engine {name} was given no picture to score: the data set is empty or unreadable")

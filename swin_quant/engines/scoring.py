@@ -1,6 +1,6 @@
 """Scoring engines: accuracy and agreement of each on the same pictures, as results for a run card."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from swin_quant.base.progress import log, track
 from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.config.geometry import check_channels
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
+from swin_quant.engines.answers import Keeping, score_and_keep
 from swin_quant.engines.carry import readable
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.scores import Score, evaluate
@@ -32,16 +33,18 @@ def score_engines(
     world: World = World(),  # noqa: B008
     split: str = "val",
     max_unreadable: float = 0.01,
+    keeping: Keeping | None = None,
 ) -> dict[str, Result]:
     """A result for each engine, all on the same pictures in one pass, by the engines' keys.
 
     An engine called `float32` comes first and is what the others are compared with; without one there are no
-    comparisons. Every rank scores its share; all return the same results.
+    comparisons. Every rank scores its share; all return the same results. `keeping`: answers to each picture are
+    written, and what was cut off goes on.
     """
     pictures = open_labelled(cfg, split, world)
     dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
-    how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable)
+    how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable, keeping)
     return score_pictures(engines, pictures, preprocess, *how)
 
 
@@ -54,12 +57,20 @@ def score_pictures(
     workers: int = 0,
     world: World = World(),  # noqa: B008
     max_unreadable: float = 0.01,
+    keeping: Keeping | None = None,
 ) -> dict[str, Result]:
     """As `score_engines`, on labelled pictures that are open already."""
-    indices = chunks(shard(range(len(pictures)), world.rank, world.size), batch_size)
     limit = UnreadableLimit(len(pictures), max_unreadable)
-    loaded = readable(pictures, preprocess, indices, limit, workers, f"scoring {', '.join(engines)}")
-    scores = evaluate(engines, loaded, world.device)
+
+    def load(indices: Sequence[int]) -> Iterator[Batch]:
+        batches = chunks(indices, batch_size)
+        return readable(pictures, preprocess, batches, limit, workers, f"scoring {', '.join(engines)}")
+
+    if keeping:
+        about = {"preprocess": preprocess.to_dict(), "dataset": dataset, "batch_size": batch_size}
+        scores = score_and_keep(engines, pictures, load, limit, world, keeping.having(about))
+    else:
+        scores = evaluate(engines, load(shard(range(len(pictures)), world.rank, world.size)), world.device)
     limit.count(gather(limit.names))
     limit.check()
     if limit.names:

@@ -1,8 +1,9 @@
 """Scoring a model: float32 first, then half precision and the quantized model, on the same pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from yacs.config import CfgNode
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
+from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
@@ -19,6 +21,7 @@ from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.answers import Keeping
 from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, load_original
 from swin_quant.engines.engine import half_type
 from swin_quant.engines.scoring import score_engines
@@ -37,17 +40,21 @@ def score_model(
     half: str = "auto",
     max_unreadable: float = 0.01,
     baseline: Baseline | None = None,
+    answers: Sharding | None = None,
 ) -> RunCard:
     """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
 
     Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` is what a model that
-    QAT trained is compared with (`find_baseline`). Every rank scores its share; all return the same card.
+    QAT trained is compared with (`find_baseline`). Every rank scores its share; all return the same card. `answers`:
+    where those to each picture are kept, so that a run which is cut off goes on.
     """
     preprocess = Preprocess.from_dict(card.preprocess)
     if preprocess != Preprocess.from_config(cfg):
         log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
     engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
-    for result in score_engines(engines, cfg, preprocess, world, split, max_unreadable).values():
+    whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
+    keeping = Keeping(answers, whose) if answers else None
+    for result in score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping).values():
         card = card.with_result(result)
     return card
 
@@ -133,3 +140,8 @@ def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
         return None
     record = CheckpointRecord(file=source["file"], sha256=source["sha256"])
     return {**record, "path": source["path"]} if "path" in source else record
+
+
+def sha256_in(record: Mapping[str, Any] | None) -> str | None:
+    """The hash in a record of a card, if there is one."""
+    return record["sha256"] if record else None

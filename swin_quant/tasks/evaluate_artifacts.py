@@ -9,11 +9,14 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
+from swin_quant.base.shards import Sharding
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.answers import Keeping
 from swin_quant.engines.baseline import (
     Baseline,
     engines_beside,
@@ -44,7 +47,7 @@ class Scoring:
 
     `engines` None: those installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
     `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
-    `overrides`: keys of the config (data path, batch size, ...).
+    `overrides`: keys of the config (data path, batch size, ...); `answers`: where those to each picture are kept.
     """
 
     engines: Sequence[str] | None = None
@@ -56,6 +59,7 @@ class Scoring:
     fake_quant: bool = False
     max_unreadable: float = 0.01
     original: str | None = None
+    answers: Sharding | None = None
 
 
 def score_artifacts(
@@ -75,6 +79,8 @@ def score_artifacts(
     for artifact in artifacts:
         prepared = _prepare(artifact, scoring)
         groups.setdefault(prepared.group, []).append(prepared)
+    if scoring.answers and len(groups) > 1:
+        raise UsageError("‹answers›: one pass has one folder, and these artifacts are of several checkpoints")
     scored: dict[Path, Artifact] = {}
     for group in groups.values():
         scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world)}
@@ -115,7 +121,11 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     baseline = _baseline(group, scoring, world)
     engines = baseline | {key: engine for engines in deployed.values() for key, engine in engines.items()}
     cfg = _within_limits(first.cfg, engines)
-    results = score_engines(engines, cfg, first.preprocess, world, scoring.split, scoring.max_unreadable)
+    files = {p.artifact.file.name: p.artifact.record["sha256"] for p in group}
+    whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,
+             "float_type": scoring.options.float_type}  # fmt: skip
+    keeping = Keeping(scoring.answers, whose) if scoring.answers else None
+    results = score_engines(engines, cfg, first.preprocess, world, scoring.split, scoring.max_unreadable, keeping)
     scored = []
     for prepared in group:
         card, file = prepared.artifact.card, prepared.artifact.file

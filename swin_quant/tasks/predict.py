@@ -12,7 +12,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import read_lines
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.pictures import Pictures, UnreadablePicture
+from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.infer import infer
@@ -94,15 +94,9 @@ def predict(
     )
     (logits,) = inferred.logits.values()
     answers = dict(zip(inferred.names, top_classes(logits, names, top), strict=True))
-    return Predictions(answers, {name: _why(pictures, name) for name in inferred.unreadable})
-
-
-def _why(pictures: Pictures, name: str) -> str:
-    try:
-        pictures.read(list(pictures.names).index(name))
-    except UnreadablePicture as error:
-        return str(error)
-    return f"{name}: cannot be read"
+    index = {name: number for number, name in enumerate(pictures.names)} if inferred.unreadable else {}
+    reasons = {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
+    return Predictions(answers, reasons)
 
 
 def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[list[Guess]]:

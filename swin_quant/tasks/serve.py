@@ -25,11 +25,12 @@ from swin_quant.data.preprocess import SQUARE
 from swin_quant.engines.options import EngineOptions
 from swin_quant.serving.app import Service, build_app
 from swin_quant.serving.limits import ServiceLimits
+from swin_quant.serving.server import server_of
 from swin_quant.ship.facts import fit_name
 from swin_quant.tasks.deployed import config_of, labels_in, load_engines, one_engine, preprocess_of
 from swin_quant.tasks.predict import class_names
 
-_CONNECTIONS = 1000
+_BACKLOG = 1000
 
 
 @dataclass(frozen=True)
@@ -97,20 +98,10 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting = Hosting()) ->
 
     `port` 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
     """
-    uvicorn = library("uvicorn", "serve")
+    library("uvicorn", "serve")  # missing, it is missed before an engine is loaded
     with private_copy(artifact) as copy, _listening(host, port) as listener:
         service = service_of(copy, how)
-        config = uvicorn.Config(
-            build_app(service),
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            limit_concurrency=_CONNECTIONS,
-            timeout_keep_alive=max(1, round(how.limits.timeout_s)),
-            timeout_graceful_shutdown=max(1, round(2 * how.limits.timeout_s)),
-        )
-        server = uvicorn.Server(config)
+        server = server_of(build_app(service), how.limits)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", copy.file.name, service.about["engine"], where,
                  service.name, where)  # fmt: skip
@@ -128,7 +119,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise UsageError(f"‹port› {port}: must be from 0 to 65535")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise SwinQuantError(f"{host}:{port}: cannot be listened to: {reason(error)}") from error
     with listener:

@@ -1,5 +1,6 @@
 """swin-quant package: a folder that runs where neither torch nor this package can be imported."""
 
+import ast
 import errno
 import importlib.util
 import json
@@ -226,10 +227,34 @@ def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
             np.testing.assert_array_equal(namespace["preprocess"](file, settings), ours, err_msg=f"{file} {settings}")
 
 
-@pytest.mark.slow
-def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tmp_path):
-    """Compiled by CMake against the headers in OpenVINO's wheel."""
+def openvino_for_c(folder):
+    """What CMake is told of OpenVINO: its wheel has headers and all."""
     openvino = pytest.importorskip("openvino")
+    return f"-DOpenVINO_DIR={Path(openvino.__file__).parent / 'cmake'}", {}
+
+
+def onnxruntime_for_c(folder):
+    """What CMake is told of ONNX Runtime: the wheel's library, under the name that a linker looks for, and headers."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    headers = os.environ.get("ONNXRUNTIME_INCLUDE")
+    if not headers:
+        pytest.skip("ONNX Runtime's wheel has no headers: ONNXRUNTIME_INCLUDE is the folder of onnxruntime_cxx_api.h")
+    libraries = sorted((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+    if not libraries:
+        pytest.skip("this build of onnxruntime has no libonnxruntime.so")
+    (folder / "ort" / "lib").mkdir(parents=True)
+    (folder / "ort" / "include").symlink_to(headers)
+    for name in (libraries[0].name, "libonnxruntime.so", "libonnxruntime.so.1"):
+        if not (folder / "ort" / "lib" / name).exists():
+            (folder / "ort" / "lib" / name).symlink_to(libraries[0])
+    return f"-DONNXRUNTIME_DIR={folder / 'ort'}", {"LD_LIBRARY_PATH": str(folder / "ort" / "lib")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tmp_path, engine):
+    """Compiled by CMake against the engine's headers."""
+    place, environment = {"openvino": openvino_for_c, "onnxruntime": onnxruntime_for_c}[engine](tmp_path)
     if not shutil.which("cmake") or not shutil.which("g++"):
         pytest.skip("needs cmake and g++")
     files = sorted((pictures / "val").rglob("*.png"))[:2]
@@ -239,18 +264,17 @@ def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tm
         assert alone(packaged / "preprocess.py", file, one).returncode == 0
         raw += one.read_bytes()
     (tmp_path / "input.bin").write_bytes(raw)
-    place = Path(openvino.__file__).parent / "cmake"
-    for words in (["-S", packaged / "cpp", "-B", tmp_path / "build", f"-DOpenVINO_DIR={place}"],
-                  ["--build", tmp_path / "build"]):  # fmt: skip
+    for words in (["-S", packaged / "cpp", "-B", tmp_path / "build", place], ["--build", tmp_path / "build"]):
         done = subprocess.run(["cmake", *map(str, words)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    program = [tmp_path / "build" / "infer_openvino", packaged / "models" / "swin_micro" / "1" / "model.onnx"]
-    done = subprocess.run([*program, tmp_path / "input.bin"], capture_output=True, text=True)
+    program = [tmp_path / "build" / f"infer_{engine}", packaged / "models" / "swin_micro" / "1" / "model.onnx"]
+    how = {"capture_output": True, "text": True, "env": os.environ | environment}
+    done = subprocess.run([*program, tmp_path / "input.bin"], **how)
     assert done.returncode == 0, done.stderr
     found = np.array(done.stdout.split(), np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(found, expected(exported, "openvino", files))
+    np.testing.assert_array_equal(found, expected(exported, engine, files))
     (tmp_path / "short.bin").write_bytes(raw[:-1])
-    done = subprocess.run([*program, tmp_path / "short.bin"], capture_output=True, text=True)
+    done = subprocess.run([*program, tmp_path / "short.bin"], **how)
     assert done.returncode == 1 and done.stderr.startswith("error: INPUT does not hold whole pictures")
 
 
@@ -270,16 +294,53 @@ def test_triton_s_configuration_is_one_of_its_schema(packaged):
     assert config.instance_group[0].count == 1 and config.instance_group[0].kind == 2  # KIND_CPU
 
 
-def triton_schema():
-    """tritonclient's model_config_pb2, alone: the package around it wants gRPC."""
-    found = importlib.util.find_spec("tritonclient")
+def place_of(package):
+    """Where a package lies, which is not imported: what is around its schema wants gRPC, or half a cluster's client."""
+    found = importlib.util.find_spec(package)
     if found is None:
-        pytest.skip("needs tritonclient")
-    place = Path(found.submodule_search_locations[0], "grpc", "model_config_pb2.py")
-    spec = importlib.util.spec_from_file_location("model_config_pb2", place)
+        pytest.skip(f"needs {package}")
+    return Path(found.submodule_search_locations[0])
+
+
+def triton_schema():
+    """tritonclient's model_config_pb2."""
+    spec = importlib.util.spec_from_file_location(
+        "model_config_pb2", place_of("tritonclient") / "grpc" / "model_config_pb2.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def kserve_schema():
+    """{class: {key as it is written: its type}} of the models in KServe's client, which are made from its CRD."""
+    schema = {}
+    for file in (place_of("kserve") / "models").glob("v1*.py"):
+        for found in ast.walk(ast.parse(file.read_text())):
+            if isinstance(found, ast.ClassDef):
+                assigned = {one.targets[0].id: one.value for one in found.body if isinstance(one, ast.Assign)}
+                types, written = (ast.literal_eval(assigned[name]) for name in ("openapi_types", "attribute_map"))
+                schema[found.name] = {written[key]: kind for key, kind in types.items()}
+    return schema
+
+
+def strangers(value, kind, schema):
+    """What a schema does not know, or knows as something else, below a value of `kind`."""
+    if kind not in schema:  # Kubernetes' own: names, quantities
+        plain = {"str": str, "int": int, "bool": bool, "float": float}.get(kind)
+        return [] if plain is None or type(value) is plain else [(kind, value)]
+    known = schema[kind]
+    return [(kind, key) for key in value if key not in known] + [
+        wrong for key, one in value.items() if key in known for wrong in strangers(one, known[key], schema)
+    ]
+
+
+def test_kserve_s_service_is_one_of_its_schema(packaged):
+    schema = kserve_schema()
+    service = yaml.safe_load((packaged / "kserve.yaml").read_text())
+    assert strangers(service, "V1beta1InferenceService", schema) == []
+    service["spec"]["predictor"]["model"] |= {"modelformat": {}, "runtime": 7}  # the check finds what is wrong
+    assert strangers(service, "V1beta1InferenceService", schema) == [("V1beta1ModelSpec", "modelformat"), ("str", 7)]
 
 
 def test_what_other_servers_are_told(packaged):
