@@ -5,6 +5,7 @@ Float, both INT8 modes of FasterTransformer, the engines that are installed, and
 
 from collections.abc import Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -12,12 +13,12 @@ from yacs.config import CfgNode
 from swin_quant.backends.registry import targets
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.config import find_config, load_config
-from swin_quant.data.sources import DIGITS
+from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
@@ -60,11 +61,19 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, w
     )
     cards |= _engines(installed, done.checkpoint, output, world)
 
+    atomic_write_bytes(output / "seven.png", _digit(7))
     try:
         write_page(output / "report.html", cards, pictures_at(DIGITS, "val", zip_mode=False), PICTURES)
     except UsageError as error:
         log.info("no page: %s", error)
     return list(cards.values())
+
+
+def _digit(wanted: int) -> bytes:
+    """A picture of that digit, which training never saw, for whoever asks the service."""
+    pictures, file = open_pictures(DIGITS, "val", cache_mode="no"), BytesIO()
+    pictures.read(list(pictures.labels).index(wanted)).save(file, "PNG")
+    return file.getvalue()
 
 
 def _four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world: World) -> dict[Path, RunCard]:
