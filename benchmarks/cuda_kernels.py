@@ -1,15 +1,15 @@
 """Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
 
-    python benchmarks/cuda_kernels.py [--models ...] [--capabilities 80 86 89 90 100 120]
+    python benchmarks/cuda_kernels.py [--models ...] [--half ...] [--capabilities 80 86 89 90 100 120]
 
-The kernels are those of the launch lists of the models at batch 32, each once; one kernel takes about half a second of
-CPU for each kind of GPU, and Triton's cache keeps it. Exit code 1 if one spills, does not fit, or has no int8 products
-where it must.
+The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
+of the models named by --half also in half precision; one kernel takes about a second of CPU for each kind of GPU, and
+Triton's cache keeps it. Exit code 1 if one spills, does not fit, or has no int8 products where it must.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from swin_quant.backends.cuda.cases import cases
@@ -28,6 +28,7 @@ MODELS = (
     "swinv2_tiny_patch4_window8_256",
     "swinv2_base_patch4_window8_256",
 )
+HALF = MODELS[:1]
 BATCH = 32
 SHOWN = (
     "N", "K", "C", "HIDDEN", "KIND", "POST", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "GROUP", "BC", "BH",
@@ -38,10 +39,11 @@ SHOWN = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--half", nargs="*", default=HALF)
     parser.add_argument("--capabilities", type=int, nargs="+", default=TARGETS)
     parser.add_argument("--output", type=Path, default=PAGE)
     args = parser.parse_args()
-    named = kernels(args.models)
+    named = kernels(args.models, args.half)
     by_kernel = []
     for call in named:
         by_kernel.append([cross_compile(call, capability) for capability in args.capabilities])
@@ -52,18 +54,22 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def kernels(models: list[str]) -> list[KernelCall]:
-    """Those of all models, each once; what differs in the shift alone is left to the shifted one."""
-    found: dict[KernelCall, KernelCall] = {}
-    for name in models:
-        launches = program_of(spec_of_config(load_config(find_config(name))), BATCH).launches
-        found |= {call: call for call in cases([*launches, *candidates(launches)])}
-    shifted = {(call.name, without_shift(call)) for call in found if dict(call.constants).get("SHIFT")}
-    return [c for c in found if dict(c.constants).get("SHIFT") or (c.name, without_shift(c)) not in shifted]
+def kernels(models: Iterable[str], half: Iterable[str]) -> list[KernelCall]:
+    """Those of all models, each once; of those that differ in the size of the map or the shift alone, a shifted one."""
+    found: dict[str, KernelCall] = {}
+    for name, precision in [*((name, "int8") for name in models), *((name, "float") for name in half)]:
+        launches = program_of(spec_of_config(load_config(find_config(name)), precision), BATCH).launches
+        for call in cases([*launches, *candidates(launches)]):
+            kind = without_map(call)
+            if kind not in found or dict(call.constants).get("SHIFT"):
+                found[kind] = call
+    return list(found.values())
 
 
-def without_shift(call: KernelCall) -> str:
-    return str([call.types, [pair for pair in call.constants if pair[0] != "SHIFT"], call.options])
+def without_map(call: KernelCall) -> str:
+    constants = dict(call.constants)
+    ignored = {"SIDE", "SHIFT", *(["WINDOW"] if constants.get("WINDOW") == constants.get("SIDE") else [])}
+    return str([call.name, call.types, [pair for pair in call.constants if pair[0] not in ignored], call.options])
 
 
 def failures(named: list[KernelCall], by_kernel: list[list[CompiledKernel]]) -> Iterator[str]:
@@ -98,9 +104,11 @@ def page(
     yield (
         "# The kernels of the CUDA engine, compiled\n\n"
         f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: every kernel "
-        f"that {', '.join(args.models)} launch at batch {BATCH} (int8; Swin-S has those of T), each once. *Compiled, "
-        "not run.* A cell: registers a thread / KB of shared memory / programs that a multiprocessor holds / matrix "
-        "instructions in the machine code. IGMMA, HGMMA are Hopper's, of whole warp groups; IMMA, HMMA of one warp.\n\n"
+        f"that {', '.join(args.models)} launch at batch {BATCH} in int8, and {' and '.join(args.half)} in half "
+        "precision, with and without fusions. Swin-S has those of T; of kernels that differ in the size of the map or "
+        "the shift alone there is one. *Compiled, not run.*\n\nA cell: registers a thread / KB of shared memory / "
+        "programs that a multiprocessor holds / matrix instructions in the machine code. IGMMA, HGMMA are Hopper's, of "
+        "whole warp groups; IMMA, HMMA of one warp.\n\n"
     )
     checked = "; ".join(wrong) or "no kernel spills, all fit, and every int8 product runs on int8 tensor cores"
     yield f"{len(named)} kernels, {len(named) * len(args.capabilities)} compilations. Found: {checked}.\n\n"

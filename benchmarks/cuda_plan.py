@@ -9,7 +9,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from swin_quant.backends.cuda.planning import FP8, FP16, INT8, PLANNED, CudaPlan
+from swin_quant.backends.cuda.choosing import CACHE_BYTES_US
+from swin_quant.backends.cuda.fusions import ALL, APART
+from swin_quant.backends.cuda.planning import FP8, FP16, INT8, PLANNED, CudaPlan, Fused
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.report.column import Column, ReportTable, figure
@@ -34,16 +36,21 @@ Written by `python benchmarks/cuda_plan.py`: **{PLANNED}**. The launches are tho
 at least as long as its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a
 CUDA graph. Peaks are those of data sheets (`configs/machines`), which no kernel reaches; every tensor counts as read or
 written once, which caches can undercut. So a sum says what cannot be had, and where int8 cannot help, not what will be
-measured. *At most*: fp16 over int8, both as well fused. *All fused*: four launches a block where the MLP fits a tile.
+measured. The engine fuses launches where that is less by this model, and by two limits that a kernel has whose programs
+have whole rows: fewer programs than multiprocessors leave the rest idle, and each reads all weights from the cache, at
+{CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor. *At most*: fp16 over int8, both with the fusions of int8. *Apart*:
+without fusions; *all that fit*: with every fusion whose kernel fits, paying or not. *Fused, by stage*: q, a norm into
+qkv or fc1; p, a norm into proj, fc2 or the merging; m, one MLP; - none.
 
-| kernel that fusing would make | what it saves |
+| fusion | what it saves |
 | --- | --- |
-| norm1 into qkv | the int8 tokens between the norm and the product |
+| norm1 into qkv, norm2 into fc1 | the int8 tokens between the norm and the product |
 | norm2 into proj | the same behind the projection, where one program owns whole rows |
 | one MLP | the hidden channels, four times as wide as the tokens |
-| attention with proj | the context |
+| attention with proj | the context; there is no kernel for it |
 
 """
+KERNELS = {"norm_gemm": "q", "gemm_norm": "p", "mlp": "m"}
 SUMMARY: tuple[Column[CudaPlan], ...] = (
     Column("model", "model", lambda row: row.model),
     figure("batch", "batch", lambda row: row.batch),
@@ -55,9 +62,27 @@ SUMMARY: tuple[Column[CudaPlan], ...] = (
     figure("fp8", "fp8 ms", lambda row: row.us(FP8) / 1e3 if FP8 in row.precisions else None, "{:.3f}", may_lack=True),
     figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
     figure("launching", "bound by launching", lambda row: _launching(row), "{:.0%}"),
-    figure("fused", "all fused int8 ms", lambda row: row.fusions[INT8][-1].us / 1e3, "{:.3f}"),
-    figure("fused16", "all fused fp16 ms", lambda row: row.fusions[FP16][-1].us / 1e3, "{:.3f}"),
+    figure("apart", "apart int8 ms", lambda row: _of(row, APART).us / 1e3, "{:.3f}"),
+    figure("apart_launches", "launches", lambda row: _of(row, APART).launches),
+    figure("fused", "all that fit int8 ms", lambda row: _of(row, ALL).us / 1e3, "{:.3f}"),
+    figure("fused_launches", "launches", lambda row: _of(row, ALL).launches),
+    Column("fusions", "fused, by stage", lambda row: _by_stage(row)),
 )
+
+
+def _of(row: CudaPlan, name: str) -> Fused:
+    return next(one for one in row.fusions[INT8] if one.name == name)
+
+
+def _by_stage(row: CudaPlan) -> str:
+    """The fused kernels of each stage, that of merging among them."""
+    stages: dict[str, set[str]] = {}
+    for one in row.launches:
+        if one.name.startswith("layers."):
+            stages.setdefault(one.name.split(".")[1], set()).update(KERNELS.get(one.op, ""))
+    return ", ".join(
+        "".join(letter for letter in KERNELS.values() if letter in found) or "-" for found in stages.values()
+    )
 
 
 def _launching(row: CudaPlan) -> float:

@@ -120,14 +120,14 @@ ATTENTION = Fusion("attention with proj", (r"attention:.*", _PROJ))
 
 FUSIONS = (PROLOGUE, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING_NORM, PROLOGUE2)
 """Those that there are kernels for."""
-APART = "each apart"
+APART, ALL = "each apart", "all that fit"
 CHOICES: dict[str, tuple[Fusion, ...]] = {
     APART: (),
     "norm1 into qkv": (PROLOGUE,),
     "norm2 into proj": (EPILOGUE,),
     "one MLP, where it fits": (MLP_NORM, MLP),
     "attention with proj (no kernel)": (ATTENTION,),
-    "all that fit": FUSIONS,
+    ALL: FUSIONS,
 }
 """By name, what could be fused: of those that fit at a launch the first."""
 Row = tuple[Fusion | None, Group]

@@ -7,12 +7,16 @@ import pytest
 
 from swin_quant.backends.cuda.cases import cases
 from swin_quant.backends.cuda.crosscompile import TARGETS, cross_compile
+from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 
 pytest.importorskip("triton")
+KERNELS = {
+    "gemm", "attention", "norm_quantize", "norm_residual", "merge_quantize", "norm_gemm", "gemm_norm", "mlp",
+}  # fmt: skip
 MODELS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 
 
@@ -21,21 +25,23 @@ def kernels():
     """One of each kind: the largest, which the last stage has."""
     found = {}
     for name in MODELS:
-        for call in cases(program_of(spec_of_config(load_config(find_config(name))), 32).launches):
+        launches = program_of(spec_of_config(load_config(find_config(name))), 32).launches
+        for call in cases(launches):
             constants = dict(call.constants)
             found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
+        found |= {(call.name,): call for call in cases(candidates(launches))}
     return list(found.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", TARGETS)
 def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
-    assert {call.name for call in kernels} >= {"gemm", "attention", "norm_quantize", "norm_residual", "merge_quantize"}
+    assert {call.name for call in kernels} >= KERNELS
     for call in kernels:
         made, types, constants = cross_compile(call, capability), dict(call.types), dict(call.constants)
         named = f"{call.name} {constants}: {made}"
         assert made.spilled == 0 and made.programs > 0, named
-        if "*i8" in (types.get("a"), types.get("qkv")):
+        if "*i8" in (types.get("w"), types.get("qkv")):
             assert made.int8, named
             if capability == 90 and constants.get("BM", 0) >= 64 and made.warps >= 4:
                 assert "IGMMA" in made.mma, named
