@@ -1,16 +1,23 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--int4] [--output docs/results/cpu_engines.md]
+        [--rounds 5] [--int4] [--without-amx] [--extension LIBRARY] [--output docs/results/cpu_engines.md]
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
 comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
 from the plain float graph of the same weights. NNCF is measured where it is installed (`pip install nncf`). What is in
 the working folder already is not made again.
+
+--int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
+CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
+--extension: also Swin V1 with its attention as the compiled operator (plugins/openvino/build.sh).
 """
 
 import argparse
 import importlib.util
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +57,8 @@ from swin_quant.tasks.loaders import artifact_engine, torch_engine
 CALIBRATION = 16  # pictures
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
+STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
+AMX = ("amx_int8", "amx_bf16")
 
 
 def main() -> None:
@@ -61,52 +70,116 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--int4", action="store_true", help="also weights of 4 bits, stored as int8 and as INT4")
+    parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
+    parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
+    parser.add_argument("--extension", type=Path, help="libswin_quant_plugins.so")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     set_up()
     args.work.mkdir(parents=True, exist_ok=True)
+    if args.without_amx:
+        hide_amx(args.work)
     model, card, checkpoint = calibrated(args.model, args.work)
     side = model.image_size
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
-    float_file = str(plain.file)
-    contenders = [
-        Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint),
+    reference = Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
+    if args.int4:
+        contenders = [reference, on("openvino", plain, "openvino float32"),
+                      on("onnxruntime", plain, "onnxruntime float32"), *int4(model, card, args.work)]  # fmt: skip
+    else:
+        contenders = [reference, *theirs(model, plain, args.work), *ours(model, card, args.work, not args.without_amx)]
+        if args.extension:
+            contenders += plugged(model, card, args.work, args.extension)
+    plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
+    report = measure(args.model, contenders, plan, side, noise(16, 3, side))
+    if args.without_amx:
+        left = {field: [name for name in getattr(report, field) if name not in AMX]
+                for field in ("int8_features", "bfloat16_features")}  # fmt: skip
+        report = replace(report, **left)
+    print_table(table_of(report))
+    if args.output:
+        atomic_write_bytes(args.output, (heading(args) + markdown(report)).encode())
+
+
+def hide_amx(folder: Path) -> None:
+    """Start this program again with AMX hidden from CPUID, if it is not; it says so where that cannot be done."""
+    if os.environ.get("OLDER_CPU") == "vnni":
+        return
+    library = (folder / "older_cpu.so").resolve()
+    hidden = os.environ | {"OLDER_CPU": "vnni", "LD_PRELOAD": str(library)}
+    try:
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(STANDIN), "-o", str(library)], check=True)
+        subprocess.run(["true"], env=hidden, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"--without-amx: CPUID cannot be changed here: {error}") from error
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.argv], hidden)
+
+
+def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[Contender]:
+    """The float graph, and what others quantize of it."""
+    convolutional, float_file, side = is_convolutional(model), str(plain.file), model.image_size
+    return [
         on("openvino", plain, "openvino float32"),
         on("openvino", plain, "openvino bfloat16", "bfloat16"),
-        *nncf_contenders(float_file, args.work, side, is_convolutional(model)),
+        *nncf_contenders(float_file, folder, side, convolutional),
         on("onnxruntime", plain, "onnxruntime float32"),
-        own_quantization(float_file, args.work, side),
-        *([own_quantization(float_file, args.work, side, everything=True)] if is_convolutional(model) else []),
+        own_quantization(float_file, folder, side),
+        *([own_quantization(float_file, folder, side, everything=True)] if convolutional else []),
     ]
+
+
+def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[Contender]:
+    """Our int8 files, by engine, policy and float type."""
+    contenders = []
     for target, policy, float_type in (
         ("openvino", "cpu", None),
         ("openvino", "cpu", "bfloat16"),
-        *([("openvino", "cpu-amx", "bfloat16")] if isinstance(model, Swin) else []),
+        *([("openvino", "cpu-amx", "bfloat16")] if amx and isinstance(model, Swin) else []),
         ("openvino", "qdq", "bfloat16"),
         ("onnxruntime", "cpu", None),
         ("onnxruntime", "qdq", None),
         ("onnxruntime", "onnxruntime", None),
     ):
-        told = replace(card, policy=load_policy(policy).to_dict())
-        artifact = exported(model, told, args.work / policy, OnnxOptions(target=target))
+        artifact = under(policy, model, card, folder, OnnxOptions(target=target))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
         contenders.append(on(target, artifact, name, float_type))
-    for target, policy, small in INT4_ROWS if args.int4 else ():
-        told = replace(card, policy=load_policy(policy).to_dict())
-        artifact = exported(model, told, args.work / policy, OnnxOptions(target=target, int4_weights=small))
+    return contenders
+
+
+def plugged(model: Classifier, card: RunCard, folder: Path, library: Path) -> list[Contender]:
+    """Our int8 file with attention as one operator, which the library computes."""
+    options = OnnxOptions(target="openvino", plugin=("attention=swin_quant::Attention",))
+    artifact = exported(model, replace(card, policy=load_policy("qdq").to_dict()), folder / "plugged", options)
+    name = "openvino int8 qdq, ours +bfloat16, attention plugged in"
+    return [on("openvino", artifact, name, "bfloat16", (str(library.resolve()),))]
+
+
+def int4(model: Classifier, card: RunCard, folder: Path) -> list[Contender]:
+    """Files of weights of 4 bits, each stored as int8 and as INT4, and those of 8 bits."""
+    contenders = [
+        on(target, under(policy, model, card, folder, OnnxOptions(target=target)), f"{target} int8 {policy}, ours")
+        for target, policy in (("openvino", "cpu"), ("onnxruntime", "onnxruntime"))
+    ]
+    for target, policy, small in INT4_ROWS:
+        artifact = under(policy, model, card, folder, OnnxOptions(target=target, int4_weights=small))
         contenders.append(on(target, artifact, f"{target} {policy} in {'INT4' if small else 'int8'}, ours"))
-    plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
-    report = measure(args.model, contenders, plan, side, noise(16, 3, side))
-    print_table(table_of(report))
-    if args.output:
-        atomic_write_bytes(args.output, (heading(args.model) + markdown(report)).encode())
+    return contenders
 
 
-def heading(model: str) -> str:
+def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
+    """The export under a policy, in a folder of its name."""
+    return exported(model, replace(card, policy=load_policy(policy).to_dict()), folder / policy, options)
+
+
+def heading(args: argparse.Namespace) -> str:
+    flags = [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
+    hidden = " AMX is hidden from every library (tests/standin/older_cpu.c)." if args.without_amx else ""
     return (
-        f"# {model} on CPU engines\n\nRandom weights, seeded noise: latencies are real, accuracies would mean nothing. "
-        "Written by `python benchmarks/cpu_engines.py`.\n\n"
+        f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
+        f"{', weights of 4 bits' if args.int4 else ''}\n\n"
+        f"Random weights, seeded noise: latencies are real, accuracies would mean nothing.{hidden} "
+        f"Written by `{' '.join(['python benchmarks/cpu_engines.py', *flags])}`.\n\n"
     )
 
 
@@ -136,13 +209,16 @@ def is_convolutional(model: Classifier) -> bool:
 
 def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
     """The export that lies in `folder`, or a new one."""
-    file = folder / f"{card.name}_{options.suffix}.onnx"
+    file = folder / f"{card.name}_{options.suffix('int4' if options.int4_weights else 'int8')}.onnx"
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
 
 
-def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> Contender:
+def on(
+    engine: str, artifact: Artifact, name: str, float_type: str | None = None, extensions: tuple[str, ...] = ()
+) -> Contender:
     """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
-    load = partial(artifact_engine, str(artifact.file), engine_named(engine), EngineOptions(usable_cores(), float_type))
+    options = EngineOptions(usable_cores(), float_type, extensions=extensions)
+    load = partial(artifact_engine, str(artifact.file), engine_named(engine), options)
     return Contender(name, load, artifact.file, f"{engine} float32")
 
 

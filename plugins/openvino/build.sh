@@ -13,7 +13,9 @@ if [ -z "${NO_CMAKE:-}" ] && command -v cmake > /dev/null; then
     cmake --build "$out"
 else
     libraries=$(cd "$root/libs" && ls libopenvino.so.* libopenvino_onnx_frontend.so.* | sed 's/^/-l:/')
+    # The wheel has TBB, with its headers, for work on several threads.
+    tbb=$(cd "$root/libs" && ls libtbb.so.* 2> /dev/null | sed 's/^/-l:/')
     # shellcheck disable=SC2086  # they are several words
-    "${CXX:-g++}" -std=c++17 -O2 -shared -fPIC -DSWIN_QUANT_DOMAIN="\"$domain\"" -I"$root/include" \
-        "$here/extension.cpp" -L"$root/libs" $libraries -Wl,-rpath,"$root/libs" -o "$out/libswin_quant_plugins.so"
+    "${CXX:-g++}" -std=c++17 -O2 -shared -fPIC ${tbb:+-DSWIN_QUANT_TBB} -DSWIN_QUANT_DOMAIN="\"$domain\"" -I"$root/include" \
+        "$here/extension.cpp" -L"$root/libs" $libraries $tbb -Wl,-rpath,"$root/libs" -o "$out/libswin_quant_plugins.so"
 fi

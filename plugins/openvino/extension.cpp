@@ -1,6 +1,7 @@
 // Step 3 of a plugin operator: it is registered, as an operator, and with the parser of ONNX files.
 #include "openvino/core/extension.hpp"
 
+#include "attention.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/node_context.hpp"
 #include "openvino/frontend/onnx/extension/conversion.hpp"
@@ -25,11 +26,21 @@ ov::OutputVector relu(const ov::frontend::NodeContext& node) {
     return std::make_shared<swin_quant::Relu>(node.get_input(0))->outputs();
 }
 
+ov::OutputVector attention(const ov::frontend::NodeContext& node) {
+    const auto scales = node.get_attribute<std::vector<double>>("scales");  // all that the parser has
+    return std::make_shared<swin_quant::Attention>(ov::OutputVector{node.get_input(0), node.get_input(1)},
+                                                   node.get_attribute<int64_t>("heads"),
+                                                   std::vector<float>(scales.begin(), scales.end()))
+        ->outputs();
+}
+
 }  // namespace
 
 OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
     std::make_shared<ov::OpExtension<swin_quant::Roll>>(),
     std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
+    std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
+    std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
 }));

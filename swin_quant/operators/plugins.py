@@ -24,7 +24,7 @@ _SPEC = re.compile(r"(\w+)=([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)::([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class Node:
-    """A node to be: inputs, attributes (whole numbers, lists of them, floats), and the shape of its one output."""
+    """A node to be: inputs, attributes (numbers and lists of them), and the shape of its one output."""
 
     inputs: tuple[Tensor, ...]
     attributes: Mapping[str, Any]
@@ -50,7 +50,17 @@ def _layer_norm(
     return Node((x, weight, bias), {"axis": -len(normalized_shape), "epsilon": eps}, tuple(x.shape))
 
 
-CALLS: dict[str, Callable[..., Node | None]] = {"roll": _roll, "relu": _relu, "layer_norm": _layer_norm}
+def _attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[float]) -> Node:
+    *tokens, channels = levels.shape
+    return Node((levels, constant), {"heads": heads, "scales": list(scales)}, (*tokens, channels // 3))
+
+
+CALLS: dict[str, Callable[..., Node | None]] = {
+    "roll": _roll,
+    "relu": _relu,
+    "layer_norm": _layer_norm,
+    "attention": _attention,
+}
 PLUGINS = (*CALLS, "window_partition")
 
 

@@ -1,7 +1,7 @@
 /* Imitates an older CPU, or another maker's, for one process: what CPUID says is changed for every library in it.
  *
  *     cc -O1 -shared -fPIC older_cpu.c -o older_cpu.so
- *     OLDER_CPU=avx2 LD_PRELOAD=./older_cpu.so program      (no AVX-512 and no VNNI; avx512: no VNNI, no AMX)
+ *     OLDER_CPU=avx2 LD_PRELOAD=./older_cpu.so program      (no AVX-512, VNNI, AMX; avx512: no VNNI, AMX; vnni: no AMX)
  *     CPU_VENDOR=AuthenticAMD LD_PRELOAD=...                (12 letters; MKL has other kernels for it)
  *
  * Linux on x86-64 lets a process trap CPUID (arch_prctl ARCH_SET_CPUID) where CPU and hypervisor can; the handler
@@ -22,7 +22,7 @@
 
 static const unsigned char CPUID_INSTRUCTION[] = {0x0f, 0xa2};
 static const char *kind, *vendor;
-static int hide_avx512, trapping;
+static int hide_avx512, hide_vnni, trapping;
 
 static long trap_cpuid(int on) { return syscall(SYS_arch_prctl, 0x1012 /* ARCH_SET_CPUID */, !on); }
 
@@ -51,7 +51,8 @@ static void answer(int number, siginfo_t *info, void *context) {
     if (leaf == 0 && vendor)
         memcpy(&b, vendor, 4), memcpy(&d, vendor + 4, 4), memcpy(&c, vendor + 8, 4);
     if (kind && leaf == 7 && part == 0) {
-        c &= ~BIT(11);                                 /* avx512_vnni */
+        if (hide_vnni)
+            c &= ~BIT(11);                             /* avx512_vnni */
         d &= ~(BIT(22) | BIT(23) | BIT(24) | BIT(25)); /* amx_bf16, avx512_fp16, amx_tile, amx_int8 */
         if (hide_avx512) {
             b &= ~(BIT(16) | BIT(17) | BIT(21) | BIT(28) | BIT(30) | BIT(31)); /* f, dq, ifma, cd, bw, vl */
@@ -59,8 +60,9 @@ static void answer(int number, siginfo_t *info, void *context) {
             d &= ~BIT(8);                                /* vp2intersect */
         }
     } else if (kind && leaf == 7 && part == 1) {
-        a &= ~(BIT(4) | BIT(5));            /* avx_vnni, avx512_bf16 */
-        d &= ~(BIT(4) | BIT(10) | BIT(19)); /* avx_vnni_int8, avx_vnni_int16, avx10 */
+        if (hide_vnni)
+            a &= ~(BIT(4) | BIT(5)), d &= ~(BIT(4) | BIT(10)); /* avx_vnni, avx512_bf16; avx_vnni_int8 and int16 */
+        a &= ~BIT(21), d &= ~BIT(19);                          /* amx_fp16; avx10 */
     }
     registers[REG_RAX] = a, registers[REG_RBX] = b, registers[REG_RCX] = c, registers[REG_RDX] = d;
     registers[REG_RIP] += sizeof CPUID_INSTRUCTION;
@@ -73,7 +75,7 @@ __attribute__((constructor)) static void imitate(void) {
         vendor = NULL;
     if (!kind && !vendor)
         return;
-    hide_avx512 = kind && !strcmp(kind, "avx2");
+    hide_avx512 = kind && !strcmp(kind, "avx2"), hide_vnni = kind && strcmp(kind, "vnni");
     sigaction(SIGSEGV, &action, NULL);
     if (trap_cpuid(1))
         _exit(77);

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from onnx import FunctionProto, ModelProto, NodeProto
 
 _END = 2**62
+_FLOAT, _INT8 = 1, 3  # onnx.TensorProto's numbers
 
 
 class _Body:
@@ -77,11 +78,41 @@ def _window_partition(body: _Body, inputs: Sequence[str], nodes: Sequence[Node])
     return body("Reshape", x, body("Concat", body.whole(-1), body("Mul", window, window), channels, axis=0)), ["window"]
 
 
+def _attention(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    x, constant = inputs
+    scales = body("Constant", refer={"value_floats": ("scales", "FLOATS")})
+    least, most = body("Constant", value_float=-128.0), body("Constant", value_float=127.0)
+
+    def scale(place: int) -> str:
+        return body("Gather", scales, body("Constant", value_int=place))
+
+    def rounded(x: str, place: int) -> str:
+        return body("Clip", body("Round", body("Div", x, scale(place))), least, most)
+
+    heads = body("Reshape", body("Constant", refer={"value_int": ("heads", "INT")}), body.whole(1))
+    batch, tokens, channels = (body("Slice", body("Shape", x), body.whole(i), body.whole(i + 1)) for i in range(3))
+    rounds, length = (body("Slice", body("Shape", constant), body.whole(i), body.whole(i + 1)) for i in range(2))
+    windows, any_number = body("Div", rounds, heads), body.whole(-1)
+    depth = body("Div", channels, body("Mul", heads, body.whole(3)))
+    six = body("Concat", any_number, windows, length, body.whole(3), heads, depth, axis=0)
+    x = body("Transpose", body("Reshape", x, six), perm=[3, 0, 1, 4, 2, 5])
+    x = body("Reshape", x, body("Concat", body.whole(3), any_number, rounds, length, depth, axis=0))
+    x = body("Cast", x, to=_FLOAT)
+    q, k, v = (body("Mul", body("Gather", x, body("Constant", value_int=i)), scale(i)) for i in range(3))
+    logits = body("Add", body("MatMul", q, body("Transpose", k, perm=[0, 1, 3, 2])), constant)
+    shares = body("Mul", rounded(body("Softmax", logits, axis=-1), 3), scale(3))
+    five = body("Concat", any_number, windows, heads, length, depth, axis=0)
+    x = body("Transpose", body("Reshape", body("MatMul", shares, v), five), perm=[0, 1, 3, 2, 4])
+    x = body("Reshape", x, body("Concat", batch, tokens, body("Mul", heads, depth), axis=0))
+    return body("Cast", rounded(x, 4), to=_INT8), ["heads", "scales"]
+
+
 _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, list[str]]]] = {
     "roll": _roll,
     "relu": _relu,
     "layer_norm": _layer_norm,
     "window_partition": _window_partition,
+    "attention": _attention,
 }
 
 

@@ -13,6 +13,7 @@ from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.config.outputs import FEATURES
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
+from swin_quant.operators.plugins import plugins_of
 
 
 def network(
@@ -30,7 +31,7 @@ def network(
     if folded and preprocess:
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
     lower(model)
-    rewriter.apply(model, names)
+    rewriter.apply(model, names, plugins_of(options.plugin))
     if options.floats == "float16" and rewriter.halve:
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)

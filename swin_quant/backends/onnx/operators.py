@@ -40,6 +40,12 @@ def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     return (values.float() * scales.float()).to(scale.dtype)
 
 
+@torch.library.custom_op("swin_quant::quantize", mutates_args=())
+def quantize(x: Tensor, scale: Tensor) -> Tensor:
+    """The int8 levels of `x` [..., C], for `scale` [C]."""
+    return round_to_grid_(x / scale, -128, 127).to(torch.int8)
+
+
 @torch.library.custom_op("swin_quant::gather", mutates_args=())
 def gather(x: Tensor, places: Tensor) -> Tensor:
     """`x[:, places]`: one Gather. x: [B, T, ...]; places: int32 of any shape."""
@@ -54,6 +60,11 @@ def _(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "in
 @dequantize.register_fake
 def _(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     return torch.empty_like(values, dtype=scale.dtype)
+
+
+@quantize.register_fake
+def _(x: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(x, dtype=torch.int8)
 
 
 @gather.register_fake
@@ -84,8 +95,13 @@ def translations() -> dict[Any, Callable[..., Any]]:
         zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
         return op.DequantizeLinear(values, scale, zeros, axis=axis)
 
+    def rounded(x: Any, scale: Any) -> Any:
+        zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
+        return op.QuantizeLinear(x, scale, zeros, axis=-1)
+
     def taken(x: Any, places: Any) -> Any:
         return op.Gather(x, places, axis=1)
 
     ops = torch.ops.swin_quant
-    return {ops.qdq.default: pair, ops.dequantize.default: stored, ops.gather.default: taken}
+    return {ops.qdq.default: pair, ops.dequantize.default: stored, ops.quantize.default: rounded,
+            ops.gather.default: taken}  # fmt: skip

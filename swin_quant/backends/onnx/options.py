@@ -15,6 +15,7 @@ OPSETS = range(17, 21)
 FP8_OPSET = 19  # the first in which Q/DQ takes it
 INT4_OPSET = 21  # the first in which DequantizeLinear takes it
 INT4_BITS = 4
+REWRITTEN = "attention"  # the plugin for what only the rewrites of an architecture make
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,14 @@ class OnnxOptions:
             raise UsageError(f"‹uint8_input›, ‹softmax› and ‹top_k›: not with target {self.target}: leave them out")
 
         chosen(self.replace)
-        plugins_of(self.plugin, self.replace)
-        if self.replace or self.plugin:
+        plugged = plugins_of(self.plugin, self.replace)
+        if REWRITTEN in plugged and (self.replace or len(plugged) > 1):
+            raise UsageError(
+                f"‹plugin› {REWRITTEN}: not beside ‹replace› and other plugins: its graph has none of them"
+            )
+        if REWRITTEN in plugged and self.floats != "float32":
+            raise UsageError(f"‹plugin› {REWRITTEN}: not in float16: choose ‹float_type› float32")
+        if REWRITTEN not in plugged and (self.replace or plugged):
             object.__setattr__(self, "rewrites", self.rewrites or frozenset())
 
     @property

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Rewriter:
     rounding of float32, or an int8 value of a weight; they apply in this order. `builds_on`: the first, without which
     there is none. `constants`: those that store what engines could compute, for targets that want it. `for_half`: those
     that float16 needs. `halve` makes a rewritten model float16, but for what the nodes named in `beyond_half` see.
+    `plugins`: operator -> the change that makes calls of it, where a plugin takes them (`operators/plugins`).
     `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type. Both take
     the architecture's own class. `stem` names the float convolution without padding that reads the pictures, which can
     take their normalisation in. `restore` says, of a model and names of rewrites, what undoes that they moved a
@@ -34,6 +35,7 @@ class Rewriter:
     builds_on: str | None = None
     constants: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
+    plugins: Mapping[str, Callable[[nn.Module], None]] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Callable[[Tensor], Tensor] | None]] | None = None
@@ -60,12 +62,15 @@ class Rewriter:
             needed = " and ".join(name for name in self.table if name in self.for_half)
             raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")
 
-    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
-        """Apply those named, in the order of the table."""
+    def apply(self, model: nn.Module, names: Iterable[str], plugged: Collection[str] = ()) -> None:
+        """Apply those named, in the order of the table, then those for the operators `plugged`."""
         for name, rewrite in self.table.items():
             if name in names:
                 with torch.no_grad():
                     rewrite(model)
+        for operator, change in self.plugins.items():
+            if operator in plugged:
+                change(model)
 
 
 class Cast(nn.Module):

@@ -15,6 +15,7 @@ from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.options import EngineOptions
+from swin_quant.operators.attention import attention
 
 SPECS = (
     "roll=swin_quant::Roll",
@@ -77,7 +78,7 @@ def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run
     "options, said",
     [
         ({"plugin": ("roll:my.Roll",)}, "must be OPERATOR=DOMAIN::NAME"),
-        ({"plugin": ("gelu=my::Gelu",)}, "'gelu': there are roll, relu, layer_norm, window_partition"),
+        ({"plugin": ("gelu=my::Gelu",)}, "'gelu': there are roll, relu, layer_norm, attention, window_partition"),
         ({"plugin": ("roll=my::Op", "relu=my::Op")}, "roll is my::Op already"),
         ({"plugin": ("roll=my::A", "roll=my::B")}, "is named twice"),
         ({"plugin": ("roll=ai.onnx::Roll",)}, "the domain ai.onnx is not yours"),
@@ -135,3 +136,94 @@ def test_a_library_that_is_none(plugged, tmp_path):
     file.write_bytes(b"no library")
     with pytest.raises(SwinQuantError, match="libnone.so: openvino cannot load it as an extension"):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
+
+
+@pytest.fixture(scope="session")
+def attending(exported):
+    """Windows of 16 tokens, shifted and not: as they are exported otherwise, and with the operator."""
+    return exported("swin"), exported("swin", plugin=("attention=swin_quant::Attention",))
+
+
+@pytest.mark.slow
+def test_attention_as_one_operator_on_int8(attending, run):
+    """q, k, v and what leaves it are int8; the function in the file computes what the nodes did."""
+    plain, own = attending
+    graph = onnx.load(own.file).graph
+    nodes = [node for node in graph.node if node.op_type == "Attention"]
+    assert len(nodes) == 3 and "Softmax" not in {node.op_type for node in graph.node}
+    types = {name: node.op_type for node in graph.node for name in node.output}
+    assert {types[node.input[0]] for node in nodes} == {"QuantizeLinear"}
+    assert {node.op_type for node in graph.node if node.input[0] in {n.output[0] for n in nodes}} == {
+        "DequantizeLinear"
+    }
+    difference = run(own.file, IMAGES)["logits"] - run(plain.file, IMAGES)["logits"]
+    assert np.abs(difference).mean() < 0.005
+
+
+@pytest.mark.parametrize(
+    "kind, policy, options, said",
+    [
+        ("swinv2", "qdq", {}, "attention: layers.0.blocks.0.attn normalises q and k"),
+        ("swin", "cpu", {}, "is not all int8 without zero points: choose a policy as qdq"),
+        ("swin", "zero points", {}, "is not all int8 without zero points"),
+        ("swin", "ft-mode1", {}, "rounds its logits or qkv too"),
+        ("swin", "qdq", {"precision": "float"}, "is not all int8"),
+    ],
+)
+def test_attention_that_the_operator_does_not_compute(kind, policy, options, said, calibrated, tmp_path):
+    model, card = calibrated(kind, policy)
+    with pytest.raises(UsageError, match=said):
+        export(model, card, tmp_path, OnnxOptions(plugin=("attention=my::Attention",), **options))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"plugin": ("attention=my::Attention", "roll=my::Roll")}, "attention: not beside replace and other plugins"),
+        ({"plugin": ("attention=my::Attention",), "float_type": "float16"}, "not in float16"),
+    ],
+)
+def test_attention_is_alone_and_float32(options, said):
+    with pytest.raises(UsageError, match=said):
+        OnnxOptions(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [8, 32])
+@pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1)])
+def test_compiled_attention(width, length, rounds, library):
+    """Heads of 32 channels have a kernel of their own where the CPU has VNNI, others run anywhere: levels are those of
+    the definition, but where one lies between two."""
+    import openvino
+
+    heads, scales = 3, [0.02, 0.03, 0.02, 1 / 127, 0.004]
+    seeded = torch.Generator().manual_seed(length)
+    levels = torch.randint(-128, 128, (2, rounds * length, 3 * heads * width), dtype=torch.int8, generator=seeded)
+    constant = torch.randn(rounds * heads, length, length, generator=seeded)
+    constant[-1, :, -5:] -= 100
+    node = onnx.helper.make_node("Attention", ["x", "c"], ["y"], domain="swin_quant", heads=heads, scales=scales)
+    values = {
+        "x": (onnx.TensorProto.INT8, levels),
+        "c": (onnx.TensorProto.FLOAT, constant),
+        "y": (onnx.TensorProto.INT8, None),
+    }
+    x, c, y = (
+        onnx.helper.make_tensor_value_info(name, kind, None if of is None else of.shape)
+        for name, (kind, of) in values.items()
+    )
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("swin_quant", 1)]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [x, c], [y]), opset_imports=opsets)
+    core = openvino.Core()
+    core.add_extension(str(library))
+    found = core.compile_model(core.read_model(model.SerializeToString()), "CPU")([levels.numpy(), constant.numpy()])[0]
+    wanted = attention(levels, constant, heads, scales).numpy()
+    difference = np.abs(found.astype(int) - wanted)
+    assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= 1 and (difference > 0).mean() < 0.01
+
+
+@pytest.mark.slow
+def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
+    _, own = attending
+    engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
+    assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005

@@ -1,6 +1,7 @@
 """Swin, V1 and V2, as it is exported: attention of the one shape that engines fuse, tokens in the order of windows."""
 
 from swin_quant.backends.onnx.rewriting import Rewriter
+from swin_quant.backends.onnx.swin.attention_operator import as_operator
 from swin_quant.backends.onnx.swin.half import halve
 from swin_quant.backends.onnx.swin.network import SwinNetwork
 from swin_quant.backends.onnx.swin.restore import restored
@@ -12,6 +13,7 @@ REWRITER = Rewriter(
     builds_on="fusible-attention",
     constants=frozenset({"one-constant"}),
     for_half=frozenset({"fusible-attention", "window-order"}),
+    plugins={"attention": as_operator},
     halve=halve,
     stem="patch_embed.proj",
     restore=restored,

@@ -1,0 +1,126 @@
+// Step 1 and 2 of a plugin operator: window attention on int8 values is declared, and computed, on all threads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attention_vnni.hpp"
+#include "openvino/op/op.hpp"
+
+#if defined(SWIN_QUANT_TBB)  // the threads of OpenVINO's own wheel
+#    include "tbb/parallel_for.h"
+#endif
+
+namespace swin_quant {
+
+// The same on any CPU, for heads and windows of any size.
+inline void attend(const Rows& x, const float* constant, int8_t* result, size_t stride, const Scales& scales) {
+    const auto level = [](float value) { return int(std::nearbyint(std::min(std::max(value, -128.0f), 127.0f))); };
+    std::vector<float> shares(x.length);
+    std::vector<int> sums(x.depth);
+    for (size_t i = 0; i < x.length; ++i) {
+        float top = -INFINITY, total = 0;
+        for (size_t j = 0; j < x.length; ++j) {
+            int product = 0;
+            for (size_t d = 0; d < x.depth; ++d)
+                product += x.q[i * x.stride + d] * x.k[j * x.stride + d];
+            shares[j] = product * scales.logits + constant[i * x.length + j];
+            top = std::max(top, shares[j]);
+        }
+        for (auto& share : shares)
+            total += share = std::exp(share - top);
+        std::fill(sums.begin(), sums.end(), 0);
+        for (size_t j = 0; j < x.length; ++j) {
+            const int share = level(shares[j] / total * scales.shares);
+            for (size_t d = 0; d < x.depth; ++d)
+                sums[d] += share * x.v[j * x.stride + d];
+        }
+        for (size_t d = 0; d < x.depth; ++d)
+            result[i * stride + d] = int8_t(level(sums[d] * scales.result));
+    }
+}
+
+// q, k, v [B, T, 3C] and a constant [nW * heads, L, L] -> softmax(q k^T + constant) v [B, T, C]. Scales: of q, k, v, the
+// softmax and the result. Tokens lie window by window, and windows come in rounds of nW.
+class Attention : public ov::op::Op {
+public:
+    OPENVINO_OP("Attention", "swin_quant");
+
+    Attention() = default;
+    Attention(const ov::OutputVector& inputs, int64_t heads, std::vector<float> scales)
+        : Op(inputs), m_heads(heads), m_scales(std::move(scales)) {
+        constructor_validate_and_infer_types();
+    }
+
+    void validate_and_infer_types() override {
+        const auto x = get_input_element_type(0), constant = get_input_element_type(1);
+        OPENVINO_ASSERT(x.compatible(ov::element::i8), "Attention: q, k and v must be int8, not ", x);
+        OPENVINO_ASSERT(constant.compatible(ov::element::f32), "Attention: its constant must be f32, not ", constant);
+        OPENVINO_ASSERT(m_heads > 0 && m_scales.size() == 5, "Attention: wants heads, and 5 scales");
+        auto shape = get_input_partial_shape(0);
+        if (shape.rank().is_static()) {
+            auto& channels = shape[shape.rank().get_length() - 1];
+            OPENVINO_ASSERT(channels.is_dynamic() || channels.get_length() % (3 * m_heads) == 0,
+                            "Attention: ", channels, " channels are not q, k and v of ", m_heads, " heads");
+            channels = channels.is_dynamic() ? ov::Dimension() : ov::Dimension(channels.get_length() / 3);
+        }
+        set_output_type(0, ov::element::i8, shape);
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<Attention>(inputs, m_heads, m_scales);
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("heads", m_heads);
+        visitor.on_attribute("scales", m_scales);
+        return true;
+    }
+
+    bool has_evaluate() const override {
+        return true;
+    }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        auto shape = inputs[0].get_shape();
+        const size_t heads = m_heads, channels = shape.back() / 3, depth = channels / heads;
+        const size_t length = inputs[1].get_shape().back(), square = length * length;
+        const size_t rounds = inputs[1].get_size() / (heads * square);
+        shape.back() = channels;
+        outputs[0].set_shape(shape);
+        OPENVINO_ASSERT(rounds > 0 && outputs[0].get_size() % (rounds * length * channels) == 0,
+                        "Attention: ", shape, " are not rounds of ", rounds, " windows of ", length, " tokens");
+        const auto* x = inputs[0].data<const int8_t>();
+        const auto* constants = inputs[1].data<const float>();
+        auto* result = outputs[0].data<int8_t>();
+        const Scales scales{m_scales[0] * m_scales[1], 1 / m_scales[3], m_scales[3] * m_scales[2] / m_scales[4]};
+        const bool fast = has_vnni() && depth == VNNI_DEPTH && length <= VNNI_LENGTH;
+        for_each(outputs[0].get_size() / (length * channels), [&](size_t window) {
+            for (size_t head = 0; head < heads; ++head) {
+                const auto* q = x + window * length * 3 * channels + head * depth;
+                const Rows rows{q, q + channels, q + 2 * channels, 3 * channels, length, depth};
+                const auto* constant = constants + (window % rounds * heads + head) * square;
+                (fast ? attend_vnni : attend)(rows, constant, result + window * length * channels + head * depth,
+                                              channels, scales);
+            }
+        });
+        return true;
+    }
+
+private:
+    template <typename Work>
+    static void for_each(size_t count, const Work& work) {
+#if defined(SWIN_QUANT_TBB)
+        tbb::parallel_for(size_t(0), count, work);
+#else
+        for (size_t i = 0; i < count; ++i)
+            work(i);
+#endif
+    }
+
+    int64_t m_heads = 1;
+    std::vector<float> m_scales;
+};
+
+}  // namespace swin_quant
