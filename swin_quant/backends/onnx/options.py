@@ -28,8 +28,9 @@ class OnnxOptions:
     of later ones (docs/reference, section 3). `int4_weights`: weights of at most 4 bits are stored as INT4, two in a
     byte, which only opset 21 has. `replace` names equivalent replacements, `plugin` operators that become nodes of
     another domain (`roll=my.domain::Roll`): both for compilers that want the model's own operators, so that rewrites of
-    its architecture are left out. `uint8_input`: pictures are uint8 [batch, S, S, 3], as they are decoded, and the
-    graph normalises them. `softmax`, `top_k`: besides logits it gives probabilities, or the best classes and theirs.
+    its architecture are left out, but for `attention`, which they make. `uint8_input`: pictures are uint8
+    [batch, S, S, 3], as they are decoded, and the graph normalises them. `softmax`, `top_k`: besides logits it gives
+    probabilities, or the best classes and theirs.
     """
 
     precision: str = "int8"
