@@ -1,6 +1,6 @@
 """Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
 
-    python benchmarks/cuda_kernels.py [--models ...] [--half ...] [--capabilities 80 86 89 90 100 120]
+    python benchmarks/cuda_kernels.py [--models ...] [--half ...] [--ops gemm ...] [--capabilities 80 86 89 90 100 120]
 
 The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
 of the models named by --half also in half precision; one kernel takes about a second of CPU for each kind of GPU, and
@@ -40,10 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--half", nargs="*", default=HALF)
+    parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")
     parser.add_argument("--capabilities", type=int, nargs="+", default=TARGETS)
     parser.add_argument("--output", type=Path, default=PAGE)
     args = parser.parse_args()
-    named = kernels(args.models, args.half)
+    named = [call for call in kernels(args.models, args.half) if not args.ops or call.name in args.ops]
     by_kernel = []
     for call in named:
         by_kernel.append([cross_compile(call, capability) for capability in args.capabilities])
@@ -103,7 +104,8 @@ def page(
 
     yield (
         "# The kernels of the CUDA engine, compiled\n\n"
-        f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: every kernel "
+        f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: "
+        f"every kernel {'' if not args.ops else '(' + ', '.join(args.ops) + ') '}"
         f"that {', '.join(args.models)} launch at batch {BATCH} in int8, and {' and '.join(args.half)} in half "
         "precision, with and without fusions. Swin-S has those of T; of kernels that differ in the size of the map or "
         "the shift alone there is one. *Compiled, not run.*\n\nA cell: registers a thread / KB of shared memory / "
