@@ -18,12 +18,12 @@ from tests.backends.cuda.kernels.test_kernels import (
     both,
     few,
     linear,
-    maps,
     operands,
     poisoned,
     seeds,
 )
 
+maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0)])
 widths = st.sampled_from([32, 96])
 LARGEST_WEIGHT = 128
 
