@@ -25,11 +25,11 @@ SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # times the default's
 WARPS = (4, 8)
+STAGES = {"norm_gemm": (1, 2, 3), "gemm_norm": (1, 2, 3), "mlp": (1, 2, 3)}  # of kernels with a loop over weights
 SIDES = {
     "gemm": ("BM", "BN", "BK"), "norm_gemm": ("BM", "BN", "BK"), "gemm_norm": ("BM", "BN", "BK"),
     "mlp": ("BM", "BC", "BH"), "attention": ("BQ", "BKEYS", "D"),
 }  # fmt: skip
-LEAST_ROWS = {"patch_embed": 16, "norm_gemm": 16, "gemm_norm": 16, "mlp": 16}  # of a tensor core
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 
 
@@ -48,9 +48,10 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any]) -> Iterator[T
     elif op == "attention":
         yield from (Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL)
     else:
-        least = LEAST_ROWS.get(op, 1)
-        sizes = {max(least, int(default.rows * factor)) for factor in ROWS}
-        yield from (replace(default, rows=rows, warps=warps) for rows in sorted(sizes) for warps in WARPS)
+        least = 16 if op in STAGES or op == "patch_embed" else 1  # of a tensor core
+        sizes = sorted({max(least, int(default.rows * factor)) for factor in ROWS})
+        for stages in STAGES.get(op, (default.stages,)):
+            yield from (replace(default, rows=r, warps=w, stages=stages) for r in sizes for w in WARPS)
 
 
 def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
