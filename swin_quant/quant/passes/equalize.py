@@ -44,11 +44,13 @@ class EqualizeOptions:
 
 @dataclass(frozen=True)
 class Spread:
-    """The smallest and the largest value of each channel, [channels], where an exchange is seen and answered."""
+    """The smallest and the largest value of each channel, [channels], where an exchange is seen and answered; of the
+    weights that read it, the largest magnitude."""
 
     low: Tensor
     high: Tensor
     answer: Tensor | None
+    columns: Tensor | None
 
     @property
     def middle(self) -> Tensor:
@@ -103,9 +105,16 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
 
 
 def outlier(place: Exchange, spread: Spread) -> float:
-    """How far the largest channel stands out: times the median one, or the other side's where that has its size."""
+    """How far the largest channel stands out: times the median one, or the other side's where that has its size.
+
+    Or how far weights that read a channel do, which is small then.
+    """
     size, answer = spread.size(False), spread.answer
-    like = answer if place.heads and answer is not None else size
+    shown = _times(size, answer if place.heads and answer is not None else size)
+    return shown if spread.columns is None else max(shown, _times(spread.columns, spread.columns))
+
+
+def _times(size: Tensor, like: Tensor) -> float:
     median = like[like > 0].median().item() if (like > 0).any() else 0.0
     return size.max().item() / median if median else 1.0
 
@@ -186,9 +195,15 @@ def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choic
         return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // heads)
     if exchange.answered:  # sizes of one kind on both sides: what is in the middle has no favourite
         return factors(size, spread.answer, 0.5, relative=False)
+    return factors(size, _columns(model, exchange), alpha)
+
+
+def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
+    """The largest magnitude of what reads each channel, [channels]; None where that is no weight."""
+    if exchange.answered or not exchange.after:
+        return None
     columns = [part.cut(model.get_parameter(part.name)).transpose(0, part.dim).flatten(1) for part in exchange.after]
-    other = torch.stack([column.abs().amax(1) for column in columns]).amax(0) if columns else None
-    return factors(size, other, alpha)
+    return torch.stack([column.detach().abs().amax(1) for column in columns]).amax(0)
 
 
 def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inputs: Sequence[Tensor]) -> list[Spread]:
@@ -212,7 +227,7 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
     for place in places:
         other = place.answered
         answer = torch.maximum(-cut(other, low), cut(other, high)) if other else None
-        found.append(Spread(cut(place.shown, low), cut(place.shown, high), answer))
+        found.append(Spread(cut(place.shown, low), cut(place.shown, high), answer, _columns(model, place)))
     return found
 
 

@@ -87,6 +87,13 @@ def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, 
     assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
 
 
+@pytest.mark.parametrize("kind, where", [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v")])
+def test_channels_that_are_too_small_are_found_by_what_reads_them(kind, where, shallow, images, pieced):
+    model = shallow(kind)
+    plant(model, where, 1 / 100)
+    assert max(outliers(pieced(model, images)).values(), default=0) > 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, pieced, use_policy):

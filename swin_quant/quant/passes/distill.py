@@ -1,0 +1,231 @@
+"""Distillation: the quantized network as a whole learns to give what the float one gives, without labels.
+
+Local passes cannot see that errors of one unit are felt, or made up for, in others. Here ranges of activations, biases,
+norms and weights, these through rounding, take small steps down the error of the logits and of what each unit gives.
+Float says what is right for any picture: so no picture is shown twice as it is, but flipped, moved, and mixed with
+others. Kept only where the logits are better on pictures that nothing was learned from. (Hinton et al., "Distilling the
+Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization", 2020; Finkelstein et al., "QFT:
+Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.progress import log, track
+from swin_quant.base.schema import check_fields, within
+from swin_quant.quant.outputs import rows
+from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.scratch import key_of
+from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.trial import enabled_in
+from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.quant.quantizer import Role
+from swin_quant.quant.watch import watching
+
+_VALUES = 1_300_000  # of pictures at a time, whose activations are all that is kept: 8 of 3 x 224 x 224
+_HELD_OUT = 0.25  # of the pictures
+_PRIME = 7919  # an iteration's random numbers are its own: going on at one gives what going through gives
+_KEPT_EVERY = 50  # iterations
+_SMALLEST = 1e-3  # of a range, relative to where it started
+_MOVED = 8  # a picture is moved by up to this part of its side
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8  # Adam's
+_MIXED = 0.5  # of the pictures have up to this share of another
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """`pictures` at most; `iterations`, each of `batch` pictures; `seed`. Rates of Adam at the start: `range_rate` is
+    relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms."""
+
+    pictures: Annotated[int, within(least=1)] = 1024
+    iterations: Annotated[int, within(least=1)] = 200
+    batch: Annotated[int, within(least=1)] = 32
+    range_rate: Annotated[float, within(least=0)] = 2e-3
+    float_rate: Annotated[float, within(least=0)] = 2e-4
+    weight_rate: Annotated[float, within(least=0)] = 1e-3
+    seed: Annotated[int, within(least=0)] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def run(piece: Workpiece, options: DistillOptions) -> str:
+    """Let the network learn; it stays what it was where its logits are no better for it."""
+    batches = piece.first(options.pictures)
+    key = key_of([piece.model, piece.original], batches, ["distill", asdict(options)])
+    images, before = torch.cat(batches), state_of(piece.model)
+    held_out = max(1, round(_HELD_OUT * len(images)))
+    judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
+    error = _cost(piece, judging)
+    if not 0 < error[0] < math.inf:
+        return "nothing to learn from: the logits' error is zero, or not a number"
+    done = _learn(piece, shown, error, options, key)
+    after = _cost(piece, judging)[0] if done else math.inf
+    if after < error[0]:
+        return f"{10 * math.log10(error[0] / after) if after else math.inf:.1f} dB on pictures held out"
+    give_state(piece.model, before)
+    return "no gain on pictures held out" if done else "not finite: left as it was"
+
+
+Errors: TypeAlias = tuple[float, float]
+"""Of the logits, and the mean of those of the units; each relative to the square of what float gives."""
+
+
+def _losses(piece: Workpiece, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        wanted, inside = _outputs(piece.original, piece.units, x)
+    found, parts = _outputs(piece.model, piece.units, x)
+    each = [_relative(parts[name], target) for name, target in inside.items()]
+    return _relative(found, wanted), torch.stack(each).mean()
+
+
+def _relative(found: Tensor, wanted: Tensor) -> Tensor:
+    return (found - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    seen: dict[str, Tensor] = {}
+
+    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+        seen[name] = y.float()
+
+    with watching({name: model.get_submodule(name) for name in units}, look):
+        return rows(model(x)).float(), seen
+
+
+@torch.no_grad()
+def _cost(piece: Workpiece, images: Tensor) -> Errors:
+    """Errors of the quantized network, a picture."""
+    with _quantizing(piece.model):
+        chunks = _parts(images)
+        parts = [torch.stack(_losses(piece, x)).double() * len(x) for x in chunks]
+    logits, inside = (torch.stack(parts).sum(0) / len(images)).tolist()
+    return logits, inside
+
+
+@contextmanager
+def _quantizing(model: nn.Module) -> Iterator[None]:
+    quantize(model)
+    try:
+        yield
+    finally:
+        dequantize(model)
+
+
+@torch.enable_grad()
+def _learn(piece: Workpiece, images: Tensor, scale: Errors, options: DistillOptions, key: str) -> bool:
+    """Change the network; whether every loss was finite."""
+    with _quantizing(piece.model):
+        student = _Student(piece.model, options)
+        try:
+            found = piece.scratch.known(key, student.kept(0), images.device)
+            start = student.give(found) if found else 0
+            if start:
+                log.info("distill: %d of %d iterations were done before", start, options.iterations)
+            for number in track(range(start, options.iterations), "distill", options.iterations - start):
+                generator = torch.Generator().manual_seed(_PRIME * options.seed + number)
+                some = images[torch.randperm(len(images), generator=generator)[: options.batch]]
+                for x in _parts(varied(some, generator)):
+                    logits, inside = _losses(piece, x)
+                    loss = (logits / scale[0] + inside / (scale[1] or 1.0)) * len(x) / len(some)
+                    if not loss.isfinite():
+                        return False
+                    student.feel(loss)
+                student.step(number + 1, left=(1 + math.cos(math.pi * number / options.iterations)) / 2)
+                if (number + 1) % _KEPT_EVERY == 0:
+                    piece.scratch.keep(key, student.kept(number + 1))
+        finally:
+            student.leave()
+    return True
+
+
+def varied(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Pictures [B, C, H, W], flipped or not, moved, and some mixed with another of the batch."""
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator).to(x.device)
+
+    x = torch.where(rand(len(x), 1, 1, 1) < 0.5, x.flip(-1), x)
+    most = min(x.shape[-2:]) // _MOVED
+    down, right = torch.randint(0, 2 * most + 1, (2,), generator=generator).tolist()
+    wide = nn.functional.pad(x, (most,) * 4, mode="reflect")
+    x = wide[..., down : down + x.shape[-2], right : right + x.shape[-1]]
+    share = _MIXED * rand(len(x), 1, 1, 1) * (rand(len(x), 1, 1, 1) < _MIXED)
+    return (1 - share) * x + share * x.roll(1, 0)
+
+
+class _Student:
+    """What of a network learns, by Adam's rule (Kingma and Ba, 2015)."""
+
+    def __init__(self, model: nn.Module, options: DistillOptions) -> None:
+        self.model = model
+        self.nodes = [node for node in enabled_in(model) if node.fixed is None and node.role is not Role.GEMM_WEIGHT]
+        floats = [each for each in model.parameters() if each.requires_grad]
+        for node in self.nodes:
+            node.learn_range()
+        ranges = [node.known_range for node in self.nodes]
+        self.least = [_SMALLEST * each.detach().abs().sum() for each in ranges]
+        self.parameters = ranges + floats
+        self.rates = [options.range_rate * _size(each) for each in ranges]
+        self.rates += [options.weight_rate * _size(each) if each.dim() > 1 else options.float_rate for each in floats]
+        self.gradients, self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in range(3))
+
+    def feel(self, loss: Tensor) -> None:
+        """Add the gradients of a part of the loss."""
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for total, gradient in zip(self.gradients, found, strict=True):
+            if gradient is not None:
+                total.add_(gradient)
+
+    @torch.no_grad()
+    def step(self, number: int, left: float) -> None:
+        """Step `number` down, from 1, at this share of the rates."""
+        once, twice = (1 - beta**number for beta in _BETAS)
+        every = zip(self.parameters, self.rates, self.gradients, self.means, self.squares, strict=True)
+        for parameter, rate, gradient, mean, square in every:
+            mean.lerp_(gradient, 1 - _BETAS[0])
+            square.lerp_(gradient.square(), 1 - _BETAS[1])
+            parameter.sub_(rate * left / once * mean / ((square / twice).sqrt() + _EPSILON))
+            gradient.zero_()
+        for node, least in zip(self.nodes, self.least, strict=True):
+            if node.symmetric:
+                node.known_amax.clamp_(min=least)
+            else:
+                node.keep_zero_point(least)
+
+    def kept(self, done: int) -> Values:
+        """All that the iterations after the first `done` depend on."""
+        return state_of(self.model) | self._moments() | {"done": torch.tensor(done)}
+
+    def give(self, values: Values) -> int:
+        """Be what was `kept`; how many iterations were done."""
+        give_state(self.model, values)
+        for name, own in self._moments().items():
+            own.copy_(values[name])
+        return int(values["done"])
+
+    def _moments(self) -> Values:
+        kinds = {"mean": self.means, "square": self.squares}
+        return {f"{kind} {number}": one for kind, many in kinds.items() for number, one in enumerate(many)}
+
+    def leave(self) -> None:
+        """Ranges are buffers again."""
+        for node in self.nodes:
+            node.freeze_range()
+
+
+def _parts(images: Tensor) -> Sequence[Tensor]:
+    return images.split(max(1, _VALUES // images[0].numel()))
+
+
+def _size(x: Tensor) -> float:
+    return x.detach().square().mean().sqrt().item()
+
+
+PASS = Pass(run, DistillOptions, of_ranges=True)

@@ -1,0 +1,134 @@
+"""Distillation: what it is worth on other pictures, what it leaves behind, and that it goes on where it was cut off."""
+
+import pytest
+import torch
+
+from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes import distill
+from swin_quant.quant.passes.distill import DistillOptions, run, varied
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import State, named_nodes
+
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+SHORT = DistillOptions(iterations=4, batch=4)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def pieced(tiny_model, images):
+    """make(kind, policy, bits) -> a calibrated piece of work."""
+
+    def make(kind="swin", policy="qdq", bits=4, scratch=Scratch()):  # noqa: B008
+        model = tiny_model(kind, **SMALL, **MORE[kind])
+        apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits))
+        calibrate(model, images.split(8))
+        return Workpiece(model, images[:24].split(8), units=units_of(model), exchanges=exchanges_of(model),
+                         outputs=outputs_of(model), scratch=scratch)  # fmt: skip
+
+    return make
+
+
+def sqnr(piece, images):
+    """dB of the logits of the quantized network against the original one."""
+    quantize(piece.model)
+    with torch.inference_mode():
+        found, expected = piece.model(images), piece.original(images)
+    dequantize(piece.model)
+    return distance(found, expected)[1]
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items()) and one.keys() == other.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
+    piece = pieced(kind)
+    before = sqnr(piece, images[24:])
+    note = run(piece, DistillOptions(iterations=15, batch=8))
+    assert sqnr(piece, images[24:]) > before + 0.5, note
+    assert "dB on pictures held out" in note
+
+
+@pytest.mark.parametrize("policy", ["ft-mode1", "cpu"])
+def test_nodes_are_off_and_ranges_keep_their_kind(policy, pieced):
+    piece = pieced(policy=policy, bits=8)
+    zero_points = {name: node.grid for name, node in enabled_nodes(piece.model).items()}
+    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+    distill._learn(piece, torch.cat(list(piece.images)), (1.0, 1.0), SHORT, "key")
+    assert not same(piece.model.state_dict(), before)
+    for name, node in named_nodes(piece.model).items():
+        assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
+        assert not node.enabled or node.grid == zero_points[name]
+
+
+def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):
+    states = []
+    for seed in (0, 0, 1):
+        piece = pieced()
+        run(piece, DistillOptions(iterations=1, batch=8, seed=seed))
+        states.append(piece.model.state_dict())
+    assert same(states[0], states[1]) and not same(states[0], states[2])
+
+
+def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(pieced, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(distill, "_KEPT_EVERY", 2)
+    whole = pieced()
+    note = run(whole, SHORT)
+    change, seen = varied, []
+
+    def cut_off(x, generator):
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(len(x))
+        return change(x, generator)
+
+    monkeypatch.setattr(distill, "varied", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(pieced(scratch=Scratch(tmp_path)), SHORT)
+    seen.clear()
+    piece = pieced(scratch=Scratch(tmp_path))
+    caplog.set_level("INFO")
+    assert run(piece, SHORT) == note
+    assert same(piece.model.state_dict(), whole.model.state_dict())
+    assert len(seen) == 2 and "2 of 4 iterations were done before" in caplog.text
+
+
+def test_what_is_no_better_or_not_finite_stays_what_it_was(pieced, monkeypatch):
+    for options, message in ((DistillOptions(iterations=2, batch=8, weight_rate=9.0), "no gain"),
+                             (SHORT, "not finite")):  # fmt: skip
+        if options is SHORT:
+            monkeypatch.setattr(distill, "varied", lambda x, generator: x * float("nan"))
+        piece = pieced()
+        before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+        assert message in run(piece, options)
+        assert same(piece.model.state_dict(), before)
+        assert all(node.state is State.OFF for node in named_nodes(piece.model).values())
+
+
+def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
+    for pictures in (torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)):
+        model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
+        calibrate(model, [pictures])
+        piece = Workpiece(model, [pictures], units=units_of(model))
+        before = sqnr(piece, pictures)
+        run(piece, DistillOptions(iterations=2))
+        assert sqnr(piece, pictures) > before - 0.1
+
+
+def test_variations_are_pictures_of_the_same_shape_and_within_the_same_values():
+    x = torch.rand(16, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    found = varied(x, torch.Generator().manual_seed(1))
+    assert found.shape == x.shape and found.min() >= x.min() and found.max() <= x.max()
+    assert not any(torch.equal(one, other) for one, other in zip(x, found, strict=True))
