@@ -1,7 +1,8 @@
 """What a calibration counted, as a small file: ranges for other bits or methods are searched in it, without pictures.
 
 A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
-[nodes, 2], of the values below zero and of all others. Files of before zero points have one row a node, of magnitudes.
+[nodes, 2], of the values below zero and of all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes
+of each picture, where they are known, else -1. Files of before zero points have one row a node, of magnitudes.
 It may come from elsewhere: shape, type and size of every part are known before it is unpacked.
 """
 
@@ -29,8 +30,8 @@ _MAGIC = b"\x93NUMPY\x01\x00"  # then two bytes of length and the text of the he
 _LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within int64
 
 
-def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
-    """The file's content: the same bytes for the same statistics."""
+def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, Sequence[float]] | None = None) -> bytes:
+    """The file's content: the same bytes for the same statistics. `peaks` of nodes, of as many pictures each."""
     signed = all(each.sides for each in statistics.values())
 
     def rows(of: Callable[[Statistics], Any]) -> list[Any]:
@@ -42,6 +43,9 @@ def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
         "width": np.array(rows(lambda side: side.width)),
         "largest": np.array(rows(lambda side: side.largest)),
     }
+    if peaks:
+        unknown = [-1.0] * len(next(iter(peaks.values())))
+        parts["peaks"] = np.array([peaks.get(name, unknown) for name in statistics], np.float32)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **parts)
     return buffer.getvalue()
@@ -68,6 +72,24 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
         return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
     sides = [[Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)] for i in range(n)]
     return {name: of_sides(*both) for name, both in zip(names, sides, strict=True)}
+
+
+def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> dict[str, list[float]]:
+    """The largest magnitude in each of the pictures, sorted, of those nodes of which the file has them.
+
+    SwinQuantError if it is damaged.
+    """
+    data = read_bounded(path, "statistics file", MAX_BYTES)
+    try:
+        with opened(io.BytesIO(data)) as archive:
+            if "peaks.npy" not in archive.namelist():
+                return {}
+            found = _part(archive, "peaks", np.float32, (len(names), pictures))
+        if not np.isfinite(found).all() or (np.diff(found) < 0).any():
+            raise ValueError("largest values of pictures are not numbers in order")
+    except ValueError as error:
+        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
+    return {name: row.tolist() for name, row in zip(names, found, strict=True) if pictures and row[0] >= 0}
 
 
 def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.spread import MOST
 from swin_quant.quant.standouts import Standout
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.tasks.advice import told
@@ -131,7 +132,8 @@ def calibrate_checkpoint(
 
 def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
     """Write checkpoint, statistics and card, in this order."""
-    counted = statistics_bytes(calibration.statistics) if calibration.statistics else None
+    peaks = calibration.peaks if calibration.pictures <= MOST else {}
+    counted = statistics_bytes(calibration.statistics, peaks) if calibration.statistics else None
     kept = path.with_suffix(SUFFIX)
     record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
     if card.calibration:

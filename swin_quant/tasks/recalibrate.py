@@ -16,7 +16,7 @@ from swin_quant.quant.calibration import Calibration, Method, set_ranges
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.quant.statistics_file import SUFFIX, read_statistics
+from swin_quant.quant.statistics_file import SUFFIX, read_peaks, read_statistics
 from swin_quant.tasks.advice import told
 from swin_quant.tasks.calibrate import Calibrated, calibrated_again, finish, found_by
 
@@ -65,7 +65,8 @@ def recalibrate(
             f"{statistics}: was written before signs were kept, and policy {policy.name} has zero points at "
             f"{listed(unsigned, 2)}: calibrate again, or give a symmetric ‹policy›"
         )
-    calibration = Calibration(searched["pictures"], counted, largest, ends=ends)
+    pictures = searched["pictures"]
+    calibration = Calibration(pictures, counted, largest, ends=ends, peaks=read_peaks(statistics, names, pictures))
     set_ranges(model, calibration, method)
     passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
     found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)

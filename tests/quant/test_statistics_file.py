@@ -12,7 +12,7 @@ from swin_quant.quant.histogram import BINS
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, of_sides
-from swin_quant.quant.statistics_file import MAX_BYTES, read_statistics, statistics_bytes
+from swin_quant.quant.statistics_file import MAX_BYTES, read_peaks, read_statistics, statistics_bytes
 
 NAMES = ["layers.0.a_quantizer", "layers.0.b_quantizer", "é"]
 
@@ -61,6 +61,22 @@ def test_both_sides_come_back_to_the_bit(tmp_path):
         for ours, theirs in zip((read, *read.sides), (rows[name], *rows[name].sides), strict=True):
             assert np.array_equal(ours.counts, theirs.counts)
             assert (ours.width, ours.largest) == (theirs.width, theirs.largest)
+
+
+def test_largest_values_of_pictures_come_back_where_they_were_known(tmp_path):
+    peaks = {NAMES[0]: [0.1, 0.5, 2.0], NAMES[2]: [0.0, 0.0, 0.0]}
+    rounded = {name: np.array(each, np.float32).tolist() for name, each in peaks.items()}
+    (tmp_path / "x.npz").write_bytes(statistics_bytes(counted(), peaks))
+    assert read_peaks(tmp_path / "x.npz", NAMES, 3) == rounded
+    assert read_statistics(tmp_path / "x.npz", NAMES).keys() == counted().keys()
+    assert read_peaks(file(tmp_path), NAMES, 3) == {}
+
+
+@pytest.mark.parametrize("values", [[1, 2], [2, 1, 3], [1, 2, np.nan]])
+def test_largest_values_of_pictures_are_checked(values, tmp_path):
+    path = file(tmp_path, peaks=np.array([values] * 3, np.float32))
+    with pytest.raises(SwinQuantError, match="calibrate again"):
+        read_peaks(path, NAMES, 3)
 
 
 def test_a_file_of_before_signs_were_kept_has_no_sides(tmp_path):
