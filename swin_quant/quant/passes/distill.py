@@ -171,7 +171,7 @@ class _Student:
             node.learn_range()
         ranges = [node.known_range for node in self.nodes]
         self.least = [_SMALLEST * each.detach().abs().sum() for each in ranges]
-        self.parameters = ranges + floats
+        self.parameters: list[Tensor] = [*ranges, *floats]
         self.rates = [options.range_rate * _size(each) for each in ranges]
         self.rates += [options.weight_rate * _size(each) if each.dim() > 1 else options.float_rate for each in floats]
         self.gradients, self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in range(3))
