@@ -122,10 +122,10 @@ def _quantizing(model: nn.Module) -> Iterator[None]:
 def _learn(piece: Workpiece, images: Tensor, scale: Errors, options: DistillOptions, key: str) -> bool:
     """Change the network; whether every loss was finite."""
     with _quantizing(piece.model):
-        student = _Student(piece.model, options)
+        learner = _Learner(piece.model, options)
         try:
-            found = piece.scratch.known(key, student.kept(0), images.device)
-            start = student.give(found) if found else 0
+            found = piece.scratch.known(key, learner.kept(0), images.device)
+            start = learner.give(found) if found else 0
             if start:
                 log.info("distill: %d of %d iterations were done before", start, options.iterations)
             for number in track(range(start, options.iterations), "distill", options.iterations - start):
@@ -136,12 +136,12 @@ def _learn(piece: Workpiece, images: Tensor, scale: Errors, options: DistillOpti
                     loss = (logits / scale[0] + inside / (scale[1] or 1.0)) * len(x) / len(some)
                     if not loss.isfinite():
                         return False
-                    student.feel(loss)
-                student.step(number + 1, left=(1 + math.cos(math.pi * number / options.iterations)) / 2)
+                    learner.feel(loss)
+                learner.step(number + 1, left=(1 + math.cos(math.pi * number / options.iterations)) / 2)
                 if (number + 1) % _KEPT_EVERY == 0:
-                    piece.scratch.keep(key, student.kept(number + 1))
+                    piece.scratch.keep(key, learner.kept(number + 1))
         finally:
-            student.leave()
+            learner.leave()
     return True
 
 
@@ -160,7 +160,7 @@ def varied(x: Tensor, generator: torch.Generator) -> Tensor:
     return (1 - share) * x + share * x.roll(1, 0)
 
 
-class _Student:
+class _Learner:
     """What of a network learns, by Adam's rule (Kingma and Ba, 2015)."""
 
     def __init__(self, model: nn.Module, options: DistillOptions) -> None:
