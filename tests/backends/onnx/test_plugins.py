@@ -13,6 +13,7 @@ import torch
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.backends.openvino import engine as openvino_engine
+from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.attention import attention
@@ -224,6 +225,8 @@ def test_compiled_attention(width, length, rounds, library):
 
 @pytest.mark.slow
 def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
+    if saturates("openvino"):
+        pytest.skip("linears saturate on this CPU")
     _, own = attending
     engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
     assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
