@@ -75,9 +75,9 @@ class Backend:
 
     `graph_per_shape`: its engine compiles a graph for each size of batch, and keeps `EngineOptions.graphs` of them.
 
-    `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives on the
-    engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by module, that
-    the export moved its tensors.
+    `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives of them
+    on the engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by
+    module, that the export moved its tensors.
     """
 
     name: str

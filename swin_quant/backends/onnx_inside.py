@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from swin_quant.backends.onnx_checks import infer_shapes
 from swin_quant.backends.onnx_file import MAX_FILE_BYTES, OnnxFile, read_model
 from swin_quant.base.errors import SwinQuantError
@@ -65,3 +67,8 @@ def modules_of(model: Any, pictures: str) -> dict[str, str]:
             found.pop(module, None)  # the order is that in which modules end
             found[module] = node.output[0]
     return found
+
+
+def of_images(tensor: Tensor, images: Tensor, batch: int | None) -> Tensor:
+    """Of what a file computes of a fixed `batch`, which zeros filled up, the rows that are of the images."""
+    return tensor[: len(tensor) * len(images) // batch] if batch and tensor.dim() else tensor

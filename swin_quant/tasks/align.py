@@ -155,7 +155,7 @@ def of_artifact(
         for module, tensor in look(images).items():
             back = restore.get(module, _as_it_is)
             if back is not None:
-                found[f"forward/{module}"] = back(tensor[: _rows(tensor, images, loaded.max_batch)])
+                found[f"forward/{module}"] = back(tensor)
         return {**found, **of_output(loaded(images))}
 
     quantized = is_quantized(artifact.record["precision"])
@@ -164,11 +164,6 @@ def of_artifact(
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _rows(tensor: Tensor, images: Tensor, batch: int | None) -> int:
-    """How many rows are of the images, in a tensor of a batch that was filled up."""
-    return len(tensor) * len(images) // batch if batch and tensor.dim() and len(tensor) % batch == 0 else len(tensor)
 
 
 def align(a: Side, b: Side, batches: Iterable[Tensor] = (), below: float | None = None) -> Differences:

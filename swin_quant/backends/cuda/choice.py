@@ -1,6 +1,7 @@
 """What the nodes of a model ask of the engine: its spec, or one line that says what no kernel does."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import LayerNorm, Swin
 from swin_quant.models.swin_v2 import WindowAttentionV2
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import settings_for
@@ -18,7 +20,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 EPSILON = 1e-5
 LARGEST_WINDOW = 32  # 1024 tokens: as many products as sums of int8 are exact for
 LARGEST_HEAD_DIM = 128
-CHANNELS = 32  # int8 products are taken in chunks of so many
+CHANNELS = 32  # products of bytes are taken in chunks of so many
 
 
 def version_of(model: Swin) -> int:
@@ -26,19 +28,20 @@ def version_of(model: Swin) -> int:
     return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
 
-def spec_for(model: nn.Module, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
+def spec_for(
+    model: nn.Module, precision: str = "int8", float_type: str = "float16", pixels: bool = False
+) -> NetworkSpec:
     """The spec of a model under the policy that was applied to it; with precision float, no node counts.
 
     UsageError for what is no Swin classifier, a geometry, or a policy that the engine does not run.
     """
     if not isinstance(model, Swin) or model.output_kind != LOGITS:
         raise UsageError("the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend")
-    version = version_of(model)
-    if precision == "float":
-        spec = NetworkSpec(model.geometry, version, float_type=float_type)
-    else:
-        spec = _of_nodes(model, version, float_type)
+    plain = NetworkSpec(model.geometry, version_of(model), float_type=float_type, pixels=pixels)
+    spec = plain if precision == "float" else _of_nodes(model, plain)
     check_geometry(spec)
+    if spec.pixels and spec.is_ft:
+        raise UsageError(f"‹uint8_input›: {spec.arithmetic} rounds normalised pictures: give ‹policy› cuda, or no pixels")
     if odd := [name for name, norm in model.named_modules() if isinstance(norm, LayerNorm) and norm.eps != EPSILON]:
         raise UsageError(f"the CUDA engine's norms have an epsilon of {EPSILON:g}: {listed(odd, 2)} have not")
     return spec
@@ -49,8 +52,8 @@ def check_geometry(spec: NetworkSpec) -> None:
     g = spec.geometry
     widest = max(spec.padded_head_dim(stage) for stage in range(len(g.depths)))
     reasons = {
-        f"EMBED_DIM {g.embed_dim}: int8 products need a multiple of {CHANNELS}": spec.int8 and g.embed_dim % CHANNELS,
-        f"MLP_RATIO {g.mlp_ratio}: int8 products need hidden channels in multiples of {CHANNELS}": spec.int8
+        f"EMBED_DIM {g.embed_dim}: {spec.format} products need a multiple of {CHANNELS}": spec.quantized and g.embed_dim % CHANNELS,
+        f"MLP_RATIO {g.mlp_ratio}: {spec.format} products need hidden channels in multiples of {CHANNELS}": spec.quantized
         and any(spec.hidden(stage) % CHANNELS for stage in range(len(g.depths))),
         f"WINDOW_SIZE {g.window}: at most {LARGEST_WINDOW}": g.window > LARGEST_WINDOW,
         f"heads of {widest} channels: at most {LARGEST_HEAD_DIM}": widest > LARGEST_HEAD_DIM,
@@ -61,8 +64,8 @@ def check_geometry(spec: NetworkSpec) -> None:
             raise UsageError(f"the CUDA engine cannot run this model: {reason}")
 
 
-def _of_nodes(model: Swin, version: int, float_type: str) -> NetworkSpec:
-    nodes = named_nodes(model)
+def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
+    nodes, version = named_nodes(model), plain.version
     enabled = {name: node for name, node in nodes.items() if node.enabled}
     if not enabled:
         raise UsageError("an int8 export needs a policy that quantizes something: give ‹policy› cuda")
@@ -71,30 +74,30 @@ def _of_nodes(model: Swin, version: int, float_type: str) -> NetworkSpec:
     if other := [name for name, node in enabled.items() if node.bits != 8]:
         bits = enabled[other[0]].bits
         raise UsageError(f"the CUDA engine multiplies int8 by int8: {listed(other, 2)} have {bits} bits; give 8")
-    if floating := [name for name, node in enabled.items() if node.format != "int8"]:
-        raise UsageError(f"the CUDA engine multiplies int8 by int8: {listed(floating, 2)} have another format")
+    if floating := [name for name, node in enabled.items() if node.format == FP8]:
+        if integer := [name for name, node in enabled.items() if node.format != FP8]:
+            raise UsageError(
+                "the CUDA engine multiplies in one format, int8 or fp8: the policy has "
+                f"{listed(floating, 1)} in fp8 and {listed(integer, 1)} in int8; give ‹policy› cuda or cuda-fp8"
+            )
     if narrow := [name for name, node in enabled.items() if node.narrow_range and node.role is not Role.GEMM_WEIGHT]:
         raise UsageError(f"the CUDA engine's int8 begins at -128: {listed(narrow, 2)} have a narrow range")
     for mode, name in INT8_MODES.items():
         wanted = {node for node, setting in settings_for(model, load_policy(name)).items() if setting.enabled}
-        if wanted == enabled.keys() and not any(node.per_channel for node in enabled.values()):
+        if wanted == enabled.keys() and not floating and not any(node.per_channel for node in enabled.values()):
             if version == 2 and mode == 2:
                 raise UsageError("Swin V2 under ft-mode2: FasterTransformer's kernels ignore it there; give ft-mode1")
-            return _all_int8(model.geometry, version, name)
-    spec = NetworkSpec(model.geometry, version, float_type=float_type)
-    int8 = frozenset(product for product in spec.products() if _is_int8(product, enabled, version))
-    known = {node for product in int8 for node in nodes_of(product, version)}
-    if others := [name for name in enabled if name not in known | _values(int8, enabled)]:
+            if plain.float_type != "float16":
+                raise UsageError(f"‹float_type› {plain.float_type}: {name} is FasterTransformer's, in float16")
+            return replace(plain, arithmetic=name, quantized=frozenset(plain.products()))
+    quantized = frozenset(product for product in plain.products() if _is_quantized(product, enabled, version))
+    known = {node for product in quantized for node in nodes_of(product, version)}
+    if others := [name for name in enabled if name not in known | _values(quantized, enabled)]:
         raise UsageError(
-            f"the CUDA engine rounds operands of products to int8 and nothing else: it cannot quantize "
+            f"the CUDA engine rounds operands of products and nothing else: it cannot quantize "
             f"{listed(others, 2)}; give ‹policy› cuda, or ft-mode1 for FasterTransformer's arithmetic"
         )
-    return NetworkSpec(model.geometry, version, int8=int8, float_type=float_type)
-
-
-def _all_int8(g: Geometry, version: int, arithmetic: str) -> NetworkSpec:
-    spec = NetworkSpec(g, version, arithmetic)
-    return NetworkSpec(g, version, arithmetic, frozenset(spec.products()))
+    return replace(plain, quantized=quantized, format=FP8 if floating else "int8")
 
 
 def nodes_of(product: str, version: int) -> tuple[str, ...]:
@@ -108,13 +111,13 @@ def nodes_of(product: str, version: int) -> tuple[str, ...]:
     return f"{product}._input_quantizer", f"{product}._weight_quantizer"
 
 
-def _values(int8: frozenset[str], enabled: Mapping[str, Quantizer]) -> set[str]:
-    """Nodes of values that are kept in int8 though their product is half: q, k and v are one tensor."""
-    of_attention = (product.removesuffix("q k") for product in int8 if product.endswith("q k"))
+def _values(quantized: frozenset[str], enabled: Mapping[str, Quantizer]) -> set[str]:
+    """Nodes of values that are kept in bytes though their product is half: q, k and v are one tensor."""
+    of_attention = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
     return {f"{at}matmul_v_input_quantizer" for at in of_attention} & enabled.keys()
 
 
-def _is_int8(product: str, enabled: Mapping[str, Quantizer], version: int) -> bool:
+def _is_quantized(product: str, enabled: Mapping[str, Quantizer], version: int) -> bool:
     """Whether all operands of a product are. UsageError for one of two."""
     first, second = nodes_of(product, version)
     if product.endswith("a v"):
@@ -124,5 +127,5 @@ def _is_int8(product: str, enabled: Mapping[str, Quantizer], version: int) -> bo
         return first in enabled and second in enabled
     if (first in enabled) != (second in enabled):
         one, other = (first, second) if first in enabled else (second, first)
-        raise UsageError(f"the CUDA engine multiplies int8 by int8: quantize {other} as well as {one}, or neither")
+        raise UsageError(f"the CUDA engine has no product of two types: quantize {other} as well as {one}, or neither")
     return first in enabled

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
+from swin_quant.base.errors import UsageError
+
 TARGETS = (80, 86, 89, 90, 100, 120)
+OLDEST_FLOAT8 = 89
 _TYPES = {
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.bool: "i1",
@@ -102,6 +105,11 @@ class CompiledKernel:
         """Whether products run in int8 on tensor cores."""
         return bool({"IMMA", "IGMMA", "UTCIMMA"} & self.mma.keys())
 
+    @property
+    def float8(self) -> bool:
+        """Whether products run in float8 on tensor cores."""
+        return bool({"QMMA", "QGMMA", "UTCQMMA"} & self.mma.keys())
+
 
 @contextmanager
 def recorded() -> Iterator[list[KernelCall]]:
@@ -155,7 +163,12 @@ def _type(value: Any) -> str:
 
 
 def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
-    """Compile a call for a GPU of that compute capability and read its machine code. It is kept in Triton's cache."""
+    """Compile a call for a GPU of that compute capability and read its machine code. It is kept in Triton's cache.
+
+    UsageError for float8 on a GPU of before 8.9, which has none.
+    """
+    if capability < OLDEST_FLOAT8 and "*fp8e4nv" in dict(call.types).values():
+        raise UsageError(f"{call.name}: float8 needs compute capability 8.9, not {capability // 10}.{capability % 10}")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 

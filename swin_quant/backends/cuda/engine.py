@@ -14,13 +14,16 @@ from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.roofline import Machine, gpus, load_machine
+from swin_quant.quant.fake_quant import FP8
 
 NAME = "cuda"
 REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # on a CPU
-OLDEST = (8, 0)  # compute capability of the first tensor cores that the kernels are compiled for
+OLDEST = {"int8": (8, 0), FP8: (8, 9)}  # compute capability of the first tensor cores that kernels are compiled for
+_WHAT = {"int8": "the CUDA engine", FP8: "float8"}
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
@@ -40,6 +43,10 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         library("triton", NAME)
     network = read_network(artifact.file)
     spec, largest = network.spec, _largest_batch(artifact)
+    if device.type == "cuda":
+        check_gpu(spec.format)
+    if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):
+        raise SwinQuantError(f"{artifact.file}: prepares pictures otherwise than its run card does; export again")
     if options.float_type not in (None, spec.float_type):
         raise UsageError(
             f"‹float_type› {options.float_type}: {artifact.file} was exported with {spec.float_type}: export it again"
@@ -72,14 +79,15 @@ def machine_here() -> Machine:
     return min(known.values(), key=lambda machine: abs(gpu_of(machine).capability - (10 * major + minor)))
 
 
-def check_gpu() -> None:
-    """UsageError unless torch finds a GPU that the kernels run on."""
+def check_gpu(format: str = "int8") -> None:
+    """UsageError unless torch finds a GPU that the kernels of operands of `format` run on."""
     if not torch.cuda.is_available():
         raise UsageError("‹device› cuda: torch finds no GPU here: on a CPU (‹device› cpu) the engine is emulated")
-    found = torch.cuda.get_device_capability()
-    if found < OLDEST:
-        named, have, need = torch.cuda.get_device_name(), *(f"{major}.{minor}" for major, minor in (found, OLDEST))
-        raise UsageError(f"{named}: is of compute capability {have}, and the CUDA engine needs {need} or above")
+    found, oldest = torch.cuda.get_device_capability(), OLDEST[format]
+    if found < oldest:
+        named, have, need = torch.cuda.get_device_name(), *(f"{major}.{minor}" for major, minor in (found, oldest))
+        remedy = ": export with ‹policy› cuda, in int8" if found >= OLDEST["int8"] else ""
+        raise UsageError(f"{named}: is of compute capability {have}, and {_WHAT[format]} needs {need} or above{remedy}")
 
 
 def products_of(network: Network) -> dict[str, str]:

@@ -13,6 +13,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
+from swin_quant.data.preprocess import SQUARE, Preprocess
 from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.layers import Swin
 
@@ -24,12 +25,14 @@ _STREAMS = ("layernorm_input1", "layernorm_input2", "add1_residual", "add1_local
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """`precision` int8 or float; `float_type`, float16 or bfloat16, is that of the residual stream, and with precision
-    float of all products. `batch` is the most pictures that a call takes."""
+    """`precision` int8 (or what the policy has, float8) or float; `float_type`, float16 or bfloat16, is that of the
+    residual stream, and with precision float of all products. `batch` is the most pictures that a call takes.
+    `uint8_input`: pictures are uint8 [batch, S, S, 3], as they are decoded, and the patch embedding normalises them."""
 
     precision: str = "int8"
     float_type: str = "float16"
     batch: int = LARGEST_BATCH
+    uint8_input: bool = False
 
     def __post_init__(self) -> None:
         if self.float_type not in HALF_TYPES:
@@ -49,8 +52,11 @@ def export(
     UsageError for a policy or a geometry that the engine does not run; SwinQuantError for ranges that are missing, and
     values that overflow float16.
     """
-    spec = spec_for(model, options.precision, options.float_type)
+    spec = spec_for(model, options.precision, options.float_type, options.uint8_input)
     assert isinstance(model, Swin)
+    preprocess = Preprocess.from_dict(card.preprocess) if spec.pixels else None
+    if preprocess and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):
+        raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
     beyond = card.calibration["beyond_half"] if card.calibration else []
     if streams := [node for node in beyond if node.rpartition(".")[2].startswith(_STREAMS)]:
         if options.float_type == "float16":
@@ -58,9 +64,10 @@ def export(
                 f"calibration saw values beyond float16 (65504) in {listed(streams, 2)}, where the CUDA engine keeps "
                 "its residual stream: give ‹float_type› bfloat16"
             )
-    network = pack(model, spec)
-    precision = "int8" if options.precision == "int8" else options.float_type
-    file = ensure_writable_dir(folder) / f"{card.name}_{precision}_cuda.safetensors"
+    network = pack(model, spec, preprocess)
+    precision = spec.format if options.precision == "int8" else options.float_type
+    words = [card.name, precision, *(["uint8"] if spec.pixels else []), BACKEND]
+    file = ensure_writable_dir(folder) / f"{'_'.join(words)}.safetensors"
     card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
     write_network(network, file)
     made = asdict(options) | {"arithmetic": spec.arithmetic}

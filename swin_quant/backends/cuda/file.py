@@ -16,16 +16,18 @@ from torch import Tensor
 
 from swin_quant.backends.cuda.choice import check_geometry
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.network import Network
+from swin_quant.backends.cuda.network import Network, is_finite
 from swin_quant.backends.cuda.spec import ARITHMETICS, NetworkSpec
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.base.schema import checked, counted, one_of, within
 from swin_quant.checkpoint import read_state_dict
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.geometry import Geometry
+from swin_quant.quant.fake_quant import FORMATS
 
-SCHEMA = "swin-quant/cuda/1"
+SCHEMA = "swin-quant/cuda/2"
 _KEY = "swin_quant"
 _MOST_STAGES, _MOST_BLOCKS, _LARGEST = 16, 256, 65536
 _Size = Annotated[int, within(least=1, most=_LARGEST)]
@@ -33,13 +35,15 @@ _Blocks = Annotated[list[Annotated[int, within(least=1, most=_MOST_BLOCKS)]], co
 
 
 class PackedHeader(TypedDict):
-    """What the tensors are those of."""
+    """What the tensors are those of. `preprocess`: how pixels are normalised, None where pictures come so."""
 
     schema: str
     version: Annotated[int, within(least=1, most=2)]
     arithmetic: Annotated[str, one_of(ARITHMETICS)]
     float_type: Annotated[str, one_of(tuple(HALF_TYPES))]
-    int8: list[str]
+    quantized: list[str]
+    format: Annotated[str, one_of(FORMATS)]
+    preprocess: dict[str, Any] | None
     geometry: dict[str, Any]
 
 
@@ -65,26 +69,30 @@ def write_network(network: Network, path: Path) -> None:
         version=spec.version,
         arithmetic=spec.arithmetic,
         float_type=spec.float_type,
-        int8=sorted(spec.int8),
+        quantized=sorted(spec.quantized),
+        format=spec.format,
+        preprocess=network.preprocess.to_dict() if network.preprocess else None,
         geometry=asdict(spec.geometry),
     )
     scalars = {name: torch.tensor(value, dtype=torch.float32) for name, value in network.scalars.items()}
-    atomic_write_bytes(path, save(network.tensors | scalars, {"format": "pt", _KEY: json.dumps(header)}))
+    stored = {name: tensor.view(_stored_as(tensor.dtype)) for name, tensor in network.tensors.items()}
+    atomic_write_bytes(path, save(stored | scalars, {"format": "pt", _KEY: json.dumps(header)}))
 
 
 def read_network(path: Path) -> Network:
     """The network of a file. SwinQuantError names what is missing, wrong, or not ours."""
     state, _ = read_state_dict(path)
-    spec = _spec(path, _header(path))
+    header = _header(path)
+    spec, preprocess = _spec(path, header), _preprocess(path, header)
     program = program_of(spec, 1)
     expected = {name: (packed.dtype, packed.shape) for name, packed in program.packed.items()}
     expected |= {name: (torch.float32, ()) for name in program.scalars}
     if strange := sorted(state.keys() ^ expected.keys()):
         raise SwinQuantError(f"{path}: missing or unknown tensors: {listed(strange, 3)}; export again")
     for name, (dtype, shape) in expected.items():
-        _check(path, name, state[name], dtype, shape)
+        state[name] = _checked(path, name, state[name], dtype, shape)
     scalars = {name: state[name].item() for name in program.scalars}
-    return Network(spec, {name: state[name] for name in program.packed}, scalars)
+    return Network(spec, {name: state[name] for name in program.packed}, scalars, preprocess)
 
 
 def _header(path: Path) -> PackedHeader:
@@ -99,11 +107,31 @@ def _header(path: Path) -> PackedHeader:
     return checked(PackedHeader, header, str(path))
 
 
+def _preprocess(path: Path, header: PackedHeader) -> Preprocess | None:
+    if header["preprocess"] is None:
+        return None
+    try:
+        preprocess = Preprocess.from_dict(header["preprocess"])
+    except SwinQuantError as error:
+        raise SwinQuantError(f"{path}: {error}") from error
+    if preprocess.size != header["geometry"]["image_size"] or header["geometry"]["in_chans"] != len(preprocess.mean):
+        raise SwinQuantError(f"{path}: preprocess is of other pictures than geometry; export again")
+    return preprocess
+
+
 def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
     sizes = {key: header["geometry"].get(key) for key in _Sizes.__annotations__}
     checked(_Sizes, sizes, str(path), "geometry")
     g: Geometry = checked(Geometry, header["geometry"], str(path), "geometry")
-    spec = NetworkSpec(g, header["version"], header["arithmetic"], frozenset(header["int8"]), header["float_type"])
+    spec = NetworkSpec(
+        g,
+        header["version"],
+        header["arithmetic"],
+        frozenset(header["quantized"]),
+        header["float_type"],
+        header["format"],
+        pixels=header["preprocess"] is not None,
+    )
     if not _is_a_swin(g):
         raise SwinQuantError(f"{path}: geometry: no Swin has these sizes; export again")
     try:
@@ -111,10 +139,10 @@ def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
     except UsageError as error:
         raise SwinQuantError(f"{path}: {error}") from error
     products = set(spec.products())
-    lone = [name for name in spec.int8 if name.endswith("a v") and name.removesuffix("a v") + "q k" not in spec.int8]
-    if strange := sorted((spec.int8 - products) | set(lone)):
-        raise SwinQuantError(f"{path}: int8 names products that this Swin has not: {listed(strange, 2)}; export again")
-    if spec.is_ft and (spec.int8 != products or (spec.version, spec.arithmetic) == (2, "ft-mode2")):
+    lone = [name for name in spec.quantized if name.endswith("a v") and name.removesuffix("a v") + "q k" not in spec.quantized]
+    if strange := sorted((spec.quantized - products) | set(lone)):
+        raise SwinQuantError(f"{path}: quantized names products that this Swin has not: {listed(strange, 2)}; export again")
+    if spec.is_ft and (spec.quantized != products or (spec.format, spec.pixels) != ("int8", False) or (spec.version, spec.arithmetic) == (2, "ft-mode2")):
         raise SwinQuantError(f"{path}: {spec.arithmetic} has no such products; export again")
     return spec
 
@@ -129,11 +157,20 @@ def _is_a_swin(g: Geometry) -> bool:
     )
 
 
-def _check(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
-        found, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
+def _stored_as(dtype: torch.dtype) -> torch.dtype:
+    """Float8 lies in the file as bytes: a type that every reader of checkpoints knows."""
+    return torch.uint8 if dtype == torch.float8_e4m3fn else dtype
+
+
+def _checked(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The tensor in its own type."""
+    stored = _stored_as(dtype)
+    if tensor.dtype is not stored or tuple(tensor.shape) != shape:
+        found, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, stored))
         raise SwinQuantError(
             f"{path}: {name} is {found} {list(tensor.shape)}, must be {wanted} {list(shape)}; export again"
         )
-    if tensor.is_floating_point() and not tensor.isfinite().all():
+    tensor = tensor.view(dtype)
+    if not is_finite(tensor):
         raise SwinQuantError(f"{path}: {name} holds NaN or Inf; export again")
+    return tensor

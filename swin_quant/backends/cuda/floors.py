@@ -98,9 +98,9 @@ def _needed(name: str, after: Sequence[Launch]) -> bool:
 
 def _peak(products: str, machine: Machine, fp8: bool) -> float:
     """Operations a second. Products in float32 are the head's alone: they get the peak of half precision."""
-    if products != "int8":
+    if products not in ("int8", "fp8"):
         return machine.float_tflops * 1e12
-    if not fp8:
+    if products == "int8" and not fp8:
         return machine.int8_tops * 1e12
     return (gpu_of(machine).fp8_tflops or nan) * 1e12
 

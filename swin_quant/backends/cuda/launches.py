@@ -1,6 +1,7 @@
 """From what a network computes to the launch list of a batch: one function a part, in the order of the forward.
 
-Activations between launches are int8 or half by which products are int8; the residual stream `x` is half throughout.
+Activations between launches are int8 (or float8) or half by which products are quantized; the residual stream `x` is
+half throughout.
 Tokens go through attention in the order of windows: the norm in front gathers them, the projection scatters them.
 """
 
@@ -18,6 +19,7 @@ EPSILON = 1e-5  # of torch's LayerNorm, and so of the models
 FT_BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}  # inside blocks; FasterTransformer's others have 1e-6
 FT_EPSILON = 1e-6
 FT_UNIT_EPSILON = 1e-6  # of the squared length of q and k
+LARGEST_PIXEL = 255
 
 
 def program_of(spec: NetworkSpec, batch: int) -> Program:
@@ -34,7 +36,9 @@ class _Writer:
 
     def program(self) -> Program:
         g = self.g
-        images = self._buffer("images", self.spec.half, self.batch, g.in_chans, g.image_size, g.image_size)
+        sides = g.image_size, g.image_size
+        shape = (self.batch, *sides, g.in_chans) if self.spec.pixels else (self.batch, g.in_chans, *sides)
+        images = self._buffer("images", torch.uint8 if self.spec.pixels else self.spec.half, *shape)
         x = self._patch_embed(images)
         for stage, depth in enumerate(g.depths):
             for block in range(depth):
@@ -65,6 +69,7 @@ class _Writer:
             out=x,
             positions=self._packed("absolute_pos_embed", torch.float32, tokens, g.embed_dim) if g.ape else None,
             half_steps=self.spec.is_ft,
+            scale=1 / LARGEST_PIXEL if self.spec.pixels else 1.0,
         )
         return x
 
@@ -182,14 +187,14 @@ class _Writer:
         """From tokens to the context, both in the order of windows."""
         heads, width, rows = self.g.heads[stage], self.spec.attention_width(stage), self._tokens(stage)
         layer, length, v2, ft = f"{at}attn.qkv", windows.tokens, self.spec.version == 2, self.spec.is_ft
-        int8, weighs_int8 = (f"{at}attn.{product}" in self.spec.int8 for product in ("q k", "a v"))
-        qkv = self._buffer(f"{layer}.output", torch.int8 if int8 else self.spec.half, rows, 3 * width)
+        quantized, weighs = (f"{at}attn.{product}" in self.spec.quantized for product in ("q k", "a v"))
+        qkv = self._buffer(f"{layer}.output", self.spec.operand if quantized else self.spec.half, rows, 3 * width)
         self._gemm(
-            "unit" if v2 else "quantize" if int8 else "half",
+            "unit" if v2 else "quantize" if quantized else "half",
             tokens,
             layer,
             qkv,
-            levels=self._vector(f"{layer}.levels", 3 * width) if int8 else None,
+            levels=self._vector(f"{layer}.levels", 3 * width) if quantized else None,
             lengths=self._vector(f"{at}attn.lengths", 3 * width) if v2 else None,
             before=self._packed(f"{layer}.before", torch.float32, 2, 3 * width) if v2 and ft else None,
             head_dim=self.spec.padded_head_dim(stage),
@@ -199,14 +204,14 @@ class _Writer:
             "attention",
             f"{at}attn",
             operations=4 * rows * length * width,
-            products="int8" if int8 else self.spec.float_type,
+            products=self.spec.kind(f"{at}attn.q k"),
             qkv=qkv,
             out=context,
             windows=windows,
             heads=heads,
             logits_scale=ScalarRef(f"{at}attn.logits_scale"),
             position_bias=self._packed(f"{at}attn.position_bias", self.spec.half, heads, length, length),
-            softmax_levels=ScalarRef(f"{at}attn.softmax_levels") if weighs_int8 else None,
+            softmax_levels=ScalarRef(f"{at}attn.softmax_levels") if weighs else None,
             context_scale=ScalarRef(f"{at}attn.context_scale"),
         )
         return context
@@ -232,7 +237,7 @@ class _Writer:
             products=self.spec.kind(layer),
             a=a,
             w=self._packed(f"{layer}.weight", dtype, n, k),
-            scale=self._vector(f"{layer}.scale", n) if dtype is torch.int8 and not table else None,
+            scale=self._vector(f"{layer}.scale", n) if layer in self.spec.quantized and not table else None,
             bias=self._vector(f"{layer}.bias", n) if biased and not table else None,
             epilogue=self._epilogue(kind, layer, head_dim),
             out=out,
@@ -268,11 +273,11 @@ class _Writer:
 
     def _type(self, layer: str) -> torch.dtype:
         """That of a layer's operands."""
-        return torch.int8 if layer in self.spec.int8 else self.spec.half
+        return self.spec.operand if layer in self.spec.quantized else self.spec.half
 
     def _levels(self, layer: str) -> ScalarRef | None:
         """By which a layer's input is multiplied before it is rounded; None if it is not."""
-        return ScalarRef(f"{layer}.input_levels") if layer in self.spec.int8 else None
+        return ScalarRef(f"{layer}.input_levels") if layer in self.spec.quantized else None
 
     def _input_of(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
         """What a linear of a block reads, of as many channels as the stage has if None."""

@@ -9,24 +9,37 @@ from swin_quant.backends.cuda.ft_packing import FtPacking
 from swin_quant.backends.cuda.packing import Packing
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin
 
 
 @dataclass(frozen=True)
 class Network:
-    """`tensors` and `scalars` by the names that the launches of `spec` have for them, on the CPU."""
+    """`tensors` and `scalars` by the names that the launches of `spec` have for them, on the CPU.
+
+    `preprocess`: of a network that takes pixels, how it normalises them.
+    """
 
     spec: NetworkSpec
     tensors: dict[str, Tensor] = field(repr=False)
     scalars: dict[str, float] = field(repr=False)
+    preprocess: Preprocess | None = None
 
 
 @torch.no_grad()
-def pack(model: Swin, spec: NetworkSpec) -> Network:
-    """The tensors of a calibrated model. SwinQuantError for a node without a range, and for what overflows a half."""
-    packing = FtPacking(model, spec) if spec.is_ft else Packing(model, spec)
+def pack(model: Swin, spec: NetworkSpec, preprocess: Preprocess | None = None) -> Network:
+    """The tensors of a calibrated model; `preprocess` for a spec that takes pixels, which its weights then normalise.
+
+    SwinQuantError for a node without a range, and for what overflows a half.
+    """
+    packing = FtPacking(model, spec) if spec.is_ft else Packing(model, spec, preprocess)
     packing.whole()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in packing.tensors.items()}
-    if beyond := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+    if beyond := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         raise SwinQuantError(f"{listed(beyond, 2)}: NaN, or beyond {spec.float_type}: the CUDA engine cannot run this")
-    return Network(spec, tensors, packing.scalars)
+    return Network(spec, tensors, packing.scalars, preprocess)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor of any type holds neither NaN nor Inf; torch cannot ask a float8 itself."""
+    return bool(tensor.float().isfinite().all() if tensor.is_floating_point() else True)

@@ -1,4 +1,4 @@
-"""From a model to packed tensors: int8 weights in rows of their operands, scales folded into as few as can be.
+"""From a model to packed tensors: quantized weights in rows of their operands, scales folded into as few as can be.
 
 Heads are filled up with zeros to the width that the kernels take: rows of q, k and v, columns of the projection.
 """
@@ -10,26 +10,30 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE
-from swin_quant.quant.fake_quant import TINY_AMAX
+from swin_quant.quant.fake_quant import TINY_AMAX, grid, round_to_grid_
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import named_nodes
 
 
 class Packing:
-    """Arithmetic `cuda`: int8 operands, everything else float. `whole` fills `tensors` and `scalars`."""
+    """Arithmetic `cuda`: int8 or float8 operands, everything else float. `whole` fills `tensors` and `scalars`.
 
-    def __init__(self, model: Swin, spec: NetworkSpec) -> None:
-        self.model, self.spec, self.nodes = model, spec, named_nodes(model)
+    `preprocess`: how pictures are normalised, for a spec that takes pixels.
+    """
+
+    def __init__(self, model: Swin, spec: NetworkSpec, preprocess: Preprocess | None = None) -> None:
+        self.model, self.spec, self.preprocess, self.nodes = model, spec, preprocess, named_nodes(model)
+        self.largest = grid(8, format=spec.format)[1]
         self.tensors: dict[str, Tensor] = {}
         self.scalars: dict[str, float] = {}
 
     def whole(self) -> None:
         """Every part of the network."""
         model: Any = self.model
-        self._half("patch_embed.proj.weight", model.patch_embed.proj.weight.flatten(1))
-        self._float("patch_embed.proj.bias", model.patch_embed.proj.bias)
+        self.patch_embedding(model.patch_embed.proj)
         if self.spec.geometry.patch_norm:
             self.norm("patch_embed.norm", model.patch_embed.norm)
         if model.absolute_pos_embed is not None:
@@ -44,6 +48,21 @@ class Packing:
         self._float("head.weight", model.head.weight)
         self._float("head.bias", model.head.bias)
 
+    def patch_embedding(self, layer: Any) -> None:
+        """Its weight and bias; for pixels with their normalisation, but for the 255 that sums are divided by.
+
+        The mean is taken from the bias by the weights as they are rounded to half: what is left of the rounding is that
+        of weights alone, as it is without.
+        """
+        weight, bias = layer.weight.double(), layer.bias.double()
+        if self.preprocess:
+            mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in
+                         (self.preprocess.mean, self.preprocess.std))  # fmt: skip
+            weight = (weight / std).to(self.spec.half).double()
+            bias = bias - (weight * mean).sum((1, 2, 3))
+        self._half("patch_embed.proj.weight", weight.flatten(1))
+        self._float("patch_embed.proj.bias", bias)
+
     def block(self, at: str, block: Any, stage: int) -> None:
         """One block, whose names begin with `at`."""
         self.norm(f"{at}norm1", block.norm1)
@@ -57,7 +76,7 @@ class Packing:
         """Weight, scale of the sums, bias, and what its input is multiplied by; `stage` is that of its heads."""
         bias, scale = layer.effective_bias(), None
         weight = layer.weight.float()
-        if name in self.spec.int8:
+        if name in self.spec.quantized:
             weight, scale = self.quantized(name, layer)
             if not name.endswith("attn.proj"):  # attention has that in its own scale
                 self.scalars[f"{name}.input_levels"] = self.levels(f"{name}._input_quantizer")
@@ -69,19 +88,19 @@ class Packing:
             scale = None if scale is None else self.padded(scale, stage)
         if name.endswith("attn.proj"):
             weight = self.padded(weight.T, stage).T
-        self.tensors[f"{name}.weight"] = weight.to(torch.int8 if name in self.spec.int8 else self.spec.half)
+        self.tensors[f"{name}.weight"] = weight.to(self.spec.operand if name in self.spec.quantized else self.spec.half)
         if scale is not None:
             self._float(f"{name}.scale", scale)
         if bias is not None:
             self._float(f"{name}.bias", bias)
 
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
-        """Whole numbers [N, K], and the float64 [N] that an int32 sum is multiplied with."""
+        """Levels [N, K], and the float64 [N] that a sum of their products is multiplied with."""
         node = layer._weight_quantizer
         amax = node.range_for(layer.weight).double().reshape(-1).expand(len(layer.weight))
-        step = torch.where(amax > TINY_AMAX, amax / 127, 0.0)
+        step = torch.where(amax > TINY_AMAX, amax / self.largest, 0.0)
         levels = layer.weight.double() / torch.where(step > 0, step, torch.inf)[:, None]
-        return levels.round().clamp(*node.grid), step * self.step(f"{name}._input_quantizer")
+        return round_to_grid_(levels, *node.grid), step * self.step(f"{name}._input_quantizer")
 
     def attention(self, at: str, attn: Any, stage: int) -> None:
         """Scales of the two products, position biases, and in V2 the lengths of q and k."""
@@ -100,13 +119,13 @@ class Packing:
         q, k = (f"{at}{'mha' if self.spec.version == 2 else 'matmul'}_{x}_input_quantizer" for x in "qk")
         a, v, result = (f"{at}{x}_input_quantizer" for x in ("matmul_a", "matmul_v", "proj."))
         logits, context = self.own_scale(attn), 1.0
-        if f"{at}q k" in self.spec.int8:
+        if f"{at}q k" in self.spec.quantized:
             self.levels_of_qkv(at, [self.levels(q), self.levels(k), self.levels(v)], stage)
             logits, context = logits * self.step(q) * self.step(k), self.step(v)
-        if f"{at}a v" in self.spec.int8:
+        if f"{at}a v" in self.spec.quantized:
             self.scalars[f"{at}softmax_levels"] = self.levels(a)
             context *= self.step(a)
-        return logits, context * (self.levels(result) if f"{at}proj" in self.spec.int8 else 1.0)
+        return logits, context * (self.levels(result) if f"{at}proj" in self.spec.quantized else 1.0)
 
     def own_scale(self, attn: Any) -> float:
         """What the model multiplies logits with; V2's is in the length of q."""
@@ -138,14 +157,14 @@ class Packing:
         return torch.cat([heads, heads.new_zeros(len(heads), short, *heads.shape[2:])], dim=1).flatten(0, 1)
 
     def step(self, node: str) -> float:
-        """From int8 to real; 0 for a range that makes everything zero, as in fake-quant."""
+        """From a level to a real value; 0 for a range that makes everything zero, as in fake-quant."""
         amax = self.amax(node)
-        return amax / 127 if amax > TINY_AMAX else 0.0
+        return amax / self.largest if amax > TINY_AMAX else 0.0
 
     def levels(self, node: str) -> float:
-        """From real to int8."""
+        """From a real value to its level."""
         amax = self.amax(node)
-        return 127 / amax if amax > TINY_AMAX else 0.0
+        return self.largest / amax if amax > TINY_AMAX else 0.0
 
     def amax(self, node: str) -> float:
         """SwinQuantError for one that was never calibrated."""

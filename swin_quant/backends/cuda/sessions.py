@@ -24,19 +24,19 @@ class HostSession:
     """A network on the CPU: correct, not fast."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.device = network, torch.device("cpu")
+        self.network, self.device, self.tensors = network, torch.device("cpu"), network.tensors
         self._bound: OrderedDict[int, Bound] = OrderedDict()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures."""
-        check_pictures(self.network, images)
+        given = as_input(self.network, images)
         if (batch := len(images)) not in self._bound:
             while len(self._bound) >= _KEPT:
                 self._bound.popitem(last=False)
             program = program_of(self.network.spec, batch)
-            self._bound[batch] = bind(program, self.network.tensors, self.network.scalars, self.device)
+            self._bound[batch] = bind(program, self.tensors, self.network.scalars, self.device)
         bound = self._bound[batch]
-        bound.images.copy_(images)
+        bound.images.copy_(given)
         bound()
         return bound.logits.clone().to(images.device)
 
@@ -66,7 +66,7 @@ class GraphSession:
         machine: Machine | None = None,
     ) -> None:
         self.network, self.device, self.largest, self.tuned, self.machine = network, device, largest, tuned, machine
-        self._tensors = self._on_gpu(
+        self.tensors = self._on_gpu(
             lambda: {name: tensor.to(device) for name, tensor in network.tensors.items()},
             "the weights",
             sum(tensor.nbytes for tensor in network.tensors.values()),
@@ -74,13 +74,16 @@ class GraphSession:
         self._captured: dict[int, Captured] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures."""
-        check_pictures(self.network, images)
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures.
+
+        A network that takes pixels takes them as they are, too: uint8 [B, S, S, in], nothing else is copied.
+        """
+        given = as_input(self.network, images)
         count, captured = len(images), self.captured(len(images))
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
             stream.wait_event(captured.done)
-            captured.bound.images[:count].copy_(images, non_blocking=True)
+            captured.bound.images[:count].copy_(given, non_blocking=True)
             captured.graph.replay()
             logits = captured.bound.logits[:count].clone()
             captured.done.record(stream)
@@ -92,7 +95,7 @@ class GraphSession:
         if size not in self._captured:
             program = fused_program(self.network.spec, size, self.machine, self.tuned)
             self._captured[size] = self._on_gpu(
-                lambda: self._capture(bind(program, self._tensors, self.network.scalars, self.device, self.tuned)),
+                lambda: self._capture(bind(program, self.tensors, self.network.scalars, self.device, self.tuned)),
                 f"a batch of {size}",
                 program.nbytes,
             )
@@ -132,10 +135,17 @@ def sizes(largest: int) -> list[int]:
     return [step for step in steps if step < largest] + [largest]
 
 
-def check_pictures(network: Network, images: Tensor) -> None:
-    """UsageError for pictures of another size than the network takes."""
-    g = network.spec.geometry
-    wanted = (g.in_chans, g.image_size, g.image_size)
+def as_input(network: Network, images: Tensor) -> Tensor:
+    """Pictures float [B, in, S, S] as the network takes them: as they are, or the pixels that they were normalised from.
+
+    Pixels, uint8 [B, S, S, in], are taken by a network of such. UsageError for pictures of another size or type.
+    """
+    g, is_pixels = network.spec.geometry, images.dtype == torch.uint8
+    sides = g.image_size, g.image_size
+    wanted = (*sides, g.in_chans) if is_pixels else (g.in_chans, *sides)
     if tuple(images.shape[1:]) != wanted:
         given, takes = (" x ".join(map(str, shape)) for shape in (images.shape[1:], wanted))
         raise UsageError(f"the engine takes pictures of {takes}, not {given}")
+    if is_pixels and network.preprocess is None:
+        raise UsageError("the engine takes normalised pictures, not pixels: export with ‹uint8_input›")
+    return images if is_pixels or network.preprocess is None else network.preprocess.pixels(images)

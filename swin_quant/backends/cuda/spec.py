@@ -1,15 +1,16 @@
-"""What the engine is to compute, without a single weight: geometry, arithmetic, and which products are int8.
+"""What the engine is to compute, without a single weight: geometry, arithmetic, and which products are quantized.
 
 Names of products are those of their layers, and `q k` and `a v` in an attention.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.geometry import Geometry
+from swin_quant.quant.fake_quant import FP8
 
 ARITHMETICS = ("cuda", "ft-mode1", "ft-mode2")
 LEAST_HEAD_DIM = 32  # of an int8 product; narrower heads are filled up with zeros
@@ -20,19 +21,28 @@ REDUCTION = "downsample.reduction"
 class NetworkSpec:
     """A Swin of `version` 1 or 2.
 
-    `arithmetic`: `cuda` computes all that is no product in float, products of what is in `int8` with int8 operands;
-    `ft-mode1` and `ft-mode2` are FasterTransformer's. The rest is in `float_type`, float16 or bfloat16.
+    `arithmetic`: `cuda` computes all that is no product in float, products that are `quantized` with operands of
+    `format`, int8 or fp8 (E4M3); `ft-mode1` and `ft-mode2` are FasterTransformer's, in int8. The rest is in
+    `float_type`, float16 or bfloat16. `pixels`: pictures are uint8 [batch, S, S, in], which the patch embedding's
+    weights normalise.
     """
 
     geometry: Geometry
     version: int
     arithmetic: str = "cuda"
-    int8: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
     float_type: str = "float16"
+    format: str = "int8"
+    pixels: bool = False
 
     @property
     def half(self) -> torch.dtype:
         return HALF_TYPES[self.float_type]
+
+    @property
+    def operand(self) -> torch.dtype:
+        """Of products that are quantized."""
+        return torch.float8_e4m3fn if self.format == FP8 else torch.int8
 
     @property
     def is_ft(self) -> bool:
@@ -68,7 +78,7 @@ class NetworkSpec:
                 yield f"layers.{stage}.{REDUCTION}"
 
     def products(self) -> Iterator[str]:
-        """Every product that may be int8."""
+        """Every product that may be quantized."""
         for name in self.linears():
             yield name
             if name.endswith("attn.qkv"):
@@ -76,14 +86,16 @@ class NetworkSpec:
 
     def kind(self, product: str) -> str:
         """The type of a product's operands."""
-        return "int8" if product in self.int8 else self.float_type
+        return self.format if product in self.quantized else self.float_type
 
 
 def spec_of(geometry: Geometry, version: int, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
-    """The spec of a network whose products are int8 as policy `cuda` has them, or all in half precision.
+    """The spec of a network whose products are quantized as policies `cuda` and `cuda-fp8` have them, or all in half.
 
-    `precision`: int8 or float.
+    `precision`: int8, fp8 or float.
     """
     spec = NetworkSpec(geometry, version, float_type=float_type)
-    chosen = (name for name in spec.products() if precision == "int8" and not name.endswith("a v"))
-    return NetworkSpec(geometry, version, int8=frozenset(chosen), float_type=float_type)
+    if precision == "float":
+        return spec
+    chosen = (name for name in spec.products() if not name.endswith("a v"))
+    return replace(spec, quantized=frozenset(chosen), format=precision)

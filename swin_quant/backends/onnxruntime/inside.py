@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import as_input, verified
-from swin_quant.backends.onnx_inside import opened_up
+from swin_quant.backends.onnx_inside import of_images, opened_up
 from swin_quant.backends.onnxruntime.engine import NAME, _session
 from swin_quant.backends.saturation import exact_kernels
 from swin_quant.base.errors import SwinQuantError
@@ -28,6 +28,6 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
         except Exception as error:
             raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
         found = {name: torch.from_numpy(output).float() for name, output in zip(names, outputs, strict=True)}
-        return {module: found[tensor] for module, tensor in copy.tensors.items()}
+        return {module: of_images(found[tensor], images, file.batch) for module, tensor in copy.tensors.items()}
 
     return run

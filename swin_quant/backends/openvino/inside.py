@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import as_input, verified
-from swin_quant.backends.onnx_inside import opened_up
+from swin_quant.backends.onnx_inside import of_images, opened_up
 from swin_quant.backends.openvino.engine import DEFAULT_SIDE, _core, _Graphs
 from swin_quant.engines.options import EngineOptions
 
@@ -27,7 +27,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
         graphs._try("run", lambda: request.infer([array], share_inputs=True))
         found = {}
         for module, tensor in copy.tensors.items():
-            found[module] = torch.from_numpy(request.get_tensor(tensor).data.copy()).float()
+            found[module] = of_images(torch.from_numpy(request.get_tensor(tensor).data.copy()).float(), images, file.batch)
         return found
 
     return run

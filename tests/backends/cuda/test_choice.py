@@ -13,13 +13,22 @@ from swin_quant.quant.policies import load_policy
 def test_policies_of_the_engine(calibrated, kind):
     spec = spec_for(calibrated(kind, "cuda"))
     assert spec.arithmetic == "cuda" and spec.version == 1 + (kind == "swinv2")
-    assert spec.int8 == {name for name in spec.products() if not name.endswith("a v")}
+    assert spec.quantized == {name for name in spec.products() if not name.endswith("a v")}
     assert spec == spec_of(spec.geometry, spec.version)
     assert spec_for(calibrated(kind, "ft-mode1")).arithmetic == "ft-mode1"
-    assert spec_for(calibrated(kind, "cpu").requires_grad_(False), "float").int8 == frozenset()
+    assert spec_for(calibrated(kind, "cpu").requires_grad_(False), "float").quantized == frozenset()
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_float8(calibrated, kind):
+    spec = spec_for(calibrated(kind, "cuda-fp8"))
+    assert spec == spec_of(spec.geometry, spec.version, "fp8")
+    probabilities = load_policy("cuda-fp8").on("role:softmax_output").format("role:softmax_output", "fp8")
+    assert spec_for(calibrated(kind, probabilities)).quantized == set(spec.products())
 
 
 BAD = {
+    "two formats": (load_policy("cuda").format("*.mlp.*", "fp8"), "in one format, int8 or fp8: the policy has .*mlp"),
     "zero points": ("cpu", "no zero points"),
     "4 bits": (load_policy("cuda").bits("role:gemm_weight", 4), "4 bits; give 8"),
     "residual": (load_policy("cuda").on("role:residual"), "cannot quantize layers.0.blocks.0.add1"),
@@ -37,6 +46,11 @@ def test_policies_that_it_does_not_run(calibrated, case):
     with pytest.raises(UsageError, match=message) as error:
         spec_for(calibrated("swin", policy))
     assert "\n" not in str(error.value)
+
+
+def test_fastertransformer_has_float16_alone(calibrated):
+    with pytest.raises(UsageError, match="float_type bfloat16: ft-mode1 is FasterTransformer's, in float16"):
+        spec_for(calibrated("swin", "ft-mode1"), float_type="bfloat16")
 
 
 def test_ft_mode2_of_v2(calibrated):

@@ -11,6 +11,9 @@ from swin_quant.backends.cuda.file import read_network
 from swin_quant.base.errors import SwinQuantError
 
 
+PREPROCESS = {"size": 9, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
 @pytest.fixture
 def parts(exported):
     """The file, its tensors, and its header as data."""
@@ -29,19 +32,23 @@ def rewritten(parts, tensors=None, **header):
 
 def test_what_is_written_is_read(parts):
     network = read_network(rewritten(parts))
-    assert network.spec.geometry.depths == (2, 1) and len(network.spec.int8) == 16
+    assert network.spec.geometry.depths == (2, 1) and len(network.spec.quantized) == 16
     weight = network.tensors["layers.0.blocks.0.attn.qkv.weight"]
     assert weight.dtype == torch.int8 and weight.shape == (96, 32) and weight.is_contiguous()
 
 
 FORGED = {
-    "another schema": ({"schema": "swin-quant/cuda/0"}, "is not a file of the CUDA engine of this version"),
+    "another schema": ({"schema": "swin-quant/cuda/1"}, "is not a file of the CUDA engine of this version"),
     "another version": ({"version": 3}, "version"),
     "unknown arithmetic": ({"arithmetic": "magic"}, "arithmetic"),
     "a float type that is none": ({"float_type": "float64"}, "float_type"),
-    "unknown products": ({"int8": ["layers.9.blocks.0.attn.qkv"]}, "int8 names products that this Swin has not"),
-    "values without logits": ({"int8": ["layers.0.blocks.0.attn.a v"]}, "int8 names products"),
-    "half of FasterTransformer": ({"arithmetic": "ft-mode1", "int8": []}, "has no such products"),
+    "unknown products": ({"quantized": ["layers.9.blocks.0.attn.qkv"]}, "quantized names products that this Swin has not"),
+    "values without logits": ({"quantized": ["layers.0.blocks.0.attn.a v"]}, "quantized names products"),
+    "half of FasterTransformer": ({"arithmetic": "ft-mode1", "quantized": []}, "has no such products"),
+    "an unknown format": ({"format": "fp4"}, "format"),
+    "another format": ({"format": "fp8"}, "weight is int8 .*, must be uint8"),
+    "pixels of no preprocessing": ({"preprocess": {}}, "preprocess"),
+    "pixels of another size": ({"preprocess": PREPROCESS}, "preprocess is of other pictures than geometry"),
     "a size that is too large": ({"geometry": {"embed_dim": 10**9}}, "embed_dim"),
     "a size that is a text": ({"geometry": {"image_size": "8"}}, "image_size"),
     "no depths": ({"geometry": {"depths": []}}, "depths"),
@@ -75,6 +82,20 @@ def test_other_tensors(parts):
     for changes, message in cases:
         with pytest.raises(SwinQuantError, match=message):
             read_network(rewritten(parts, tensors | changes))
+
+
+def test_float8_is_written_and_read(exported):
+    path = exported(policy="cuda-fp8")[0].file
+    network = read_network(path)
+    weight = network.tensors["layers.0.blocks.0.attn.qkv.weight"]
+    assert network.spec.format == "fp8" and weight.dtype == torch.float8_e4m3fn
+    assert weight.float().abs().max() == 448  # a range a row is its largest magnitude
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    nan = torch.full(weight.shape, 0x7F, dtype=torch.uint8)
+    save_file(load_file(path) | {"layers.0.blocks.0.attn.qkv.weight": nan}, path, header)
+    with pytest.raises(SwinQuantError, match="qkv.weight holds NaN or Inf"):
+        read_network(path)
 
 
 def test_files_that_are_none(parts, tmp_path):

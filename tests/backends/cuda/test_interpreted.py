@@ -13,6 +13,7 @@ from swin_quant.backends.cuda.engine import load
 from tests.backends.cuda.conftest import pictures
 
 FORMS = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1"), ("swin", "cuda"), ("swinv2", "cuda")]
+FORMS += [("swin", "cuda-fp8"), ("swinv2", "tensorrt-fp8")]
 CHILD = """
 import sys, torch
 from swin_quant.backends.artifact import open_artifact

@@ -29,9 +29,9 @@ def reference(
     """qkv [M, 3 * heads * d] in window order, columns (q | k | v, head, d) -> out [M, heads * d].
 
     logits = q k^T * logits_scale (float32 [heads], or one for all) + (position_bias [heads, L, L] + MASKED between
-    regions). qkv int8: with `softmax_levels` probabilities are int8 of softmax * softmax_levels; without, exp(logits -
-    largest) in float16, whose products with v are divided by their sum. qkv half: the latter, in its type. out =
-    context * context_scale, int8 or half. V2's q and k come normalised, by the epilogue "unit". d: a power of two, 32
+    regions). qkv int8 or float8: with `softmax_levels` probabilities are of its type, softmax * softmax_levels; without,
+    exp(logits - largest) in float16, whose products with v are divided by their sum. qkv half: the latter, in its type.
+    out = context * context_scale, int8, float8 or half. V2's q and k come normalised, by the epilogue "unit". d: a power of two, 32
     or more (narrower heads are padded by zeros).
 
     FasterTransformer's unfused kernels: with `product_levels` logits = int8(q k^T * product_levels) * logits_scale *
@@ -55,10 +55,11 @@ def reference(
     else:
         logits = logits + added
     if softmax_levels is not None:
-        context = rounded(_softmax(logits, softmax_epsilon) * softmax_levels) @ v  # exact: at most 1024 products
+        shares = as_type(_softmax(logits, softmax_epsilon) * softmax_levels, qkv.dtype).float()
+        context = shares @ v  # of int8 exact: at most 1024 products
     else:
         powers = (logits - logits.amax(-1, keepdim=True)).exp()
-        operand = powers.to(torch.float16 if qkv.dtype == torch.int8 else qkv.dtype).float()
+        operand = powers.to(torch.float16 if qkv.dtype.itemsize == 1 else qkv.dtype).float()
         context = operand @ v / powers.sum(-1, keepdim=True)
     out.copy_(as_type((context * context_scale).transpose(1, 2).flatten(2).flatten(0, 1), out.dtype))
 

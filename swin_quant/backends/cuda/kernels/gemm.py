@@ -1,4 +1,4 @@
-"""Matrix product of int8 (or half) operands, and all that follows it up to the next kernel, as its epilogue."""
+"""Matrix product of int8, float8 or half operands, and all that follows it up to the next kernel, as its epilogue."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,9 +21,9 @@ Kind = Literal["quantize", "half", "gelu", "table", "unit", "residual"]
 class Epilogue:
     """What becomes of the sums of a row. y = sums * scale + bias; then by `kind`:
 
-    - "quantize": int8 of y * levels
+    - "quantize": y * levels in the type of `out`, int8 or float8 (E4M3), rounded and saturated
     - "half": y in the type of `out` (half or float32)
-    - "gelu": GELU(y), exact, by erf; int8 of it * levels, or in the type of `out` without levels
+    - "gelu": GELU(y), exact, by erf; it * levels rounded so, or in the type of `out` without levels
     - "table": FasterTransformer's GELU: table[n, sum in int8 + 128]; neither scale nor bias (`gelu_table`)
     - "unit": V2's q and k, the first two thirds of the columns: y / |y| of each head (`head_dim` columns) * lengths,
       then as "quantize"; v as "quantize". Half without levels
@@ -58,7 +58,7 @@ def reference(
 ) -> None:
     """a [M, K], w [N, K] -> out [M, N]; "residual": out half [B, R, R, N], its rows those of the map.
 
-    int8 operands with exact int32 sums, or both half or both float32 with float32 sums. scale, bias, levels: float32
+    int8 operands with exact int32 sums, or both float8, half or float32 with float32 sums. scale, bias, levels: float32
     [N]; levels may be one number for all. `windows` says in which order the rows of a are, for "residual"; out may be
     the residual itself. "unit": lengths float32 [N] (of v unused); `before` float32 [2, N]: levels and step of a
     rounding to int8 before y is normalised. table: int8 [N, 256].

@@ -11,13 +11,15 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.kernels import gemm
+from swin_quant.backends.cuda.kernels import gemm, norm_quantize
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 NEAR = 2e-3
-POISON = 99
+POISON = 96
+FLOAT8 = torch.float8_e4m3fn
+BYTES = (torch.int8, FLOAT8)
 few = settings(
     max_examples=3,
     deadline=None,
@@ -42,6 +44,8 @@ class Draw:
         return torch.randint(-128, 128, shape, generator=self.generator, dtype=torch.int8)
 
     def operand(self, dtype, *shape):
+        if dtype == FLOAT8:
+            return self.real(*shape, scale=100.0).clamp(-448, 448).to(FLOAT8)
         return self.int8(*shape) if dtype == torch.int8 else self.real(*shape, dtype=dtype)
 
     def positive(self, *shape, low=0.5, high=2.0):
@@ -49,7 +53,7 @@ class Draw:
 
 
 def poisoned(dtype, *shape):
-    return torch.full(shape, POISON, dtype=dtype)
+    return torch.full(shape, float(POISON)).to(dtype)
 
 
 def both(run, operation, outputs, arguments, widened=()):
@@ -76,9 +80,13 @@ def without_tiles(arguments):
 
 
 def assert_near(got, exact, steps=1.0):
-    """int8: within half a level and NEAR, `steps` times; floats: within what their type tells apart."""
+    """int8, float8: within half a level and NEAR, `steps` times; floats: within what their type tells apart."""
     if got.dtype == torch.int8:
         assert ((got.float() - exact.float().clamp(-128, 127)).abs() <= 0.5 + NEAR * steps).all()
+    elif got.dtype == FLOAT8:
+        exact = exact.float().clamp(-448, 448)
+        level = torch.maximum(exact.abs(), torch.tensor(2.0**-6)).log2().floor().exp2() / 8
+        assert ((got.float() - exact).abs() <= level * (0.5 + NEAR * steps)).all()
     else:
         assert got.dtype == exact.dtype
         wide = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[got.dtype]
@@ -87,7 +95,7 @@ def assert_near(got, exact, steps=1.0):
 
 def assert_same(run, operation, outputs, arguments, exact=False):
     """`exact`: bit by bit."""
-    widened = [] if exact else [name for name in outputs if arguments[name].dtype == torch.int8]
+    widened = [] if exact else [name for name in outputs if arguments[name].dtype in BYTES]
     for got, expected in both(run, operation, outputs, arguments, widened):
         if exact:
             assert torch.equal(got, expected)
@@ -182,13 +190,16 @@ def test_patch_embed(run, seed, batch, patch, uint8, ft):
     assert_same(run, "patch_embed", ["out"], arguments)
 
 
+SQUARES = {torch.int8: 74**2, FLOAT8: 100**2}  # of operands, in the mean
+
+
 def linear(draw, dtype, m, n, k):
     """What every epilogue is given; sums of k products come to about one."""
-    scale = draw.positive(n) / (k**0.5 * (74**2 if dtype == torch.int8 else 1))
+    scale = draw.positive(n) / (k**0.5 * SQUARES.get(dtype, 1))
     return {"a": draw.operand(dtype, m, k), "w": draw.operand(dtype, n, k), "scale": scale, "bias": draw.real(n)}
 
 
-operands = st.sampled_from([torch.int8, torch.float16])  # bfloat16: the interpreter multiplies its bits
+operands = st.sampled_from([torch.int8, FLOAT8, torch.float16])  # bfloat16: the interpreter multiplies its bits
 
 
 @few
@@ -215,15 +226,32 @@ def test_gemm_to_float(run, seed, dtype, m, out):
 
 
 @few
-@given(seed=seeds, m=st.integers(1, 20))
-def test_gemm_of_float8(run, seed, m):
-    """Its operands; what is written in float8 saturates, some sums lie beyond the largest value."""
-    draw, float8 = Draw(seed), torch.float8_e4m3fn
-    arguments = linear(draw, torch.float16, m, 40, 64) | {"epilogue": Epilogue("quantize"), "levels": 300.0}
-    arguments |= {name: arguments[name].to(float8) for name in "aw"} | {"out": poisoned(torch.float32, m, 40)}
-    assert_same(run, "gemm", ["out"], arguments)
-    gemm.reference(**arguments | {"out": (out := poisoned(torch.float32, m, 40).to(float8))})
-    assert out.float().abs().max() == 448
+@given(seed=seeds, m=st.integers(1, 20), kind=st.sampled_from(["quantize", "gelu"]))
+def test_gemm_to_float8(run, seed, m, kind):
+    """What it writes saturates: some sums lie beyond the largest value."""
+    draw = Draw(seed)
+    arguments = linear(draw, FLOAT8, m, 40, 64) | {"epilogue": Epilogue(kind), "levels": 300.0}
+    assert_same(run, "gemm", ["out"], arguments | {"out": poisoned(FLOAT8, m, 40)})
+    gemm.reference(**arguments | {"out": (out := poisoned(FLOAT8, m, 40))})
+    assert out.float().max() == 448
+
+
+def test_rounding_to_float8(run):
+    """Every magnitude of float16 becomes the nearest value of E4M3, the even one of two: by brute force over those values."""
+    x = torch.arange(0, 2**15, dtype=torch.int16).view(torch.float16)
+    x = torch.where(x.isfinite(), x, 0) * (-1) ** torch.arange(2**15)  # all magnitudes, signs in turns
+    x = x.half().view(1, 32, 32, 32)
+    values = torch.arange(127, dtype=torch.uint8).view(FLOAT8).double()  # 0 to 448; an even code is an even mantissa
+    far = (x.double().abs().view(-1, 1) - values).abs()
+    far = far * 2 + torch.arange(127) % 2 * 1e-12  # the even one of two
+    nearest = values[far.argmin(1)] * x.double().sign().flatten()
+    arguments = {"x": x, "weight": None, "bias": None, "eps": 1e-5, "levels": 1.0, "windows": Windows(32, 32)}
+    for name, out in (("reference", poisoned(FLOAT8, 32**2, 32)), ("kernel", poisoned(FLOAT8, 32**2, 32))):
+        if name == "reference":
+            norm_quantize.reference(**arguments, out=out)
+        else:
+            out = run("norm_quantize", ["out"], arguments | {"out": out})["out"]
+        assert torch.equal(out.double().flatten(), nearest), name
 
 
 @few
@@ -283,7 +311,7 @@ def windowed(draw, dtype, m, heads, batch=1, d=32):
         "windows": window,
         "heads": heads,
         "position_bias": draw.real(heads, window.tokens, window.tokens),
-        "logits_scale": draw.positive(heads) / d**0.5 / (74**2 if dtype == torch.int8 else 1),
+        "logits_scale": draw.positive(heads) / d**0.5 / SQUARES.get(dtype, 1),
     }
 
 
@@ -291,7 +319,7 @@ def assert_attention(run, arguments, tiled=False):
     """A probability on a tie moves the context by one level of v. `tiled`: float16 powers are rounded below another
     largest logit than the reference's, which moves it by 2^-11 of v, 0.06 of a level at most."""
     ((got, exact),) = both(
-        run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype == torch.int8 else ()
+        run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype in BYTES else ()
     )
     assert_near(got, exact, steps=30 if tiled else 2)
 
@@ -304,6 +332,14 @@ def test_attention_of_int8(run, seed, m, batch, heads, int8):
     arguments["out"] = poisoned(torch.int8, batch * m[0] ** 2, 32 * heads)
     levels = {"softmax_levels": 127.0, "context_scale": 1 / 127} if int8 else {"context_scale": 1.0}
     assert_attention(run, arguments | levels)
+
+
+@few
+@given(seed=seeds, m=maps, probabilities=st.booleans())
+def test_attention_of_float8(run, seed, m, probabilities):
+    arguments = windowed(Draw(seed), FLOAT8, m, 2) | {"out": poisoned(FLOAT8, m[0] ** 2, 64), "context_scale": 1.0}
+    levels = {"softmax_levels": 448.0, "context_scale": 1 / 448} if probabilities else {}
+    assert_attention(run, arguments | levels, tiled=probabilities)
 
 
 @few
@@ -336,9 +372,9 @@ def test_attention_of_fastertransformer(run, seed, m):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "keys"), [(8, 64), (12, 32), (16, 64), (24, 64)])
-@pytest.mark.parametrize("how", ["int8", "int8 and half", "half"])
+@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half"])
 def test_attention_in_tiles_of_keys(run, window, keys, how):
-    draw, dtype = Draw(window), torch.float16 if how == "half" else torch.int8
+    draw, dtype = Draw(window), {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
     arguments = windowed(draw, dtype, (window, window, window // 2), 1)
     arguments |= {"tiles": Tiles(128, keys), "out": poisoned(dtype, window**2, 32)}
     if how == "int8":

@@ -1,5 +1,7 @@
 """What kernels share: rounding, norms, and addresses of tokens; their references are `rounding`, `norms`, `windows`."""
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -7,6 +9,10 @@ import triton.language as tl
 # the lowest bits: no conversion is needed, and no instruction that an interpreter does not have.
 SHIFTER = tl.constexpr(12582912.0)
 LARGEST_E4M3 = tl.constexpr(448.0)
+SMALLEST_NORMAL_E4M3 = tl.constexpr(2.0**-6)
+# Triton's interpreter rounds ties of float8 away from zero, loses the carry into the exponent, and cuts what is below
+# the smallest normal value. Hardware does none of that: only the interpreter needs to be given what is on the grid.
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
@@ -21,9 +27,20 @@ def as_type(x, TYPE: tl.constexpr):
     if TYPE == tl.int8:
         return (tl.minimum(tl.maximum(x, -128.0), 127.0) + SHIFTER).to(tl.int32, bitcast=True).to(tl.int8)
     elif TYPE == tl.float8e4nv:
-        return tl.minimum(tl.maximum(x, -LARGEST_E4M3), LARGEST_E4M3).to(TYPE)
+        x = tl.minimum(tl.maximum(x, -LARGEST_E4M3), LARGEST_E4M3)
+        if INTERPRETED:
+            x = on_e4m3(x)
+        return x.to(TYPE)
     else:
         return x.to(TYPE)
+
+
+@triton.jit
+def on_e4m3(x):
+    """float32 x of at most 448, rounded half to even to a value of E4M3: whole eighths of the power of two below it."""
+    power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    shifter = tl.maximum(power, SMALLEST_NORMAL_E4M3) * 1572864.0  # 1.5 * 2^20: its last bit is an eighth
+    return (x + shifter) - shifter
 
 
 @triton.jit

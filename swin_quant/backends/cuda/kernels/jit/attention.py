@@ -1,6 +1,6 @@
 """Attention of BQ queries of one head in one window, over its keys in tiles of BKEYS.
 
-Where a window is one tile its logits are computed once. Otherwise int8 probabilities, which need the whole sum before
+Where a window is one tile its logits are computed once. Otherwise int8 (or float8) probabilities, which need the whole sum before
 they are rounded, take two passes over the keys; half ones one, as in flash attention.
 """
 
@@ -61,7 +61,9 @@ def attention(
     q = tl.load(qkv + rows * (3 * HEADS * D) + head * D + d[None, :], mask=(queries < L)[:, None], other=0)
     scale = logits_scale if ONE_SCALE else tl.load(logits_scale + head)
     tile = tl.arange(0, BKEYS)
-    POWERS: tl.constexpr = tl.float16 if qkv.dtype.element_ty == tl.int8 else qkv.dtype.element_ty
+    TYPE: tl.constexpr = qkv.dtype.element_ty
+    POWERS: tl.constexpr = tl.float16 if TYPE.primitive_bitwidth == 8 else TYPE
+    SUM: tl.constexpr = tl.int32 if TYPE == tl.int8 else tl.float32
 
     if L <= BKEYS:
         logits = _logits(
@@ -72,8 +74,8 @@ def attention(
         powers = tl.exp(logits - tl.max(logits, 1)[:, None])
         total = tl.sum(powers, 1)
         if softmax_levels is not None:
-            shares = as_type(powers * (softmax_levels / (total + softmax_epsilon))[:, None], tl.int8)
-            context = tl.dot(shares, v, out_dtype=tl.int32).to(tl.float32)
+            shares = as_type(powers * (softmax_levels / (total + softmax_epsilon))[:, None], TYPE)
+            context = tl.dot(shares, v, out_dtype=SUM).to(tl.float32)
         else:
             context = tl.dot(powers.to(POWERS), v.to(POWERS), out_dtype=tl.float32) / total[:, None]
     else:
@@ -96,16 +98,16 @@ def attention(
             largest = larger
         if softmax_levels is not None:
             factor = softmax_levels / (total + softmax_epsilon)
-            sums = tl.zeros([BQ, D], tl.int32)
+            sums = tl.zeros([BQ, D], SUM)
             for start in range(0, L, BKEYS):
                 keys = start + tile
                 logits = _logits(
                     qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
                     SIDE, WINDOW, SHIFT, HEADS, D,
                 )  # fmt: skip
-                shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], tl.int8)
+                shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], TYPE)
                 v = _values(qkv, keys, window, head, L, HEADS, D)
-                sums = tl.dot(shares, v, sums, out_dtype=tl.int32)
+                sums = tl.dot(shares, v, sums, out_dtype=SUM)
             context = sums.to(tl.float32)
         else:
             context = context / total[:, None]

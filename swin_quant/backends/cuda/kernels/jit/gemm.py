@@ -23,6 +23,8 @@ def gemm(
     a_places = a + tl.minimum(rows, rows_in_all - 1)[:, None] * K + k[None, :]
     w_places = w + tl.minimum(columns, N - 1)[:, None] * K + k[None, :]
     SUM: tl.constexpr = tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32
+    # Hopper's tensor cores keep 14 bits of a sum of float8 products: after each step it is added up in float32.
+    STEP: tl.constexpr = BK if a.dtype.element_ty == tl.float8e4nv else None
     sums = tl.zeros([BM, BN], SUM)
     for start in range(0, K, BK):
         if K % BK == 0:
@@ -30,7 +32,7 @@ def gemm(
         else:
             inside = (k < K - start)[None, :]
             x, y = tl.load(a_places, mask=inside, other=0), tl.load(w_places, mask=inside, other=0)
-        sums = tl.dot(x, tl.trans(y), sums, out_dtype=SUM, input_precision="ieee")
+        sums = tl.dot(x, tl.trans(y), sums, out_dtype=SUM, input_precision="ieee", max_num_imprecise_acc=STEP)
         a_places += BK
         w_places += BK
 

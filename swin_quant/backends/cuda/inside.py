@@ -1,0 +1,117 @@
+"""What the engine's launches leave in their buffers, by the names that modules and nodes of the model have for it."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.cuda.binding import bind
+from swin_quant.backends.cuda.engine import load
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.network import Network
+from swin_quant.backends.cuda.program import Launch, Program
+from swin_quant.backends.cuda.sessions import as_input
+from swin_quant.engines.options import EngineOptions
+
+_QKV = {1: ("matmul_q", "matmul_k", "matmul_v"), 2: ("mha_q", "mha_k", "matmul_v")}
+Seen = Iterator[tuple[str, Tensor]]
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Images [B, in, S, S] -> what each block, and each node whose levels lie in memory, gives, float32, by its name.
+
+    Of FasterTransformer's arithmetic the residual stream alone: its integers are no values of nodes.
+    """
+    session = load(artifact, options).run
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        network, device = session.network, session.device  # type: ignore[attr-defined]  # a session of ours
+        program = program_of(network.spec, len(images))
+        bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
+        bound.images.copy_(as_input(network, images))
+        found = {}
+        for number, call in enumerate(bound.calls):
+            call()  # what it writes, a later one may overwrite
+            found |= {name: x.float().cpu().clone() for name, x in _seen(network, program, number, bound.buffers)}
+        return found
+
+    return run
+
+
+def _seen(network: Network, program: Program, number: int, buffers: Mapping[str, Tensor]) -> Seen:
+    launch, batch = program.launches[number], program.batch
+    if stream := _part_behind(program.launches, number):
+        part, buffer = stream
+        yield part, buffers[buffer].flatten(1, 2)
+    if network.spec.is_ft:
+        return
+    for word, operand in launch.operands.items():
+        layer, _, what = operand.name.rpartition(".")
+        if word not in ("out", "out_quantized") or what not in ("input", "output"):
+            continue
+        x = buffers[operand.name].float()
+        if layer.endswith("attn.qkv") and what == "output":
+            if f"{layer.removesuffix('qkv')}q k" in network.spec.quantized:
+                yield from _heads(network, layer, x)
+        elif what == "output":
+            yield layer, _as_module(network, layer, x, batch)
+        elif layer in network.spec.quantized:
+            yield f"{layer}._input_quantizer", _as_module(network, layer, x * _step(network, layer), batch)
+
+
+def _part_behind(launches: tuple[Launch, ...], number: int) -> tuple[str, str] | None:
+    """The part of the model that ends with a launch, and the buffer of the residual stream behind it."""
+    part, later = _part(launches[number]), launches[number + 1 : number + 2]
+    if part is None or (later and _part(later[0]) == part):
+        return None
+    stage = int(part.split(".")[1]) + part.endswith("downsample") if part != "patch_embed" else 0
+    return part, f"x{stage}"
+
+
+def _part(launch: Launch) -> str | None:
+    words = launch.name.split(".")
+    if words[0] == "layers":
+        return ".".join(words[:3] if words[2] == "downsample" else words[:4])
+    return "patch_embed" if words[0] == "patch_embed" else None
+
+
+def _as_module(network: Network, layer: str, x: Tensor, batch: int) -> Tensor:
+    """[M, K] as the model has it: by windows around attention, by pictures elsewhere, heads without their zeros."""
+    spec, stage = network.spec, int(layer.split(".")[1])
+    if not layer.endswith(("attn.qkv", "attn.proj")):
+        return x.unflatten(0, (batch, -1))
+    width = spec.channels(stage)
+    if x.shape[1] != width:
+        heads = x.unflatten(1, (spec.geometry.heads[stage], -1))
+        x = heads[..., : spec.head_dim(stage)].flatten(1)
+    return x.unflatten(0, (-1, spec.geometry.window_in_use(stage) ** 2))
+
+
+def _heads(network: Network, layer: str, x: Tensor) -> Seen:
+    """q, k and v, [B * windows, heads, L, channels]; V2's model has k transposed."""
+    spec, stage = network.spec, int(layer.split(".")[1])
+    x = x * _inverse(network.tensors[f"{layer}.levels"]).to(x.device)
+    length, heads = spec.geometry.window_in_use(stage) ** 2, spec.geometry.heads[stage]
+    parts = x.view(-1, length, 3, heads, spec.padded_head_dim(stage)).permute(2, 0, 3, 1, 4)
+    for node, part in zip(_QKV[spec.version], parts[..., : spec.head_dim(stage)], strict=True):
+        name = f"{layer.removesuffix('qkv')}{node}_input_quantizer"
+        yield name, part.transpose(-2, -1) if node == "mha_k" else part
+
+
+def _step(network: Network, layer: str) -> float:
+    """From a level of what a linear reads to a real value; that of the projection lies in what attention multiplies."""
+    scalars = network.scalars
+    if not layer.endswith("attn.proj"):
+        return float(_inverse(torch.tensor(scalars[f"{layer}.input_levels"])))
+    at = layer.removesuffix("proj")
+    levels = scalars[f"{at}context_scale"] * scalars.get(f"{at}softmax_levels", 1.0)
+    if f"{at}q k" in network.spec.quantized:
+        of_v = 2 * network.spec.attention_width(int(layer.split(".")[1]))
+        levels *= network.tensors[f"{at}qkv.levels"][of_v].item()
+    return float(_inverse(torch.tensor(levels)))
+
+
+def _inverse(levels: Tensor) -> Tensor:
+    """0 where a range is so small that everything is."""
+    return torch.where(levels > 0, 1 / levels, 0.0)
