@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plugin", nargs="+", metavar="OP=DOMAIN::NAME",
                         help="ONNX: operators as nodes of a domain of your own (docs/custom_operators.md)")  # fmt: skip
     parser.add_argument("--uint8-input", action="store_true",
-                        help="ONNX: pictures are uint8 [batch, S, S, 3], which the graph normalises")  # fmt: skip
+                        help="ONNX, cuda: pictures are uint8 [batch, S, S, 3], which the file normalises")  # fmt: skip
     parser.add_argument("--softmax", action="store_true", help="ONNX: give probabilities, too")
     parser.add_argument("--top-k", type=whole, metavar="N", help="ONNX: give the N best classes and theirs, too")
     parser.add_argument("--labels", metavar="FILE", help="ONNX: class names, one a line, to travel in the file")
@@ -54,9 +54,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the artifact and its run card")
     parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: see below)")
     parser.add_argument("--precision", default="int8", choices=PRECISIONS, help="float: the baseline (default int8)")
-    parser.add_argument("--float-type", choices=("float32", "float16"),
-                        help="of what is not int8 (default: float32; for GPUs float16)")  # fmt: skip
-    parser.add_argument("--batch", type=whole, metavar="N", help="ONNX: only batches of N; fastertransformer: up to N")
+    parser.add_argument("--float-type", choices=("float32", "float16", "bfloat16"),
+                        help="of what is not int8 (default: float32; for GPUs float16; bfloat16: cuda)")  # fmt: skip
+    parser.add_argument("--batch", type=whole, metavar="N", help="ONNX: only batches of N; fastertransformer, cuda: up to N")
     parser.add_argument("--sm", type=whole, metavar="NN", help="fastertransformer: compute capability (default 80)")
     parser.add_argument("--fix-gelu-bias", action="store_true",
                         help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip

@@ -21,7 +21,7 @@ def _logits(
     L: tl.constexpr = WINDOW * WINDOW
     d = tl.arange(0, D)
     places = (window * L + keys)[:, None] * (3 * HEADS * D) + (HEADS + head) * D + d[None, :]
-    k = tl.load(qkv + places, mask=(keys < L)[:, None], other=0)
+    k = tl.load(qkv + places, mask=(keys < L)[:, None], other=0.0)
     SUM: tl.constexpr = tl.int32 if qkv.dtype.element_ty == tl.int8 else tl.float32
     logits = tl.dot(q, tl.trans(k), out_dtype=SUM).to(tl.float32)
     if product_levels is not None:
@@ -43,7 +43,7 @@ def _logits(
 def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr):
     d = tl.arange(0, D)
     places = (window * L + keys)[:, None] * (3 * HEADS * D) + (2 * HEADS + head) * D + d[None, :]
-    return tl.load(qkv + places, mask=(keys < L)[:, None], other=0)
+    return tl.load(qkv + places, mask=(keys < L)[:, None], other=0.0)
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def attention(
     queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
     d = tl.arange(0, D)
     rows = (window * L + queries)[:, None]
-    q = tl.load(qkv + rows * (3 * HEADS * D) + head * D + d[None, :], mask=(queries < L)[:, None], other=0)
+    q = tl.load(qkv + rows * (3 * HEADS * D) + head * D + d[None, :], mask=(queries < L)[:, None], other=0.0)
     scale = logits_scale if ONE_SCALE else tl.load(logits_scale + head)
     tile = tl.arange(0, BKEYS)
     TYPE: tl.constexpr = qkv.dtype.element_ty

@@ -31,7 +31,7 @@ def gemm(
             x, y = tl.load(a_places), tl.load(w_places)
         else:
             inside = (k < K - start)[None, :]
-            x, y = tl.load(a_places, mask=inside, other=0), tl.load(w_places, mask=inside, other=0)
+            x, y = tl.load(a_places, mask=inside, other=0.0), tl.load(w_places, mask=inside, other=0.0)
         sums = tl.dot(x, tl.trans(y), sums, out_dtype=SUM, input_precision="ieee", max_num_imprecise_acc=STEP)
         a_places += BK
         w_places += BK
@@ -45,7 +45,7 @@ def gemm(
         if PRODUCT_ROUNDS:
             y = rounded(y)
     if KIND == "table":
-        result = tl.load(table + columns[None, :] * 256 + (y.to(tl.int32) + 128), mask=valid, other=0)
+        result = tl.load(table + columns[None, :] * 256 + (y.to(tl.int32) + 128), mask=valid, other=0.0)
         tl.store(out + rows[:, None] * N + columns[None, :], result, mask=valid)
     else:
         if scale is not None:
