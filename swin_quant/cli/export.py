@@ -56,7 +56,8 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="int8", choices=PRECISIONS, help="float: the baseline (default int8)")
     parser.add_argument("--float-type", choices=("float32", "float16", "bfloat16"),
                         help="of what is not int8 (default: float32; for GPUs float16; bfloat16: cuda)")  # fmt: skip
-    parser.add_argument("--batch", type=whole, metavar="N", help="ONNX: only batches of N; fastertransformer, cuda: up to N")
+    parser.add_argument("--batch", type=whole, metavar="N",
+                        help="ONNX: only batches of N; fastertransformer, cuda: up to N")  # fmt: skip
     parser.add_argument("--sm", type=whole, metavar="NN", help="fastertransformer: compute capability (default 80)")
     parser.add_argument("--fix-gelu-bias", action="store_true",
                         help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip

@@ -8,7 +8,6 @@ from torch import nn
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import LOGITS
-from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import LayerNorm, Swin
 from swin_quant.models.swin_v2 import WindowAttentionV2
 from swin_quant.quant.fake_quant import FP8
@@ -41,7 +40,9 @@ def spec_for(
     spec = plain if precision == "float" else _of_nodes(model, plain)
     check_geometry(spec)
     if spec.pixels and spec.is_ft:
-        raise UsageError(f"‹uint8_input›: {spec.arithmetic} rounds normalised pictures: give ‹policy› cuda, or no pixels")
+        raise UsageError(
+            f"‹uint8_input›: {spec.arithmetic} rounds normalised pictures: give ‹policy› cuda, or no pixels"
+        )
     if odd := [name for name, norm in model.named_modules() if isinstance(norm, LayerNorm) and norm.eps != EPSILON]:
         raise UsageError(f"the CUDA engine's norms have an epsilon of {EPSILON:g}: {listed(odd, 2)} have not")
     return spec
@@ -51,10 +52,11 @@ def check_geometry(spec: NetworkSpec) -> None:
     """UsageError with the reason if there are no kernels for it."""
     g = spec.geometry
     widest = max(spec.padded_head_dim(stage) for stage in range(len(g.depths)))
+    hidden = any(spec.hidden(stage) % CHANNELS for stage in range(len(g.depths)))
+    need = f"{spec.format} products need"
     reasons = {
-        f"EMBED_DIM {g.embed_dim}: {spec.format} products need a multiple of {CHANNELS}": spec.quantized and g.embed_dim % CHANNELS,
-        f"MLP_RATIO {g.mlp_ratio}: {spec.format} products need hidden channels in multiples of {CHANNELS}": spec.quantized
-        and any(spec.hidden(stage) % CHANNELS for stage in range(len(g.depths))),
+        f"EMBED_DIM {g.embed_dim}: {need} a multiple of {CHANNELS}": spec.quantized and g.embed_dim % CHANNELS,
+        f"MLP_RATIO {g.mlp_ratio}: {need} hidden channels in multiples of {CHANNELS}": spec.quantized and hidden,
         f"WINDOW_SIZE {g.window}: at most {LARGEST_WINDOW}": g.window > LARGEST_WINDOW,
         f"heads of {widest} channels: at most {LARGEST_HEAD_DIM}": widest > LARGEST_HEAD_DIM,
         "maps in parts (whole_windows): those of classifiers only": g.whole_windows,

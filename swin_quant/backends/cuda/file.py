@@ -139,10 +139,20 @@ def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
     except UsageError as error:
         raise SwinQuantError(f"{path}: {error}") from error
     products = set(spec.products())
-    lone = [name for name in spec.quantized if name.endswith("a v") and name.removesuffix("a v") + "q k" not in spec.quantized]
+    lone = [
+        name
+        for name in spec.quantized
+        if name.endswith("a v") and name.removesuffix("a v") + "q k" not in spec.quantized
+    ]
     if strange := sorted((spec.quantized - products) | set(lone)):
-        raise SwinQuantError(f"{path}: quantized names products that this Swin has not: {listed(strange, 2)}; export again")
-    if spec.is_ft and (spec.quantized != products or (spec.format, spec.pixels) != ("int8", False) or (spec.version, spec.arithmetic) == (2, "ft-mode2")):
+        raise SwinQuantError(
+            f"{path}: quantized names products that this Swin has not: {listed(strange, 2)}; export again"
+        )
+    if spec.is_ft and (
+        spec.quantized != products
+        or (spec.format, spec.pixels) != ("int8", False)
+        or (spec.version, spec.arithmetic) == (2, "ft-mode2")
+    ):
         raise SwinQuantError(f"{path}: {spec.arithmetic} has no such products; export again")
     return spec
 

@@ -136,7 +136,7 @@ def sizes(largest: int) -> list[int]:
 
 
 def as_input(network: Network, images: Tensor) -> Tensor:
-    """Pictures float [B, in, S, S] as the network takes them: as they are, or the pixels that they were normalised from.
+    """Pictures float [B, in, S, S] as the network takes them: as they are, or the pixels that they were made from.
 
     Pixels, uint8 [B, S, S, in], are taken by a network of such. UsageError for pictures of another size or type.
     """

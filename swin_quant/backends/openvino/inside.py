@@ -27,7 +27,8 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
         graphs._try("run", lambda: request.infer([array], share_inputs=True))
         found = {}
         for module, tensor in copy.tensors.items():
-            found[module] = of_images(torch.from_numpy(request.get_tensor(tensor).data.copy()).float(), images, file.batch)
+            output = torch.from_numpy(request.get_tensor(tensor).data.copy()).float()
+            found[module] = of_images(output, images, file.batch)
         return found
 
     return run

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.base.errors import SwinQuantError
 
-
 PREPROCESS = {"size": 9, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
 
@@ -42,7 +41,10 @@ FORGED = {
     "another version": ({"version": 3}, "version"),
     "unknown arithmetic": ({"arithmetic": "magic"}, "arithmetic"),
     "a float type that is none": ({"float_type": "float64"}, "float_type"),
-    "unknown products": ({"quantized": ["layers.9.blocks.0.attn.qkv"]}, "quantized names products that this Swin has not"),
+    "unknown products": (
+        {"quantized": ["layers.9.blocks.0.attn.qkv"]},
+        "quantized names products that this Swin has not",
+    ),
     "values without logits": ({"quantized": ["layers.0.blocks.0.attn.a v"]}, "quantized names products"),
     "half of FasterTransformer": ({"arithmetic": "ft-mode1", "quantized": []}, "has no such products"),
     "an unknown format": ({"format": "fp4"}, "format"),

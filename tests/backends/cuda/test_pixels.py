@@ -33,9 +33,7 @@ def made(calibrated, tmp_path):
 @pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
 def test_pixels_give_the_logits_of_normalised_pictures(made, pixels, float_type):
     """In half precision: rounding of activations to int8 would hide what the fold rounds."""
-    whole, folded = (
-        load(made(uint8_input=uint8, precision="float", float_type=float_type)) for uint8 in (False, True)
-    )
+    whole, folded = (load(made(uint8_input=uint8, precision="float", float_type=float_type)) for uint8 in (False, True))
     images = PREPROCESS.normalised(pixels)
     expected, got = whole(images), folded(images)
     assert (got - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.02}[float_type] * expected.std()

@@ -29,10 +29,10 @@ def reference(
     """qkv [M, 3 * heads * d] in window order, columns (q | k | v, head, d) -> out [M, heads * d].
 
     logits = q k^T * logits_scale (float32 [heads], or one for all) + (position_bias [heads, L, L] + MASKED between
-    regions). qkv int8 or float8: with `softmax_levels` probabilities are of its type, softmax * softmax_levels; without,
-    exp(logits - largest) in float16, whose products with v are divided by their sum. qkv half: the latter, in its type.
-    out = context * context_scale, int8, float8 or half. V2's q and k come normalised, by the epilogue "unit". d: a power of two, 32
-    or more (narrower heads are padded by zeros).
+    regions). qkv int8 or float8: with `softmax_levels` probabilities are of its type, softmax * softmax_levels;
+    without, exp(logits - largest) in float16, whose products with v are divided by their sum. qkv half: the latter, in
+    its type. out = context * context_scale, int8, float8 or half. V2's q and k come normalised, by the epilogue "unit".
+    d: a power of two, 32 or more (narrower heads are padded by zeros).
 
     FasterTransformer's unfused kernels: with `product_levels` logits = int8(q k^T * product_levels) * logits_scale *
     product_step, and the sum of exp has softmax_epsilon added.

@@ -237,7 +237,7 @@ def test_gemm_to_float8(run, seed, m, kind):
 
 
 def test_rounding_to_float8(run):
-    """Every magnitude of float16 becomes the nearest value of E4M3, the even one of two: by brute force over those values."""
+    """Every magnitude of float16 becomes the nearest value of E4M3, the even one of two: by brute force."""
     x = torch.arange(0, 2**15, dtype=torch.int16).view(torch.float16)
     x = torch.where(x.isfinite(), x, 0) * (-1) ** torch.arange(2**15)  # all magnitudes, signs in turns
     x = x.half().view(1, 32, 32, 32)
@@ -318,9 +318,7 @@ def windowed(draw, dtype, m, heads, batch=1, d=32):
 def assert_attention(run, arguments, tiled=False):
     """A probability on a tie moves the context by one level of v. `tiled`: float16 powers are rounded below another
     largest logit than the reference's, which moves it by 2^-11 of v, 0.06 of a level at most."""
-    ((got, exact),) = both(
-        run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype in BYTES else ()
-    )
+    ((got, exact),) = both(run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype in BYTES else ())
     assert_near(got, exact, steps=30 if tiled else 2)
 
 

@@ -1,7 +1,7 @@
 """Attention of BQ queries of one head in one window, over its keys in tiles of BKEYS.
 
-Where a window is one tile its logits are computed once. Otherwise int8 (or float8) probabilities, which need the whole sum before
-they are rounded, take two passes over the keys; half ones one, as in flash attention.
+Where a window is one tile its logits are computed once. Otherwise int8 (or float8) probabilities, which need
+the whole sum before they are rounded, take two passes over the keys; half ones one, as in flash attention.
 """
 
 import triton
