@@ -113,7 +113,9 @@ def measured(
             ):
                 continue
             try:
-                model = built.setdefault(row.model, network_of(row.model, device))
+                if row.model not in built:
+                    built[row.model] = network_of(row.model, device)
+                model = built[row.model]
                 images = torch.randn(INPUTS, row.batch, *shape_of(model), device=device)
                 row.ms[name] = milliseconds(make(model, row.batch), images)
                 print(f"{row.model} batch {row.batch} {name}: {row.ms[name]:.3f} ms", flush=True)

@@ -33,6 +33,16 @@ def test_kernels_compute_what_their_references_do(sessions, images, kind, policy
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_float8(sessions, images, kind):
+    """A value between two levels may be either, and those of float8 are further apart."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no float8")
+    on_gpu, on_cpu = sessions(kind, "cuda-fp8")
+    expected = on_cpu(images)
+    assert (on_gpu(images.cuda()).cpu() - expected).abs().mean() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_the_half_form(sessions, images, kind):
     on_gpu, on_cpu = sessions(kind, "float", "float")
     assert (on_gpu(images.cuda()).cpu() - on_cpu(images)).abs().mean() < 0.005
