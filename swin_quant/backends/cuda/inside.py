@@ -30,7 +30,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
         program = program_of(network.spec, len(images))
         bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
         bound.images.copy_(as_input(network, images))
-        found = {}
+        found: dict[str, Tensor] = {}
         for number, call in enumerate(bound.calls):
             call()  # what it writes, a later one may overwrite
             found |= {name: x.float().cpu().clone() for name, x in _seen(network, program, number, bound.buffers)}
