@@ -122,6 +122,7 @@ ARCHITECTURE = Architecture(
             after=(Part(f"{_ATTN}.proj.weight", dim=1),),
             offset=_parameters(_V)[1],
             into=(f"{_ATTN}.proj",),
+            peers=(_Q, _K),
         ),
         Exchange(shown=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query: softmax takes it off
         Exchange(shown=_Q, before=_parameters(_Q), after=_parameters(_K), answered=_K),

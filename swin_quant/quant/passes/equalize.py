@@ -45,12 +45,13 @@ class EqualizeOptions:
 @dataclass(frozen=True)
 class Spread:
     """The smallest and the largest value of each channel, [channels], where an exchange is seen and answered; of the
-    weights that read it, the largest magnitude."""
+    weights that read it, the largest magnitude; and how many times the size of its peers the median channel has."""
 
     low: Tensor
     high: Tensor
     answer: Tensor | None
     columns: Tensor | None
+    level: float = 1.0
 
     @property
     def middle(self) -> Tensor:
@@ -107,11 +108,12 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
 def outlier(place: Exchange, spread: Spread) -> float:
     """How far the largest channel stands out: times the median one, or the other side's where that has its size.
 
-    Or how far weights that read a channel do, which is small then.
+    Or how far weights that read a channel do, which is small then; or all channels from their peers.
     """
     size, answer = spread.size(False), spread.answer
     shown = _times(size, answer if place.heads and answer is not None else size)
-    return shown if spread.columns is None else max(shown, _times(spread.columns, spread.columns))
+    columns = 1.0 if spread.columns is None else _times(spread.columns, spread.columns)
+    return max(shown, columns, spread.level, 1 / spread.level)
 
 
 def _times(size: Tensor, like: Tensor) -> float:
@@ -195,7 +197,8 @@ def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choic
         return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // heads)
     if exchange.answered:  # sizes of one kind on both sides: what is in the middle has no favourite
         return factors(size, spread.answer, 0.5, relative=False)
-    return factors(size, _columns(model, exchange), alpha)
+    found = factors(size, _columns(model, exchange), alpha)
+    return found if 1 / OUTLIER <= spread.level <= OUTLIER else found * 2.0 ** round(math.log2(spread.level))
 
 
 def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
@@ -207,7 +210,7 @@ def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
 
 
 def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inputs: Sequence[Tensor]) -> list[Spread]:
-    parts = [part for place in places for part in (place.shown, place.answered) if part]
+    parts = [part for place in places for part in (place.shown, place.answered, *place.peers) if part]
     modules = {part.name: model.get_submodule(part.name) for part in parts}
     low: dict[str, Tensor] = {}
     high: dict[str, Tensor] = {}
@@ -227,7 +230,11 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
     for place in places:
         other = place.answered
         answer = torch.maximum(-cut(other, low), cut(other, high)) if other else None
-        found.append(Spread(cut(place.shown, low), cut(place.shown, high), answer, _columns(model, place)))
+        size, *others = (
+            torch.maximum(-cut(part, low), cut(part, high)).median().item() for part in (place.shown, *place.peers)
+        )
+        level = size / math.prod(others) ** (1 / len(others)) if size and others and all(others) else 1.0
+        found.append(Spread(cut(place.shown, low), cut(place.shown, high), answer, _columns(model, place), level))
     return found
 
 

@@ -38,7 +38,8 @@ class Exchange:
     parameter that is added, may lose a number a channel which the layers `into` get back in their biases, times their
     weights; with none, that number has no effect at all. `shown`: the module in whose output the channels are seen,
     `answered` the one in which those of the other side are, where that is no weight. `heads`: a module whose `heads`
-    groups of channels take one factor each, which gives them the size of what `answered` shows.
+    groups of channels take one factor each, which gives them the size of what `answered` shows. `peers`: channels that
+    share ranges with those `shown`, which are brought to their level if they are all far from it.
     """
 
     shown: Part
@@ -48,6 +49,7 @@ class Exchange:
     offset: Part | None = None
     into: tuple[str, ...] = ()
     heads: str | None = None
+    peers: tuple[Part, ...] = ()
 
 
 def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
@@ -92,6 +94,7 @@ def _named(exchange: Exchange, words: tuple[str, ...]) -> Exchange:
         offset=part(exchange.offset) if exchange.offset else None,
         into=tuple(filled(layer, words) for layer in exchange.into),
         heads=filled(exchange.heads, words) if exchange.heads else None,
+        peers=tuple(map(part, exchange.peers)),
     )
 
 

@@ -95,6 +95,18 @@ def test_channels_that_are_too_small_are_found_by_what_reads_them(kind, where, s
 
 
 @pytest.mark.slow
+def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, pieced, use_policy):
+    model = use_policy(shallow("swin"), "ft-mode1")
+    expected = logits(model, images)
+    unplanted = worth(model, images, expected)
+    plant(model, "v", 64, share=1.0)
+    planted = worth(model, images, expected)
+    run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    assert torch.allclose(logits(model, images), expected, atol=1e-3)
+    assert planted < unplanted - 3 and worth(model, images, expected) > unplanted - 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, pieced, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")
