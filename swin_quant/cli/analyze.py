@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import UsageError
@@ -15,17 +16,21 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
+    from swin_quant.operators.analysis import Analysis
 
 HELP = "What is to be known of a model before it is deployed: operators, targets, shapes, precision risks, limits."
 EXAMPLES = """examples:
   swin-quant analyze swin_tiny_patch4_window7_224.pth
   swin-quant analyze --cfg swin_tiny_patch4_window7_224 --machine a100          (shapes alone need no weights)
   swin-quant analyze my.pth --cfg my.yaml --data-path imagenet --pictures 4 --check-replacements
+  swin-quant analyze out/my_int8.onnx --batch 8 --target onnxruntime openvino      (the graph alone)
   swin-quant analyze out/my_calib.pth --replace roll gather --target tensorrt --json report.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_checkpoint(parser, "checkpoint, float or calibrated, or timm:NAME, hf:NAME", head=False)
+    options.add_checkpoint(
+        parser, "checkpoint, float or calibrated, or timm:NAME, hf:NAME; or an ONNX file", head=False
+    )
     parser.add_argument("--batch", type=whole, default=1, metavar="N", help="pictures at a time (default 1)")
     parser.add_argument("--target", nargs="+", metavar="NAME", help="only these targets (default: all that are known)")
     parser.add_argument("--machine", default="t4", metavar="NAME|FILE",
@@ -46,16 +51,33 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.report.analyze import analysis_text
     from swin_quant.report.records import json_text
     from swin_quant.report.screen import has_colors, print_text, width
-    from swin_quant.tasks.analyze import analyze_checkpoint
 
     if world.size > 1:
         raise UsageError("analyze runs in one process: start it without torchrun")
+    analysis = _of_file(args) if str(args.checkpoint).endswith(".onnx") else _of_model(args)
+    if args.json != "-":
+        print_text(analysis_text(analysis, width(80), has_colors()))
+    if args.json:
+        put(args.json, json_text(analysis.to_dict()))
+
+
+def _of_file(args: argparse.Namespace) -> Analysis:
+    from swin_quant.tasks.analyze_onnx import analyze_onnx
+
+    if args.cfg or args.replace or args.check_replacements or args.data_path:
+        raise UsageError(f"{args.checkpoint}: of an ONNX file the graph is analysed alone: give a checkpoint for more")
+    return analyze_onnx(Path(args.checkpoint), args.batch, args.target)
+
+
+def _of_model(args: argparse.Namespace) -> Analysis:
+    from swin_quant.tasks.analyze import analyze_checkpoint
+
     cfg = options.config_of(args, {"checkpoint": options.CONFIG_KEYS["checkpoint"]})
     if args.check_replacements and not args.checkpoint:
         raise UsageError("--check-replacements runs the model: give a checkpoint")
     if args.data_path and not args.checkpoint:
         raise UsageError("--data-path: pictures show nothing without weights: give a checkpoint")
-    analysis = analyze_checkpoint(
+    return analyze_checkpoint(
         cfg,
         args.checkpoint,
         _pictures(args, cfg) if args.data_path else None,
@@ -65,10 +87,6 @@ def run(args: argparse.Namespace, world: World) -> None:
         replace=args.replace,
         check=args.check_replacements,
     )
-    if args.json != "-":
-        print_text(analysis_text(analysis, width(80), has_colors()))
-    if args.json:
-        put(args.json, json_text(analysis.to_dict()))
 
 
 def _pictures(args: argparse.Namespace, cfg: CfgNode) -> Tensor:

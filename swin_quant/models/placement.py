@@ -31,6 +31,8 @@ ONE_SIDED = frozenset(
 )
 """What engines compute within the convolution before it, or behind a node that they move across it."""
 MERGED = frozenset("identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose".split())
+"""What asks for the size of a tensor, and not for the tensor."""
+SIZES = frozenset("getattr size dim numel len".split())
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _is_activation(node: fx.Node, root: nn.Module) -> bool:
     if node.op in ("get_attr", "placeholder"):
         return False
     word = word_of(node, root)
-    if word in ("getattr", "size", "dim", "numel", "len"):
+    if word in SIZES:
         return False
     inputs = [one for one in node.all_input_nodes if one.op != "get_attr"]
     if word in ("getitem", "add", "sub", "mul", "floordiv", "mod", "truediv", "neg", "iadd"):

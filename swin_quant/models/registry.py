@@ -18,6 +18,7 @@ from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, Family, register_family
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.passes.places import Exchange, Part, found, of_norm
+from swin_quant.quant.passes.units import inside
 
 BUILT_IN = ("swin", "swin_v2", "timm_model")
 _registered: dict[str, "Architecture"] = {}
@@ -100,7 +101,9 @@ def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def exchanges_of(model: nn.Module) -> list[Exchange]:
-    """Where factors and offsets can move in a model: its pairs, and what else its architecture names."""
+    """Where factors and offsets can move in a model: its own, or the pairs and the others of its architecture."""
+    if own := own_units(model):
+        return [one for one in found(getattr(model, "exchanges", ()), model) if _within_one(one, own)]
     architecture = architecture_of(model)
     pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
     return list(found(pairs + architecture.exchanges, model))
@@ -108,6 +111,8 @@ def exchanges_of(model: nn.Module) -> list[Exchange]:
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
     """What the forward pass runs one after the other, by name, in order."""
+    if own := own_units(model):
+        return {name: model.get_submodule(name) for name in own}
     patterns = architecture_of(model).units
     return {
         name: module for name, module in model.named_modules() if any(matched(p, name) is not None for p in patterns)
@@ -115,9 +120,22 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def outputs_of(model: nn.Module) -> list[Part]:
-    """The parameters that are added, as they are, to what a unit gives."""
+    """The parameters that are added, as they are, to what a unit gives; a network's own units name none."""
+    if own_units(model):
+        return []
     patterns = architecture_of(model).outputs
     return [Part(name) for name, _ in model.named_parameters() if any(matched(p, name) is not None for p in patterns)]
+
+
+def own_units(model: nn.Module) -> tuple[str, ...]:
+    """The names of the units that a traced network found in itself; none for any other."""
+    own: tuple[str, ...] = getattr(model, "units", ())
+    return own
+
+
+def _within_one(exchange: Exchange, units: tuple[str, ...]) -> bool:
+    names = [part.name for part in (exchange.shown, *exchange.before, *exchange.after)]
+    return any(all(inside(name, unit) for name in names) for unit in units)
 
 
 def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:

@@ -16,6 +16,8 @@ from torch import Tensor, fx, nn
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.models.classifier import Classifier
+from swin_quant.models.cuts import CONSTANT, WHOLE, chain, channel_dim, taken_out
+from swin_quant.models.exchanges import exchanges
 from swin_quant.models.placement import Place, foldable, input_role, output_role, places, source_of, word_of
 from swin_quant.quant.conv import QuantConv2d
 from swin_quant.quant.layer import QuantizedLayer
@@ -33,21 +35,18 @@ class Traced(Classifier):
     `foldable`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`).
     """
 
+    _run: Callable[..., Tensor]
+
     def __init__(self, root: nn.Module, graph: fx.Graph, image_size: int, in_chans: int, classes: int,
                  foldable: dict[str, str]) -> None:  # fmt: skip
         super().__init__(image_size, in_chans, classes)
-        for name, child in root.named_children():
-            self.add_module(name, child)
-        for name, parameter in root.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in root.named_buffers(recurse=False):
-            self.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
         self.foldable = foldable
-        code = graph.python_code("self")
-        scope = dict(code.globals)
-        exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
-        self._run: Callable[..., Tensor] = scope["forward"]
         self._used = frozenset(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+        self.exchanges = tuple(exchanges(graph, root, foldable))
+        self.units = _taken_apart(graph, root)
+        _take_over(self, root)
+        _give_constants(self, graph, root)
+        self._run = _compiled(graph, root)
 
     def forward(self, images: Tensor) -> Tensor:
         return self._run(self, images)
@@ -65,6 +64,64 @@ class Traced(Classifier):
                 delattr(self.get_submodule(parent), own)
                 dropped.append(name)
         return told
+
+
+class TracedPart(nn.Module):
+    """A module of a traced network with the forward pass that it had there: x -> what it gives.
+
+    `channel_dim`: that of channels in what it gives.
+    """
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__()
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        self.channel_dim = channel_dim(output.args[0], root)
+        _take_over(self, root)
+        self._run = _compiled(graph, root)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self._run(self, x)
+        return result
+
+
+def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
+    """Names of the units of a graph, in order, which it now calls; the whole network is one where there are none."""
+    found = chain(graph, root)
+    for region in found:
+        own = root.get_submodule(region.name)
+        if len(region.nodes) > 1 or str(region.nodes[0].target) != region.name:
+            parent, _, name = region.name.rpartition(".")
+            inner = taken_out(graph, region)
+            part = TracedPart(own, inner)
+            _give_constants(part, inner, root)
+            setattr(root.get_submodule(parent), name, part)
+    return tuple(region.name for region in found) or WHOLE
+
+
+def _take_over(module: nn.Module, root: nn.Module) -> None:
+    """Give `module` the children, parameters and buffers of `root`."""
+    for name, child in root.named_children():
+        module.add_module(name, child)
+    for name, parameter in root.named_parameters(recurse=False):
+        module.register_parameter(name, parameter)
+    for name, buffer in root.named_buffers(recurse=False):
+        module.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
+
+
+def _give_constants(module: nn.Module, graph: fx.Graph, root: nn.Module) -> None:
+    """Give `module` the tensors that tracing found, which are no buffers, as far as its graph reads them."""
+    for node in graph.nodes:
+        if node.op == "get_attr" and str(node.target).startswith(CONSTANT) and not hasattr(module, str(node.target)):
+            module.register_buffer(str(node.target), getattr(root, str(node.target)), persistent=False)
+
+
+def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
+    """The forward pass that a graph is."""
+    code = graph.python_code("self")
+    scope = dict(code.globals)
+    exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
+    forward: Callable[..., Tensor] = scope["forward"]
+    return forward
 
 
 def traced(

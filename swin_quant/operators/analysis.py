@@ -42,7 +42,8 @@ class Checked:
 class Analysis:
     """`statuses`: operator -> target -> status; `titles`: target -> its name for people. `limits` are computed from
     the peaks of `machine`, not measured. `replaced`: the replacements that were applied before tracing.
-    `weighed`: whether there were weights to look at for `risks`.
+    `weighed`: whether there were weights to look at for `risks`. `depending`: what of a graph depends on data. `types`:
+    what bytes are counted in.
     """
 
     name: str
@@ -61,6 +62,8 @@ class Analysis:
     limits: Sequence[Limit] = ()
     checked: Sequence[Checked] = ()
     replaced: Sequence[str] = ()
+    depending: Sequence[str] = ()
+    types: str = "float32"
 
     @property
     def macs(self) -> int:
@@ -97,6 +100,7 @@ class Analysis:
                 for name, title in self.titles.items()
             },
             "shapes": [asdict(one) for one in self.variations],
+            "depending": list(self.depending),
             "training_only": {kind: list(names) for kind, names in self.training_only.items()},
             "risks": [asdict(advice) for advice in self.risks],
             "pictures": self.pictures,

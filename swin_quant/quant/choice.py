@@ -18,7 +18,7 @@ from swin_quant.quant.check import distance
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.trial import quantized, squared_error
-from swin_quant.quant.passes.units import walk
+from swin_quant.quant.passes.units import inside, walk
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
@@ -79,7 +79,7 @@ def _of_units(piece: Workpiece, nodes: Mapping[str, Quantizer], ranges: _Ranges,
     found: dict[str, str] = {}
     units = piece.units or {"": piece.model}
     for step in walk(piece.model, units, images):
-        mine = {name: node for name, node in nodes.items() if name.startswith(f"{step.name}." if step.name else "")}
+        mine = {name: node for name, node in nodes.items() if inside(name, step.name)}
         if not mine:
             continue
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_quant.quant.layer import QuantizedLayer
@@ -13,6 +14,7 @@ class QuantConv2d(QuantizedLayer, nn.Conv2d):
     A range per channel is one of an output channel, [out, 1, 1, 1]: of depthwise convolutions, one of each filter.
     """
 
+    channel_dim = 1
     output_has_bias = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -21,6 +23,13 @@ class QuantConv2d(QuantizedLayer, nn.Conv2d):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._conv_forward(x, weight, bias)
+
+    def columns(self, x: Tensor) -> Tensor | None:
+        """Patches of the padded input; None for groups, and for paddings with something else than zeros."""
+        if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return None
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # type: ignore[arg-type]
+        return patches.transpose(1, 2).reshape(-1, patches.shape[1])
 
     def aligned(self, bias: Tensor) -> Tensor:
         return bias[:, None, None]

@@ -18,6 +18,7 @@ class QuantizedLayer(nn.Module):
     the rest. `weight` is [out, ...], `bias` [out] or None.
     """
 
+    channel_dim = -1  # of what it reads and gives
     output_has_bias = False  # whether _aftergemm quantizes the product with its bias
     weight: Tensor
     bias: Any  # a parameter or None; torch's classes declare each their own
@@ -31,6 +32,13 @@ class QuantizedLayer(nn.Module):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product of x with a weight that may be quantized, plus `bias` if there is one."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its product is")
+
+    def columns(self, x: Tensor) -> Tensor | None:
+        """What rows of the weight, [out, in] when flattened, multiply of the input `x`: [products, in].
+
+        None where not every row multiplies the same.
+        """
+        return x.reshape(-1, x.shape[-1])
 
     def aligned(self, bias: Tensor) -> Tensor:
         """`bias` [out] in a shape that can be added to the product."""
@@ -62,6 +70,11 @@ class QuantizedLayer(nn.Module):
             return self._aftergemm_quantizer(self.product(x, weight, bias))
         product = self._aftergemm_quantizer(self.product(x, weight))
         return product + self.aligned(bias).to(product.dtype)
+
+
+def channels_last(module: nn.Module, y: Tensor) -> Tensor:
+    """`y`, what `module` gives or reads, with its channels in the last dimension."""
+    return y.movedim(getattr(module, "channel_dim", -1), -1)
 
 
 def weighted_layers(model: nn.Module) -> dict[str, QuantizedLayer]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swin_quant.base.errors import listed
 from swin_quant.operators.analysis import Analysis, Checked, Operator
 from swin_quant.operators.roofline import Limit
 from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, Status, unknown_everywhere
@@ -77,7 +78,8 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[Chapter]:
         [*_unknown(analysis), *(_details(analysis) if full else ())],
     )
     yield Chapter("shapes and control flow", None, [sentence(one) for one in analysis.variations] + [
-        "nothing asks for a value: control flow does not depend on data",
+        f"control flow or shapes depend on data: {listed(analysis.depending)}" if analysis.depending
+        else "nothing asks for a value: control flow does not depend on data",
         f"needed by training alone: {training_sentence({k: list(v) for k, v in analysis.training_only.items()})}",
     ])  # fmt: skip
     yield Chapter("precision risks", None, [
@@ -129,7 +131,7 @@ def analysis_markdown(analysis: Analysis, level: int = 2) -> str:
 
 
 def _remarks(analysis: Analysis) -> list[str]:
-    return ["MB: what calls read and write in float32, one at a time, weights too; a view moves nothing"]
+    return [f"MB: what calls read and write in {analysis.types}, one at a time, weights too; a view moves nothing"]
 
 
 def _targets(analysis: Analysis, between: str) -> ReportTable[TargetRow]:

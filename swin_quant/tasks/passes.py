@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import World, all_sum, from_main, gather
-from swin_quant.base.errors import listed
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import architecture_of, exchanges_of, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, outputs_of, units_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes.equalize import outliers
@@ -80,7 +80,11 @@ def improve(
     steps = plan.steps
     if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
         return calibration, []
-    architecture_of(model)
+    if not _is_known(model):
+        names = ", ".join(step.name for step in steps)
+        raise SwinQuantError(
+            f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
+        )
     everyone = gathered(images, world)
     piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model),
                       scratch)  # fmt: skip
@@ -132,7 +136,7 @@ def standing_out(
 
 
 def _is_known(model: nn.Module) -> bool:
-    return isinstance(model, Classifier) and model.architecture is not None
+    return isinstance(model, Classifier) and (model.architecture is not None or bool(model.units))
 
 
 def _record(gain: Gain) -> PassRecord:

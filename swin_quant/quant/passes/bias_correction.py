@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.schema import check_fields, within
-from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.layer import QuantizedLayer, channels_last
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.trial import copied, quantized, quantizing, restore, squared_error
-from swin_quant.quant.passes.units import UnitRun, through
+from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.watch import watching
 
 
@@ -56,7 +56,7 @@ def run(piece: Workpiece, options: BiasOptions) -> str:
 
 
 def _correct(piece: Workpiece, step: UnitRun, given: Sequence[Tensor], options: BiasOptions) -> None:
-    final = [part.name for part in piece.outputs if part.name.startswith(f"{step.name}.")]
+    final = [part.name for part in piece.outputs if inside(part.name, step.name)]
     layers = {
         name: layer
         for name, layer in step.unit.named_modules()
@@ -82,6 +82,7 @@ def _means(unit: nn.Module, layers: Mapping[str, nn.Module], inputs: Sequence[Te
     seen: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in layers}
 
     def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+        y = channels_last(module, y)
         seen[name].append((_sum(y), y.numel() // y.shape[-1]))
 
     with watching(layers, look):

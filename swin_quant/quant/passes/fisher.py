@@ -13,6 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from swin_quant.quant.layer import channels_last
+from swin_quant.quant.outputs import rows
 from swin_quant.quant.watch import watching
 
 
@@ -24,24 +26,29 @@ def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
 
 
 def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
-    """Name of a unit -> the diagonal of F over the channels of its output [..., channels]: float32, of mean 1."""
+    """Name of a unit -> the diagonal of F over the channels of its output [..., channels]: float32, of mean 1.
+
+    Where a model gives maps or embeddings, which have no softmax, F is that of their squared error: A is the identity.
+    """
     sums: dict[str, Tensor] = {}
 
     def add(name: str, gradient: Tensor) -> None:
-        part = gradient.detach().flatten(0, -2).double().square().sum(0)
+        part = channels_last(parts[name], gradient.detach()).flatten(0, -2).double().square().sum(0)
         sums[name] = sums[name] + part if name in sums else part
 
     def look(name: str, module: nn.Module, given: object, y: Tensor) -> None:
         y.register_hook(partial(add, name))
 
+    classes = getattr(model, "classes", 1)
     parts = {name: model.get_submodule(name) for name in units}
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.enable_grad(), watching(parts, look):
         for batch in images:
             x = batch.clone().requires_grad_()
-            logits = model(x)
+            logits = rows(model(x))
             signs = torch.randint(0, 2, logits.shape, generator=generator).to(logits) * 2 - 1
-            torch.autograd.grad((logits * root_times_signs(logits.detach(), signs)).sum(), x)
+            felt = root_times_signs(logits.detach(), signs) if classes else signs
+            torch.autograd.grad((logits * felt).sum(), x)
     return {name: _relative(total).float() for name, total in sums.items()}
 
 

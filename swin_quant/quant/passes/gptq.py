@@ -38,9 +38,10 @@ def run(piece: Workpiece, options: GptqOptions) -> str:
 
     def solve(problem: Problem) -> Tensor:
         target, node = corrected(problem), problem.layer._weight_quantizer
-        _settle(node, target, piece.method)
+        _settle(node, problem.like(target), piece.method)
         qmin, qmax = node.signed_grid
-        step = node.range_for(target) / qmax  # float32, as whatever reads the weights computes it: 0-dim or [out, 1]
+        step = node.range_for(problem.like(target)) / qmax  # float32, as whatever reads the weights computes it
+        step = step.view(-1, 1) if step.dim() else step
         scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
         for rows in problem.rows:
             hessian, which = damped(rows.whole.covariance, options.damp), rows.which
@@ -51,7 +52,7 @@ def run(piece: Workpiece, options: GptqOptions) -> str:
 
 
 def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
-    """Give the node of `weight` [out, in] a range that does not follow it: 0-dim, or [out, 1] where each row has one.
+    """Give the node of `weight` [out, ...] a range that does not follow it: 0-dim, or [out, 1, ...], one a row.
 
     By the method for its bits; where that has none for weights, the largest magnitude.
     """

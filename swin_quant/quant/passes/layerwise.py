@@ -47,11 +47,15 @@ class Rows:
 @dataclass(frozen=True)
 class Problem:
     """A layer, the weight [out, in] that it has in float, float64, and its rows: those that a bias is for are not
-    asked for means."""
+    asked for means. Of a convolution `in` are the values of a patch, and `like` gives a weight its shape."""
 
     layer: QuantizedLayer
     weight: Tensor
     rows: Sequence[Rows]
+
+    def like(self, weight: Tensor) -> Tensor:
+        """[out, in] in the shape of the layer's weight."""
+        return weight.view_as(self.layer.weight)
 
 
 Solve = Callable[[Problem], Tensor]
@@ -59,8 +63,8 @@ Solve = Callable[[Problem], Tensor]
 
 
 def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
-    """Give the linears of every unit whose weights are quantized those of `solve`, shift their biases by what is left,
-    and say what that did."""
+    """Give the layers of every unit whose weights are quantized those of `solve`, shift their biases by what is left,
+    and say what that did. Convolutions of several groups keep theirs."""
     gains: list[float] = []
     skipped: list[str] = []
     given: list[Tensor] = []
@@ -88,16 +92,17 @@ def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
 
 
 def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
-    """The linears of a unit whose weights are quantized, in the order in which they run."""
+    """The layers of a unit whose weights are quantized, in the order in which they run; none of several groups."""
     layers = {
         name: layer
         for name, layer in unit.named_modules()
-        if isinstance(layer, QuantizedLayer) and isinstance(layer, nn.Linear) and layer._weight_quantizer.enabled
+        if isinstance(layer, QuantizedLayer) and layer._weight_quantizer.enabled
     }
     order: dict[str, None] = {}
 
-    def look(name: str, *others: Any) -> None:
-        order[name] = None
+    def look(name: str, layer: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
+        if cast(QuantizedLayer, layer).columns(inputs[0]) is not None:
+            order[name] = None
 
     with watching(layers, look):
         through(unit, [batch[:1] for batch in given[:1]])
@@ -118,10 +123,11 @@ def _solve_one(step: UnitRun, name: str, given: Sequence[Tensor], solve: Solve) 
         for which, centred in ((shiftable, True), (~shiftable, False))
         if which.any()
     ]
-    weight = original.weight.detach().double()
-    layer.weight.copy_(solve(Problem(layer, weight, rows)))
+    weight = original.weight.detach().double().flatten(1)
+    problem = Problem(layer, weight, rows)
+    layer.weight.copy_(problem.like(solve(problem)))
     x, d = whole.x / whole.tokens, whole.d / whole.tokens
-    lacking = weight @ (x + d) + _bias(original) - layer.weight.double() @ x - _bias(layer)
+    lacking = weight @ (x + d) + _bias(original) - layer.weight.double().flatten(1) @ x - _bias(layer)
     layer.shift_bias(lacking.to(layer.weight.dtype))
 
 
@@ -157,14 +163,20 @@ def _sums(
 
     Products are float32 in a batch of pictures, and float64 where batches are added: sums are to be inverted.
     """
-    channels = layer.weight.shape[1]
+    channels = layer.weight[0].numel()
     vector, matrix = (torch.zeros(shape).to(layer.weight).double() for shape in (channels, (channels, channels)))
     parts = [_TokenSums(0, vector, vector, matrix, matrix)] * 2
     for number, (batch, float_batch) in enumerate(zip(given, step.inputs, strict=True)):
         with quantizing(step.unit):
             x = layer._input_quantizer(entering(step.unit, layer, [batch])[0])
-        x = x.reshape(-1, channels).float()
-        d = entering(step.original, original, [float_batch])[0].reshape(-1, channels).float() - x
+        x = _columns(layer, x)
+        d = _columns(original, entering(step.original, original, [float_batch])[0]) - x
         products = (each.double() for each in (x.sum(0), d.sum(0), x.T @ x, d.T @ x))
         parts[number % 4 != 3] += _TokenSums(len(x), *products)
     return parts[0], parts[1]
+
+
+def _columns(layer: QuantizedLayer, x: Tensor) -> Tensor:
+    found = layer.columns(x)
+    assert found is not None
+    return found.float()

@@ -51,6 +51,12 @@ class Lesson:
 def lesson_of(step: UnitRun, given: Sequence[Tensor], weights: Tensor | None) -> Lesson:
     """What the unit gives in float, of the batches that it is `given` behind quantized units; `weights` of channels."""
     targets = torch.cat(step.outputs)
-    root = torch.ones_like(targets[0, ..., :1]) if weights is None else weights.to(targets.device).sqrt()
+    root = targets.new_ones(()) if weights is None else _beside(step.unit, targets, weights.to(targets.device).sqrt())
     held_out = max(1, round(_HELD_OUT * len(targets)))
     return Lesson(torch.cat(step.inputs), torch.cat(list(given)), targets, root, held_out)
+
+
+def _beside(unit: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:
+    """`weights` [channels] in a shape that multiplies what a unit gives."""
+    dim = getattr(unit, "channel_dim", -1) % targets.dim()
+    return weights.view(-1, *[1] * (targets.dim() - 1 - dim))

@@ -66,6 +66,11 @@ def walk(
         inputs = outputs
 
 
+def inside(name: str, unit: str) -> bool:
+    """Whether what is called `name` is of a unit; one without a name is the whole network."""
+    return not unit or name.startswith(f"{unit}.")
+
+
 @torch.inference_mode()
 def through(unit: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """What a unit gives for each batch."""

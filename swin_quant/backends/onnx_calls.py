@@ -1,0 +1,130 @@
+"""The calls of an ONNX graph as `analyze` counts them: operators, shapes, MACs, reads of weights. Nothing runs.
+
+Shapes are those that ONNX's own inference finds for a batch of a given size. `tasks.analyze` has the same of torch.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swin_quant.backends.onnx_checks import check_operators, infer_shapes, label, shown
+from swin_quant.backends.onnx_file import read_model
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.extras import library
+from swin_quant.operators.trace import Call, Shape
+
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+DEPENDING = frozenset({"If", "Loop", "Scan", "NonZero", "Unique", "NonMaxSuppression", "Compress"})
+_MATRIX = frozenset({"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"})
+_KERNEL = frozenset({"Conv", "ConvInteger", "QLinearConv"})
+_INDEX_TYPES = (7, 8, 9)  # INT64, STRING, BOOL of TensorProto: shapes and indices, no parameters
+_WEIGHT_OF = {"QLinearMatMul": 3, "QLinearConv": 3}
+
+
+@dataclass(frozen=True)
+class CountedGraph:
+    """`calls` in order; `parameters` that initializers hold; `open_batch`: whether the file takes any batch; `images`,
+    the shape of its input for the batch that was asked for; `depending`: nodes whose shape or flow depends on data."""
+
+    calls: tuple[Call, ...]
+    parameters: int
+    open_batch: bool
+    images: Shape
+    depending: tuple[str, ...]
+
+
+def counted(path: Path, batch: int) -> CountedGraph:
+    """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and what is wrong with it.
+
+    Operators of other domains are counted by name, without shapes behind them where ONNX knows none.
+    """
+    model = read_model(path)
+    try:
+        return _counted(model, batch)
+    except SwinQuantError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _counted(model: Any, batch: int) -> CountedGraph:
+    check_operators(model)
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in held]
+    if len(inputs) != 1:
+        raise SwinQuantError(f"has {len(inputs)} inputs: a model of pictures has one")
+    sizes = inputs[0].type.tensor_type.shape.dim
+    open_batch = bool(sizes) and not sizes[0].HasField("dim_value")
+    if not open_batch and sizes and sizes[0].dim_value != batch:
+        raise UsageError(f"is for batches of {sizes[0].dim_value} alone: give that as ‹batch›")
+    if open_batch:
+        sizes[0].dim_value = batch
+    if not sizes or any(not size.HasField("dim_value") for size in sizes):
+        raise UsageError("takes pictures of any size, whose operators cannot be counted: export it with a fixed one")
+    weights = {name: (_shape(tensor.dims), _bytes(tensor.data_type, tensor.dims)) for name, tensor in held.items()}
+    parameters = sum(math.prod(one.dims) for one in held.values() if one.data_type not in _INDEX_TYPES)
+    del model.graph.value_info[:]  # for another batch, perhaps
+    graph = infer_shapes(model)
+    known = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
+    shapes = {name: _shape(size.dim_value for size in kind.shape.dim) for name, kind in known.items()}
+    sizes_of = {name: _bytes(known[name].elem_type, shape) for name, shape in shapes.items()}
+    shapes |= {name: shape for name, (shape, _) in weights.items()}
+    read: set[str] = set()
+    calls = []
+    for node in graph.node:
+        if node.op_type != "Constant":
+            calls.append(_call(node, shapes, sizes_of, weights, read))
+    depending = tuple(f"{node.op_type} ({label(node)})" for node in graph.node if node.op_type in DEPENDING)
+    images = shapes[inputs[0].name]
+    return CountedGraph(tuple(calls), parameters, open_batch, images, depending)
+
+
+def _call(
+    node: Any, shapes: Mapping[str, Shape], sizes: Mapping[str, int],
+    weights: Mapping[str, tuple[Shape, int]], read: set[str],
+) -> Call:  # fmt: skip
+    name = node.op_type if node.domain in ("", "ai.onnx") else f"{shown(node.domain)}::{shown(node.op_type)}"
+    inputs = [one for one in node.input if one]
+    own = [one for one in inputs if one in weights]
+    new = {one for one in own if one not in read}
+    read |= new
+    moves = name not in VIEWS
+    return Call(
+        name,
+        label(node),
+        tuple(shapes[one] for one in inputs if one in shapes),
+        tuple(shapes[one] for one in node.output if one in shapes),
+        macs_of(node, [shapes.get(one) for one in node.input], [shapes.get(one) for one in node.output]),
+        sum(math.prod(weights[one][0]) for one in new),
+        sum(sizes.get(one, 0) for one in {*inputs, *node.output} - set(own)) if moves else 0,
+        sum(weights[one][1] for one in own) if moves else 0,
+    )
+
+
+def macs_of(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape | None]) -> int:
+    """Multiplications with additions of a node; 0 for what multiplies no matrices, or where shapes are not known."""
+    kind, out = node.op_type, outputs[0] if outputs else None
+    first = inputs[0] if inputs else None
+    if out is None or first is None:
+        return 0
+    if kind in _MATRIX:
+        turned = any(one.name == "transA" and one.i for one in node.attribute)
+        return math.prod(out) * (first[0] if turned else first[-1])
+    weight = inputs[_WEIGHT_OF.get(kind, 1)] if len(inputs) > _WEIGHT_OF.get(kind, 1) else None
+    if weight is None or not weight or not weight[0]:
+        return 0
+    if kind in _KERNEL:
+        return math.prod(out) * math.prod(weight[1:])
+    return math.prod(first) * math.prod(weight[1:]) if kind == "ConvTranspose" else 0
+
+
+def _shape(sizes: Any) -> Shape:
+    return tuple(int(size) for size in sizes)
+
+
+def _bytes(kind: int, shape: Any) -> int:
+    onnx = library("onnx", "onnx")
+    try:
+        return math.prod(shape) * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+    except (KeyError, TypeError, ValueError):
+        return 0

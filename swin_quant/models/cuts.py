@@ -1,0 +1,175 @@
+"""Units of a traced network: the modules that its forward pass runs one after the other, each on one tensor.
+
+A module is closed where one tensor goes in and one comes out. Units are the closed modules that hold a whole residual
+branch, a block, and those around them that hold none. Each becomes a call of the graph again, so that what is inside
+can be run, looked at and changed alone, as passes do (`quant.passes.units`). Names stay.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, word_of
+
+WHOLE = ("",)
+CONSTANT = "_tensor_constant"  # what fx calls tensors that it meets on the way
+MERGES = ADDS | {"cat", "concat"}
+_CHANNELS_FIRST = CONVOLUTIONS | NORMS | {"layernorm2d"}
+_CHANNELS_LAST = frozenset({"linear", "quantlinear", "layernorm"})
+
+
+@dataclass(frozen=True)
+class Region:
+    """A module, its operations in order, and at which place of those of the graph they begin."""
+
+    name: str
+    start: int
+    nodes: tuple[fx.Node, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.nodes)
+
+
+def chain(graph: fx.Graph, root: nn.Module) -> list[Region]:
+    """The longest row of regions behind each other, by the layers in it; it begins and ends with one that has some.
+
+    Empty where most layers are in none.
+    """
+    nodes = _operations(graph)
+    layers = [node.op == "call_module" and word_of(node, root) in LAYERS for node in nodes]
+    starts: dict[int, list[Region]] = {}
+    for region in _eligible(graph, nodes, layers, root):
+        starts.setdefault(region.start, []).append(region)
+    rows: list[list[Region]] = [[]]
+    place = 0
+    while place < len(nodes):
+        if place in starts:
+            rows[-1].append(max(starts[place], key=lambda region: (region.stop, -len(region.name))))
+            place = rows[-1][-1].stop
+        else:
+            rows.append([])
+            place += 1
+
+    def held(region: Region) -> int:
+        return sum(layers[region.start : region.stop])
+
+    best = max(rows, key=lambda row: sum(map(held, row)))
+    if 2 * sum(map(held, best)) < sum(layers):
+        return []
+    with_layers = [number for number, region in enumerate(best) if held(region)]
+    return best[with_layers[0] : with_layers[-1] + 1]
+
+
+def _operations(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op.startswith("call_")]
+
+
+def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: nn.Module) -> Iterator[Region]:
+    """Closed modules that hold a residual branch of their own, the outermost of such; and those that hold none."""
+    flowing = _flowing(graph, nodes)
+    regions = {region.name: region for region in _closed(nodes, flowing)}
+    owners: set[str] = set()
+    for place, node in enumerate(nodes):
+        if word_of(node, root) in MERGES:
+            start = max(cut for cut in flowing if cut <= place)
+            stop = min(cut for cut in flowing if cut > place)
+            around = [one for one in regions.values() if one.start <= start and stop <= one.stop]
+            if around and sum(layers[start:stop]):
+                owners.add(min(around, key=lambda one: (one.stop - one.start, -len(one.name))).name)
+    blocks = {name for name in owners if not any(name.startswith(f"{other}.") for other in owners)}
+    for name, region in regions.items():
+        if name in blocks or not any(block.startswith(f"{name}.") for block in blocks):
+            yield region
+
+
+def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
+    """Place between operations -> the tensor that flows there, where it is one; what is given out besides flows not."""
+    index = {node: number for number, node in enumerate(nodes)}
+    (pictures,) = (node for node in graph.nodes if node.op == "placeholder")
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    alive: dict[int, list[fx.Node]] = {place: [] for place in range(len(nodes) + 1)}
+    for node in (pictures, *nodes):
+        last = max((index[user] for user in node.users if user in index), default=-1)
+        for place in range(index.get(node, -1) + 1, last + 1):
+            alive[place].append(node)
+    if isinstance(output.args[0], fx.Node):
+        alive[len(nodes)].append(output.args[0])
+    return {place: those[0] for place, those in alive.items() if len(those) == 1}
+
+
+def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Region]:
+    """Every module whose operations are all between two places where one tensor flows."""
+    inside: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        words = home(node).split(".") if home(node) else []
+        for depth in range(1, len(words) + 1):
+            inside.setdefault(".".join(words[:depth]), []).append(number)
+    for name, places in inside.items():
+        start, stop = places[0], places[-1] + 1
+        if len(places) != stop - start or start not in flowing or flowing.get(stop) is not nodes[stop - 1]:
+            continue
+        region = nodes[start:stop]
+        within = {flowing[start], *region}
+        reads = {one for node in region for one in node.all_input_nodes} - within
+        leaks = any(user not in within for node in region[:-1] for user in node.users)
+        itself = len(region) > 1 and any(str(node.target) == name for node in region)  # a norm that holds an activation
+        if not leaks and not itself and all(_is_own(one, name) for one in reads):
+            yield Region(name, start, tuple(region))
+
+
+def _is_own(node: fx.Node, name: str) -> bool:
+    """Whether a value is one of the module `name`, or a constant that tracing found, which each can have."""
+    return node.op == "get_attr" and str(node.target).startswith((f"{name}.", CONSTANT))
+
+
+def home(node: fx.Node) -> str:
+    """The module that an operation is of: that which is called, or in whose forward it stands."""
+    if node.op in ("call_module", "get_attr"):
+        return str(node.target)
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(list(stack.values())[-1][0]) if stack else ""
+
+
+def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:
+    """The graph of a region, from its own module's view; in `graph` is a call of that module in its place."""
+    reads = dict.fromkeys(one for node in region.nodes for one in node.all_input_nodes if one not in region.nodes)
+    (given,) = (one for one in reads if one.op != "get_attr")
+    inner, prefix = fx.Graph(), f"{region.name}."
+    copies = {given: inner.placeholder("x")}
+    for node in (*(one for one in reads if one is not given), *region.nodes):
+        copies[node] = copy = inner.node_copy(node, copies.__getitem__)
+        if node.op in ("call_module", "get_attr"):
+            copy.target = str(node.target).removeprefix(prefix)
+    gives = region.nodes[-1]
+    inner.output(copies[gives])
+    with graph.inserting_after(gives):
+        call = graph.call_module(region.name, (given,))
+    gives.replace_all_uses_with(call)
+    for node in reversed(region.nodes):
+        graph.erase_node(node)
+    for node in reads:
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+    return inner
+
+
+def channel_dim(node: fx.Node, root: nn.Module) -> int:
+    """Which dimension of what `node` gives is that of channels: 1 or -1, as the layers that it comes from have it."""
+    seen: set[fx.Node] = set()
+    front = [node]
+    while front:
+        node = front.pop(0)
+        word = word_of(node, root)
+        if word in _CHANNELS_FIRST:
+            return 1
+        if word in _CHANNELS_LAST:
+            return -1
+        if word == "permute":
+            order = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
+            if tuple(order) in ((0, 3, 1, 2), (0, 2, 3, 1)):
+                return 1 if tuple(order) == (0, 3, 1, 2) else -1
+        seen.add(node)
+        front += [one for one in node.all_input_nodes if one.op != "get_attr" and one not in seen]
+    return -1

@@ -1,0 +1,118 @@
+"""ONNX files as `analyze` counts them: products by hand, shapes by inference, risks by construction."""
+
+import json
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from swin_quant.backends.onnx_calls import counted  # noqa: E402
+from swin_quant.base.errors import SwinQuantError, UsageError  # noqa: E402
+from swin_quant.cli import main  # noqa: E402
+from swin_quant.tasks.analyze_onnx import analyze_onnx  # noqa: E402
+
+
+def file_of(tmp_path, nodes, tensors, output, batch="batch", name="net.onnx", kind=TensorProto.FLOAT, side=8):
+    images = helper.make_tensor_value_info("images", kind, [batch, 3, side, side])
+    given = helper.make_tensor_value_info(output, kind, None)
+    held = [numpy_helper.from_array(value, key) for key, value in tensors.items()]
+    graph = helper.make_graph(nodes, "net", [images], [given], held)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    onnx.save(model, tmp_path / name)
+    return tmp_path / name
+
+
+def node(kind, inputs, output, **attributes):
+    return helper.make_node(kind, inputs, [output], name=output, **attributes)
+
+
+@pytest.fixture
+def network(tmp_path):
+    """A strided convolution of two groups' depth, pooled, and a linear with its weight turned."""
+    values = np.random.default_rng(0).normal(size=(16, 3, 3, 3)).astype(np.float32)
+    values[0], values[1] = 0, 100
+    nodes = [
+        node("Conv", ["images", "kernel"], "maps", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Relu", ["maps"], "positive"),
+        node("GlobalAveragePool", ["positive"], "pooled"),
+        node("Flatten", ["pooled"], "flat"),
+        node("Gemm", ["flat", "weight"], "logits", transB=1),
+    ]
+    tensors = {"kernel": values, "weight": np.full((10, 16), 7e4, np.float32)}
+    return file_of(tmp_path, nodes, tensors, "logits")
+
+
+def test_counts_are_those_of_hand(network):
+    found = counted(network, 2)
+    by_name = {call.name: call for call in found.calls}
+    assert by_name["Conv"].macs == 2 * 16 * 4 * 4 * 3 * 9 and by_name["Gemm"].macs == 2 * 10 * 16
+    assert by_name["Conv"].outputs == ((2, 16, 4, 4),) and by_name["Conv"].parameters == 16 * 27
+    assert by_name["Relu"].activations == 2 * 4 * 2 * 16 * 16 and by_name["Flatten"].bytes == 0
+    assert found.parameters == 16 * 27 + 160 and found.open_batch
+
+
+def test_risks_of_the_weights_are_named(network):
+    kinds = {advice.kind: advice.nodes for advice in analyze_onnx(network).risks}
+    assert kinds == {"weights-beyond-half": ("weight",), "dead-channels": ("kernel",), "outlier-weights": ("kernel",)}
+
+
+def test_the_command_prints_tables_and_json(network, capsys):
+    assert main(["analyze", str(network), "--batch", "2", "--target", "onnxruntime", "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["macs"] == 2 * (16 * 16 * 27 + 160)
+    assert [one["targets"]["onnxruntime"]["kind"] for one in said["operators"]] == ["supported"] * 5
+    assert main(["analyze", str(network)]) == 0
+    assert "batch: may vary" in capsys.readouterr().out
+    assert main(["analyze", str(network), "--replace", "roll"]) == 2
+
+
+def test_weights_with_one_scale_and_norms_in_half_are_told(tmp_path):
+    nodes = [
+        node("DequantizeLinear", ["levels", "scale"], "weight"),
+        node("Cast", ["images"], "half", to=TensorProto.FLOAT16),
+        node("Softmax", ["half"], "chances"),
+        node("Cast", ["chances"], "again", to=TensorProto.FLOAT),
+        node("MatMul", ["again", "weight"], "logits"),
+    ]
+    tensors = {"levels": np.ones((8, 4), np.int8), "scale": np.array(0.1, np.float32)}
+    found = analyze_onnx(file_of(tmp_path, nodes, tensors, "logits"))
+    assert {advice.kind for advice in found.risks} == {"tensor-scales", "norm-variance"}
+
+
+def test_what_depends_on_data_is_named(tmp_path):
+    where = file_of(tmp_path, [node("NonZero", ["images"], "there")], {}, "there", kind=TensorProto.FLOAT)
+    model = onnx.load(where)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    onnx.save(model, where)
+    assert analyze_onnx(where).depending == ("NonZero (there)",)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (
+            lambda model: model.graph.node[0].CopyFrom(node("Mine", ["images"], "maps", domain="else")),
+            "not an operator",
+        ),
+        (lambda model: model.graph.input[0].type.tensor_type.shape.dim[2].ClearField("dim_value"), "any size"),
+        (lambda model: model.graph.input.add().CopyFrom(model.graph.input[0]), "2 inputs"),
+        (lambda model: model.graph.initializer[0].dims.__setitem__(0, 99), "not what it holds"),
+    ],
+)
+def test_files_that_cannot_be_counted_are_refused_in_a_line(network, change, fault):
+    model = onnx.load(network)
+    change(model)
+    onnx.save(model, network)
+    with pytest.raises(SwinQuantError, match=fault) as refused:
+        counted(network, 1)
+    assert str(network) in str(refused.value)
+
+
+def test_a_fixed_batch_is_that_of_the_file(tmp_path):
+    file = file_of(tmp_path, [node("Relu", ["images"], "y")], {}, "y", batch=4)
+    with pytest.raises(UsageError, match="batches of 4"):
+        counted(file, 1)
+    assert counted(file, 4).images == (4, 3, 8, 8)

@@ -1,0 +1,151 @@
+"""Traced networks: their units are their blocks, alone they give what they gave, and passes run on them."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.passes.places import rescale
+from swin_quant.quant.passes.units import entering, walk
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import dequantize, quantize
+
+FAMILIES = {
+    "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
+    "deit_tiny_patch16_224": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    "convnext_atto": {"depths": [1, 2, 1, 1], "dims": [8, 16, 16, 16]},
+    "mobilenetv3_small_050": {},
+}
+PASSES = [
+    {"name": "equalize", "pictures": 2, "alpha": [0.5]},
+    {"name": "range_search", "pictures": 2, "rounds": 1},
+    {"name": "bias_correction", "pictures": 4},
+    {"name": "ridge", "pictures": 4},
+    {"name": "gptq", "pictures": 4},
+    {"name": "reconstruct", "pictures": 4, "iterations": 2, "batch": 2},
+]
+
+
+def built(name):
+    torch.manual_seed(0)
+    options = {"ARCHITECTURE": name, "OPTIONS": json.dumps(FAMILIES[name])}
+    model = {"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": options}
+    network = build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": model}, "test"))
+    for key, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        if key.endswith("running_var"):
+            tensor.uniform_(0.5, 2.0)
+        elif tensor.dim() == 1 and tensor.is_floating_point():
+            tensor.data.add_(0.2 * torch.randn(tensor.shape))
+    return network
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param, built(request.param)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+def test_units_are_blocks_and_what_stands_between_them(family):
+    name, model = family
+    units = list(units_of(model))
+    blocks = {
+        "resnet18": ["layer1.0", "layer2.0", "layer3.0", "layer4.0"],
+        "deit_tiny_patch16_224": ["blocks.0", "blocks.1"],
+        "convnext_atto": ["stages.1.downsample", "stages.1.blocks.0", "stages.1.blocks.1", "stages.2.downsample"],
+        "mobilenetv3_small_050": ["blocks.1.0", "blocks.1.1", "blocks.2.0"],
+    }[name]
+    first = units.index(blocks[0])
+    assert units[first : first + len(blocks)] == blocks
+
+
+def test_a_walk_meets_what_the_network_itself_gives_its_units(family, images):
+    _, model = family
+    for run in walk(model, units_of(model), [images[:2]]):
+        with torch.inference_mode():
+            (direct,) = entering(model, run.unit, [images[:2]])
+        assert torch.equal(run.inputs[0], direct), run.name
+
+
+def test_factors_that_move_leave_the_function(family, images):
+    name, _ = family
+    model = built(name)
+    calibrate(model, [images], Method("max"))  # norms are folded
+    with torch.no_grad():
+        wanted = model(images)
+        found = exchanges_of(model)
+        assert found, "a norm and its linears, or convolutions with nothing but ReLU between them"
+        for exchange in found:
+            channels = exchange.before[0].cut(model.get_parameter(exchange.before[0].name)).shape[0]
+            rescale(model, exchange, torch.rand(channels) + 0.5)
+        torch.testing.assert_close(model(images), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_pass_runs_and_together_they_gain(name, images):
+    model, images = built(name), images[:4]
+    few = load_policy("qdq").bits("role:gemm_weight", 5).bits("role:activation", 6)
+    plain = sq.calibrate(sq.Model(model), [images], few, method="max", passes=[])
+    with torch.no_grad():
+        wanted = model(images)
+        quantize(model)
+        before = distance(model(images), wanted)[1]
+        dequantize(model)
+    improved = sq.calibrate(plain, [images], few, method="max", passes=PASSES)
+    assert [one["name"] for one in improved.card.calibration["passes"]] == [one["name"] for one in PASSES]
+    with torch.no_grad():
+        quantize(model)
+        assert distance(model(images), wanted)[1] > before
+
+
+class Skipping(nn.Module):
+    """Functional, with a skip that no module of its own holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        return self.head((x + F.relu(self.second(x))).mean((2, 3)))
+
+
+def test_a_network_without_blocks_is_one_unit():
+    torch.manual_seed(0)
+    images = torch.randn(8, 3, 8, 8)
+    model = sq.wrap(Skipping(), 8)
+    assert list(units_of(model.module)) == [""]
+    few = load_policy("qdq").bits("role:gemm_weight", 4)
+    sq.calibrate(model, [images], few, method="max", passes=["bias_correction", "gptq"])
+    assert [one["kept"] for one in model.card.calibration["passes"]] == [True, True]
+
+
+def test_convolutions_are_solved_for_as_the_products_of_patches_that_they_are():
+    torch.manual_seed(0)
+    model = sq.wrap(nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3)), 8)
+    layer, x = model.module.get_submodule("0"), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        product = layer.columns(x) @ layer.weight.flatten(1).T + layer.bias
+        torch.testing.assert_close(product.view(2, 4, 4, 8).permute(0, 3, 1, 2), layer(x))
+
+
+def test_a_network_that_names_no_units_is_refused_in_a_line():
+    from swin_quant.quant.linear import QuantLinear
+
+    model = nn.Sequential(nn.Flatten(), QuantLinear(192, 3))
+    with pytest.raises(SwinQuantError, match=r"bias_correction: .* names no units.*wrap"):
+        sq.calibrate(model, [torch.randn(4, 3, 8, 8)], "qdq", passes=["bias_correction"])
