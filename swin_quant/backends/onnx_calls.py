@@ -38,7 +38,7 @@ class CountedGraph:
 def counted(path: Path, batch: int) -> CountedGraph:
     """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and what is wrong with it.
 
-    Operators of other domains are counted by name, without shapes behind them where ONNX knows none.
+    Functions of its own are counted as what they are made of.
     """
     model = read_model(path)
     try:
