@@ -1,13 +1,19 @@
-"""What W8A8 costs a trained model, whatever its architecture: every policy in torch, and on the engine that it is for.
+"""What W8A8 costs a model, whatever its architecture, and what it wins: tables of docs/results/any_model.md.
 
-    python benchmarks/any_model.py examples/checkpoints/resnet_micro_cifar10.safetensors --data-path CIFAR10 --zip
-        [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
+    python benchmarks/any_model.py accuracy examples/checkpoints/resnet_micro_cifar10.safetensors --data-path CIFAR10
+        --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
+    python benchmarks/any_model.py latency timm:resnet50 [timm:deit_small_patch16_224 ...] [--rounds 5]   (quiet)
 
-A float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all pictures of the
-val split, deltas against float32 with their paired standard errors.
+accuracy: a float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all
+pictures of the val split, deltas against float32 with their paired standard errors. latency: random weights at full
+size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside NNCF where it is installed and ONNX Runtime's
+own quantization. Each table replaces that of its title in the page, and leaves the others.
 """
 
 import argparse
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError
@@ -20,25 +26,54 @@ from swin_quant.cli import main as swin_quant
 POLICIES = ("cpu", "qdq", "onnxruntime", "tensorrt")
 FILES = (("openvino", "cpu"), ("openvino", "qdq"), ("onnxruntime", "onnxruntime"), ("onnxruntime", "qdq"))
 HEADING = (
-    "# W8A8 of trained models of timm\n\nTop-1 in %, deltas in points against float32 with their paired standard "
-    "errors; torch simulates, engines run files. Written by `python benchmarks/any_model.py`.\n\n"
+    "# W8A8 of models of timm\n\nAccuracy: trained micro models, top-1 in %, deltas in points against float32 with "
+    "their paired standard errors; torch simulates, engines run files. Latency: random weights at full size, one "
+    "interleaved run a model. Written by `python benchmarks/any_model.py accuracy` and `latency`.\n"
 )
 
 
 def main() -> None:
     reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+")
-    parser.add_argument("--data-path", required=True)
+    parser.add_argument("what", choices=("accuracy", "latency"))
+    parser.add_argument("models", nargs="+", metavar="CHECKPOINT|timm:NAME")
+    parser.add_argument("--data-path", help="for accuracy")
     parser.add_argument("--zip", action="store_true")
-    parser.add_argument("--pictures", type=int, default=80)
+    parser.add_argument("--pictures", type=int, default=80, help="to calibrate on")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="for latency")
+    parser.add_argument("--rounds", type=int, default=5, help="for latency")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for latency: of each contender in a round")
     parser.add_argument("--work", type=Path, default=Path("out/any_model"))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    text = HEADING + "\n".join(table(checkpoint, args) for checkpoint in args.checkpoints)
-    print(text)
-    if args.output:
-        atomic_write_bytes(args.output, text.encode())
+    if args.what == "accuracy" and not args.data_path:
+        parser.error("accuracy needs --data-path")
+    for model in args.models:
+        text = table(model, args) if args.what == "accuracy" else latency(model, args)
+        print(text)
+        if args.output:
+            place(args.output, f"{args.what.capitalize()} of {Path(model).stem}", text)
+
+
+def place(page: Path, title: str, text: str) -> None:
+    """Put a section into the page, in place of that of its title."""
+    old = page.read_text() if page.exists() else ""
+    sections = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in re.split(r"(?m)^## ", old)[1:]}
+    sections[title] = text.strip()
+    found = "".join(f"\n## {name}\n\n{body}\n" for name, body in sorted(sections.items()))
+    atomic_write_bytes(page, (HEADING + found).encode())
+
+
+def latency(model: str, args: argparse.Namespace) -> str:
+    """Markdown of one model on CPU engines."""
+    folder = args.work / model.replace(":", "_")
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "latency.md"
+    script = Path(__file__).with_name("cpu_engines.py")
+    how = ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--batch", *map(str, args.batch)]
+    words = [sys.executable, str(script), "--model", model, "--work", str(folder), *how, "--output", str(page)]
+    subprocess.run(words, check=True)
+    return page.read_text().partition("\n\n")[2].partition("\n\n")[2]  # less its own heading
 
 
 def table(checkpoint: str, args: argparse.Namespace) -> str:
@@ -59,7 +94,7 @@ def table(checkpoint: str, args: argparse.Namespace) -> str:
         card = RunCard.read(file.with_suffix(".json"))
         results += [result for result in card.results if result["engine"] == backend]
     rows = [Result.of(result) for result in results]
-    lines = [f"{Path(checkpoint).stem}, {rows[0].pictures} pictures", ""]
+    lines = [f"{rows[0].pictures} pictures", ""]
     lines += ["| engine | precision | policy | top-1 | delta |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *map(_row, rows), ""])
 

@@ -1,6 +1,6 @@
 """What an ONNX file itself shows of risks in half precision and INT8: its weights, its types, its scales."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,6 @@ def _values(tensor: Any, path: Path) -> Any:
     return onnx.numpy_helper.to_array(tensor, base_dir=str(path.parent)).astype(np.float32, copy=False)
 
 
-def _most(found: dict[str, float]) -> str:
+def _most(found: Mapping[str, float]) -> str:
     name = max(found, key=found.__getitem__)
     return f"{name} most, {found[name]:.4g}"

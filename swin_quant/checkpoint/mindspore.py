@@ -41,7 +41,7 @@ _DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_inde
 # A gamma without a beta is no norm's, but a layer scale of timm's.
 _SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
 _QKV = ("q", "k", "v")
-_TYPES = {
+TYPES = {
     "Float32": torch.float32, "Float16": torch.float16, "Float64": torch.float64, "BFloat16": torch.bfloat16,
     "Int8": torch.int8, "UInt8": torch.uint8, "Int16": torch.int16, "Int32": torch.int32, "Int64": torch.int64,
     "Bool": torch.bool,
@@ -166,17 +166,17 @@ def _parts(data: memoryview) -> tuple[tuple[int, ...], str, memoryview]:
 
 def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> Tensor:
     shape, kind, _ = parts[0]
-    if kind not in _TYPES:
+    if kind not in TYPES:
         raise ValueError(f"{tag:.80} is of type {kind:.20}")
     content = bytearray(b"".join(bytes(part[2]) for part in parts))
-    size = torch.empty((), dtype=_TYPES[kind]).element_size()
+    size = torch.empty((), dtype=TYPES[kind]).element_size()
     shape = () if shape == (0,) else shape  # how it writes a scalar
     count = 1
     for side in shape:
         count *= side
     if len(shape) > 16 or count * size != len(content):
         raise ValueError(f"{tag:.80}: {len(content)} bytes are not {list(shape)[:16]} of {kind}")
-    values = torch.frombuffer(content, dtype=_TYPES[kind]) if content else torch.empty(0, dtype=_TYPES[kind])
+    values = torch.frombuffer(content, dtype=TYPES[kind]) if content else torch.empty(0, dtype=TYPES[kind])
     return values.reshape(shape)
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
+from swin_quant.checkpoint.mindspore import to_mindspore
+from swin_quant.checkpoint.mindspore_file import ckpt_of
 from swin_quant.checkpoint.ranges import SUFFIX, finite_positive, is_range
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.quantizer import named_nodes, row_ranges
@@ -45,7 +47,8 @@ def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtyp
     """Write the weights without any range to `path`, atomically; parameters as `dtype`, buffers as they are.
 
     Buffers are tables that follow from the geometry: rounded to half, V2's coordinates would move its biases.
-    A name that ends in .safetensors gets that format; any other is written as Microsoft does, `{'model': state_dict}`.
+    A name that ends in .safetensors gets that format, one in .ckpt MindSpore's under mindcv's names; any other is
+    written as Microsoft does, `{'model': state_dict}`.
     Raises when a weight overflows `dtype`.
     """
     state = OrderedDict()
@@ -57,6 +60,8 @@ def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtyp
                 raise SwinQuantError(f"{path}: {key} does not fit into {dtype}: write another type")
     if Path(path).suffix == ".safetensors":
         atomic_write_bytes(path, safetensors.torch.save(state))
+    elif Path(path).suffix == ".ckpt":
+        atomic_write_bytes(path, ckpt_of(to_mindspore(state)))
     else:
         _save({"model": state}, path)
 

@@ -11,7 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli import deployed, options
 from swin_quant.cli.deployed import is_checkpoint
-from swin_quant.cli.output import output_dir, show
+from swin_quant.cli.output import output_dir, put, show
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -96,6 +96,7 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     from swin_quant.base.progress import log
+    from swin_quant.config.outputs import LOGITS
     from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
 
     if not args.checkpoint:
@@ -106,6 +107,17 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     path = subject.card_file or output_dir(args, cfg) / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
     card, baseline = compared(subject, cfg, world, args.original)
+    if cfg.MODEL.OUTPUT_KIND != LOGITS:
+        from swin_quant.report.records import json_text
+        from swin_quant.tasks.evaluate_features import score_features
+
+        how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
+        scores = score_features(subject.model, cfg, card, *how)
+        if args.json != "-":
+            print(*scores, sep="\n")
+        if args.json:
+            put(args.json, json_text([score.to_dict() for score in scores]))
+        return card
     card = card if subject.card_file else _with_earlier_results(card, path)
     how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline, _answers(args))
     before, card = card, score_model(subject.model, cfg, card, *how)

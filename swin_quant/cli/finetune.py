@@ -10,8 +10,12 @@ from swin_quant.cli import options, training
 from swin_quant.cli.output import output_dir, print_table
 
 if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
+    from swin_quant.quant.policy import Policy
+    from swin_quant.tasks.train import Trained
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
@@ -21,6 +25,19 @@ EXAMPLES = """examples:
       --wprec 4 --aprec 4 --teacher my.pth
   torchrun --nproc_per_node 4 qat_finetune.py ... --continue                             (goes on where it stopped)"""
 DEFAULT_RECIPE = "qat_tiny"
+
+
+def _print_features(args: argparse.Namespace, cfg: CfgNode, trained: Trained, policy: Policy, world: World) -> None:
+    from swin_quant.data.sources import has_split
+    from swin_quant.engines.baseline import find_baseline
+    from swin_quant.tasks.evaluate_features import score_features
+
+    if args.no_eval or world.size > 1 or not has_split(cfg, "val"):
+        return
+    baseline = find_baseline(trained.card, [trained.checkpoint.resolve().parent], cfg, [policy], world, args.original)
+    how = (world, "val", args.half, args.max_unreadable, baseline)
+    for score in score_features(trained.model, cfg, trained.card, [policy], *how):
+        print(score)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
+    from swin_quant.config.outputs import LOGITS
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.finetune import finetune
@@ -53,6 +71,9 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         trained = finetune(cfg, recipe, request, policies, world)
         policy = training.policy_of_card(trained.card)
         options.tell_bits([policy])
+        if cfg.MODEL.OUTPUT_KIND != LOGITS:
+            _print_features(args, cfg, trained, policy, world)
+            return None
         if args.no_eval or trained.position.best_epoch is None:
             return None
         folders = [trained.checkpoint.resolve().parent]

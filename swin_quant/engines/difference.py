@@ -1,7 +1,7 @@
 """How far the logits of one engine are from another's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -35,9 +35,14 @@ def difference_of_outputs(found: Sequence[Output], reference: Sequence[Output]) 
     In place of agreement the mean cosine of a picture's values with the reference's. Differences and step are in units
     of the reference's mean magnitude: embeddings and maps have any scale.
     """
+    return difference_of_pairs(zip(found, reference, strict=True))
+
+
+def difference_of_pairs(pairs: Iterable[tuple[Output, Output]]) -> dict[str, Any]:
+    """The same of pairs (what was found, the reference), one batch after the other: nothing is kept."""
     size = values = signal = noise = total = largest = top = cosines = pictures = 0.0
-    for one, other in zip(map(rows, found), map(rows, reference), strict=True):
-        one, other = one.double(), other.double()
+    for found, reference in pairs:
+        one, other = rows(found).double(), rows(reference).double()
         delta = (one - other).abs()
         values, total, size = values + delta.numel(), total + delta.sum().item(), size + other.abs().sum().item()
         largest, top = max(largest, delta.max().item()), max(top, other.abs().max().item())

@@ -119,13 +119,20 @@ def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None
     `cache_mode` is in place of DATA.CACHE_MODE.
     """
     need_logits(cfg, "accuracy")
+    return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES)
+
+
+def open_split(
+    cfg: CfgNode, split: str, world: World, cache_mode: str | None = None, classes: int | None = None
+) -> Pictures:
+    """The pictures of a split; with `classes`, of so many classes, else of any, and maybe without labels."""
     check_channels(cfg)
     return open_pictures(
         cfg.DATA.DATA_PATH,
         split,
         zip_mode=cfg.DATA.ZIP_MODE,
         cache_mode=cache_mode or cfg.DATA.CACHE_MODE,
-        num_classes=cfg.MODEL.NUM_CLASSES,
+        num_classes=classes,
         rank=world.rank,
         world=world.size,
         track=lambda indices: track(indices, f"reading {split}", len(indices)),

@@ -18,16 +18,18 @@ class Classifier(nn.Module):
     `maps`: the side of the map of tokens in each stage, where there are maps.
     `output_kind`: what it gives. Without logits it has no classes, and `left_out` (a pattern of `re`) says which keys
     of a checkpoint it has no use for; with maps, those of `output_stages`, it takes pictures
-    [B, in_chans, H, W] of any size. `units`, `exchanges`: those that a network of no known structure finds in itself;
-    others have them from their architecture (`registry`).
+    [B, in_chans, H, W] of any size.
+    `own_units`, `own_exchanges`, `own_stages`: those that a network of no known structure finds in itself; others have
+    them from their architecture (`registry`).
     """
 
     architecture: "Architecture | None" = None
     output_kind = LOGITS
     left_out: str | None = None
     output_stages: tuple[int, ...] = ()
-    units: tuple[str, ...] = ()
-    exchanges: tuple[Exchange, ...] = ()
+    own_units: tuple[str, ...] = ()
+    own_stages: tuple[str, ...] = ()
+    own_exchanges: tuple[Exchange, ...] = ()
 
     def __init__(self, image_size: int, in_chans: int, classes: int, maps: tuple[int, ...] = ()) -> None:
         super().__init__()

@@ -86,6 +86,9 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def stages_of(model: nn.Module) -> dict[str, nn.Module]:
     """The stages of a model by name, in order."""
+    own: tuple[str, ...] = getattr(model, "own_stages", ())
+    if own:
+        return {name: model.get_submodule(name) for name in own}
     return matching(model, architecture_of(model).stages)
 
 
@@ -103,7 +106,7 @@ def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
 def exchanges_of(model: nn.Module) -> list[Exchange]:
     """Where factors and offsets can move in a model: its own, or the pairs and the others of its architecture."""
     if own := own_units(model):
-        return [one for one in found(getattr(model, "exchanges", ()), model) if _within_one(one, own)]
+        return [one for one in found(getattr(model, "own_exchanges", ()), model) if _within_one(one, own)]
     architecture = architecture_of(model)
     pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
     return list(found(pairs + architecture.exchanges, model))
@@ -129,7 +132,7 @@ def outputs_of(model: nn.Module) -> list[Part]:
 
 def own_units(model: nn.Module) -> tuple[str, ...]:
     """The names of the units that a traced network found in itself; none for any other."""
-    own: tuple[str, ...] = getattr(model, "units", ())
+    own: tuple[str, ...] = getattr(model, "own_units", ())
     return own
 
 

@@ -66,6 +66,8 @@ def _running(module: nn.Module, forward: Callable[[Any, Any], Any]) -> nn.Module
 def _without_logits(model: Traced, kind: str) -> Traced:
     model.output_kind, model.classes = kind, 0
     model.left_out = "|".join(rf"{re.escape(name)}\." for name in model.prune()) or None
+    kept = dict(model.named_modules())
+    model.own_stages = tuple(name for name in model.own_stages if name in kept)
     return model
 
 
@@ -96,7 +98,8 @@ def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Trac
 
     notrace: Any = get_notrace_modules, get_notrace_functions  # timm gives them no types
     leaves = (BatchNormAct2d, DropPath, *notrace[0]())
-    return traced(
+    stages = _stages_with_weights(module)
+    model = traced(
         module,
         size,
         3,
@@ -107,6 +110,15 @@ def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Trac
         split=_activations_apart,
         stem=cfg.MODEL.TIMM.QUANTIZE_STEM,
     )
+    model.own_stages = stages
+    return model
+
+
+def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:
+    """The modules whose maps timm gives, but those without parameters, such as an activation behind the stem."""
+    places = [str(info.get("module")) for info in getattr(module, "feature_info", None) or ()]
+    modules = dict(module.named_modules())
+    return tuple(name for name in places if name in modules and any(True for _ in modules[name].parameters()))
 
 
 @contextmanager

@@ -42,8 +42,8 @@ class Traced(Classifier):
         super().__init__(image_size, in_chans, classes)
         self.foldable = foldable
         self._used = frozenset(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
-        self.exchanges = tuple(exchanges(graph, root, foldable))
-        self.units = _taken_apart(graph, root)
+        self.own_exchanges = tuple(exchanges(graph, root, foldable))
+        self.own_units = _taken_apart(graph, root)
         _take_over(self, root)
         _give_constants(self, graph, root)
         self._run = _compiled(graph, root)

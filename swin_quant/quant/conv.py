@@ -28,7 +28,7 @@ class QuantConv2d(QuantizedLayer, nn.Conv2d):
         """Patches of the padded input; None for groups, and for paddings with something else than zeros."""
         if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return None
-        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # type: ignore[arg-type]
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
         return patches.transpose(1, 2).reshape(-1, patches.shape[1])
 
     def aligned(self, bias: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ class QuantizedLayer(nn.Module):
     def columns(self, x: Tensor) -> Tensor | None:
         """What rows of the weight, [out, in] when flattened, multiply of the input `x`: [products, in].
 
-        None where not every row multiplies the same.
+        None where not every row multiplies the same, and for a layer of another kind that does not say.
         """
-        return x.reshape(-1, x.shape[-1])
+        return x.reshape(-1, x.shape[-1]) if isinstance(self, nn.Linear) else None
 
     def aligned(self, bias: Tensor) -> Tensor:
         """`bias` [out] in a shape that can be added to the product."""

@@ -18,7 +18,9 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.tasks.calibrate import calibrated_again
 
-FORMATS = (".pth", ".safetensors")
+MINDSPORE = ".ckpt"
+FORMATS = (".pth", ".safetensors", MINDSPORE)
+_NAMED = ("swin", "swinv2")  # by MindSpore, and timm's ResNet
 
 
 def convert(
@@ -30,6 +32,9 @@ def convert(
     """
     if target.suffix not in FORMATS:
         raise UsageError(f"‹to› {target}: must end in {' or '.join(FORMATS)}")
+    resnet = cfg.MODEL.TYPE == "timm" and cfg.MODEL.TIMM.ARCHITECTURE.startswith("resnet")
+    if target.suffix == MINDSPORE and not resnet and cfg.MODEL.TYPE not in _NAMED:
+        raise UsageError(f"‹to› {target}: MindSpore's names are known of Swin and ResNet alone: write another format")
     require_file(checkpoint, "checkpoint")
     if target.exists() and target.samefile(checkpoint):
         raise UsageError(f"‹to› {target}: is the checkpoint that is read; give another name")

@@ -13,12 +13,16 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.records import RangesRecord
 from swin_quant.cards.versions import versions
+from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.tasks.calibrate import save_with_card
 from swin_quant.tasks.evaluate import compared, load_for_scoring
 from swin_quant.tasks.train import Request, Trained, run, training_config, with_batch_size
 from swin_quant.train.lock import only_writer
 from swin_quant.train.recipe import Recipe
+
+# Maps and embeddings have no labels: they are learned from the float model's.
+_OF_FEATURES = {"distill.weight": 0.0, "distill.features": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}
 
 
 def finetune(
@@ -30,10 +34,13 @@ def finetune(
 ) -> Trained:
     """QAT of the calibrated checkpoint `request.start` under a policy (else its run card's); writes <NAME>_qat.pth.
 
+    A model of maps or an embedding needs no labels: it learns to give what the float one gives.
     The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
     """
     with only_writer(request.folder, world):
         recipe = with_batch_size(recipe, cfg)
+        if cfg.MODEL.OUTPUT_KIND != LOGITS:
+            recipe = recipe.having(_OF_FEATURES, "a backbone")
         if not request.start:
             raise UsageError("no checkpoint: give the calibrated one (with ‹continue›, too)")
         found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations

@@ -136,7 +136,7 @@ def standing_out(
 
 
 def _is_known(model: nn.Module) -> bool:
-    return isinstance(model, Classifier) and (model.architecture is not None or bool(model.units))
+    return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
 def _record(gain: Gain) -> PassRecord:

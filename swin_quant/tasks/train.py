@@ -16,12 +16,13 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
+from swin_quant.config.outputs import LOGITS
 from swin_quant.config.portable import portable_config
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
-from swin_quant.engines.scoring import open_labelled
+from swin_quant.engines.scoring import open_labelled, open_split
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy
@@ -114,14 +115,15 @@ def run(
         request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
     )
     preprocess = Preprocess.from_config(cfg)
-    pictures = open_labelled(cfg, "train", world)
+    labelled = cfg.MODEL.OUTPUT_KIND == LOGITS
+    pictures = open_labelled(cfg, "train", world) if labelled else open_split(cfg, "train", world)
     reading = {"world": world, "workers": cfg.DATA.NUM_WORKERS, "max_unreadable": request.max_unreadable}
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
     validation = None
-    if has_split(cfg, "val"):
+    if labelled and has_split(cfg, "val"):
         held_out = open_labelled(cfg, "val", world)
         validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
-    else:
+    elif labelled:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     compute_again(model, recipe.memory.checkpointing)
     model.to(world.device)

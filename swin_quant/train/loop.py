@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import World, all_sum, from_main
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
+from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
 from swin_quant.engines.scores import evaluate
 from swin_quant.train.bar import bar
@@ -150,6 +151,8 @@ def _loss(
     recipe = job.recipe
     images, targets = (tensor.to(job.world.device, non_blocking=True) for tensor in (micro.images, micro.targets))
     ours.clear()
+    if job.model.output_kind != LOGITS:
+        return _distance(job, precision, network, images)
     logits = precision.logits(network, images)
     loss = recipe.distill.labels * F.cross_entropy(logits, targets, label_smoothing=recipe.augment.label_smoothing)
     if job.teacher is None:
@@ -158,6 +161,19 @@ def _loss(
     with torch.no_grad(), precision.autocast():
         answers = job.teacher(images).float()
     return loss + distillation_loss(recipe.distill, logits, answers, ours, theirs)
+
+
+def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor) -> Tensor:
+    """Of what has no labels: how far maps or an embedding are from the teacher's, the mean over maps of their squared
+    errors over the teacher's mean squares."""
+    if job.teacher is None:
+        raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
+    with torch.no_grad(), precision.autocast():
+        wanted = job.teacher(images)
+    found = precision.outputs(network, images)
+    pairs = zip(found, [wanted] if isinstance(wanted, Tensor) else wanted, strict=True)
+    distances = [F.mse_loss(one, other.float()) / other.float().square().mean() for one, other in pairs]
+    return torch.stack(distances).mean()
 
 
 def _agree(loss: float, asked: bool, due: bool, world: World) -> tuple[float, bool, bool]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from swin_quant.base.progress import log
+from swin_quant.quant.outputs import Output
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,10 +59,16 @@ class Precision:
 
     def logits(self, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """The float32 logits of images [B, 3, H, W]."""
+        (logits,) = self.outputs(network, images)
+        return logits
+
+    def outputs(self, network: Callable[[Tensor], Output], images: Tensor) -> list[Tensor]:
+        """What a network gives for images [B, 3, H, W], in float32; maps one by one."""
         if self.level in ("O2", "O3"):
             images = images.to(self.half)
         with self.autocast():
-            return network(images).float()
+            given = network(images)
+            return [part.float() for part in ([given] if isinstance(given, Tensor) else given)]
 
 
 class HalfCopy(nn.Module):

@@ -6,6 +6,7 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint import load_float
+from swin_quant.config.outputs import LOGITS
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.train.recipe import Distillation
@@ -41,5 +42,5 @@ def check_teacher(student: Classifier, teacher: Classifier, recipe: Distillation
             f"‹teacher›: takes pictures of {teacher.image_size} pixels, the student of {student.image_size}"
         )
     ours, theirs = list(student.maps), list(teacher.maps)
-    if recipe.features and (ours != theirs or not ours):
+    if student.output_kind == LOGITS and recipe.features and (ours != theirs or not ours):
         raise UsageError(f"‹teacher›: its maps of tokens are {theirs}, not {ours}: its features cannot be used")

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import load_float
+from swin_quant.checkpoint import load_float, save_float
 from swin_quant.checkpoint.mindspore import from_mindspore, is_mindspore, read_ckpt, to_mindspore
+from swin_quant.checkpoint.mindspore_file import ckpt_of
 from swin_quant.checkpoint.names import to_microsoft
 
 # What mindcv's Swin has in a stage of one block and its merging, and around them -> ours.
@@ -120,6 +121,28 @@ def test_a_ckpt_is_read_without_mindspore(tmp_path, tiny_model):
     source = load_float(other, file)
     assert source.format.startswith("ckpt")
     assert all(torch.equal(value, own[key]) for key, value in other.named_parameters())
+
+
+def test_a_ckpt_that_is_written_is_what_protobuf_writes(tmp_path, tiny_model):
+    state = to_mindspore(tiny_model("swin").state_dict())
+    state |= {"scale": torch.tensor(2.0), "half": torch.randn(3, 200).half(), "step": torch.tensor([1, 300])}
+    (tmp_path / "ours.ckpt").write_bytes(ckpt_of(state))
+    found = read_ckpt(tmp_path / "ours.ckpt")
+    assert list(found) == list(state) and all(torch.equal(found[name], state[name]) for name in state)
+    kinds = {torch.float32: "Float32", torch.float16: "Float16", torch.int64: "Int64"}
+    some = {name: x for name, x in state.items() if x.dtype in kinds and x.dim()}
+    assert ckpt_of(some) == checkpoint([entry(name, x, kinds[x.dtype]) for name, x in some.items()])
+
+
+def test_a_model_comes_back_from_its_ckpt(tmp_path, tiny_model):
+    model = tiny_model("swin")
+    save_float(model, tmp_path / "swin.ckpt")
+    other = tiny_model("swin")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    load_float(other, tmp_path / "swin.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_scalars_halves_and_slices(tmp_path):

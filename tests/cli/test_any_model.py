@@ -94,3 +94,22 @@ def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run,
     words = ("--cfg", "timm:resnet50", "--opts", "MODEL.NUM_CLASSES", 3, "--data-path", pictures)
     says = run("calibrate", resnet / "resnet.pth", *words).error(1)
     assert "does not fit the model" in says
+
+
+@pytest.mark.slow
+def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resnet, run, pictures, tmp_path):
+    data = ("--data-path", pictures, "--device", "cpu", "--half", "none")
+    kind = ("--cfg", resnet / "resnet.yaml", "--output-kind", "features", "--policy", "cpu", "--output", tmp_path)
+    done = run("calibrate", resnet / "resnet.pth", *kind, "--pictures", 8, "--batch", 4, *data)
+    assert done.code == 0, done.err
+    done = run("evaluate", tmp_path / "micro_calib.pth", *data, "--json", "-")
+    assert done.code == 0, done.err
+    (score,) = json.loads(done.out)
+    assert score["sqnr_db"] > 10 and score["policy"] == "cpu"
+    recipe = ("--recipe", "micro_w8a8", "--epochs", 1, "--set", "epoch_pictures=8", "batch_size=4", "precision=O0")
+    done = run("finetune", tmp_path / "micro_calib.pth", *recipe, "--freeze-stages", 1, *data, "--output", tmp_path)
+    assert done.code == 0, done.err
+    assert "SQNR" in done.out
+    trained, before = (torch.load(tmp_path / f"micro_{kind}.pth") for kind in ("qat", "calib"))
+    same = {key for key, value in before.items() if torch.equal(trained[key], value)}
+    assert {"conv1.weight", "layer1.0.conv1.weight"} <= same and "layer2.0.conv1.weight" not in same

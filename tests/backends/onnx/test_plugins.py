@@ -129,6 +129,20 @@ def test_compiled_plugins_of_openvino(exported, library, run):
     np.testing.assert_allclose(without(IMAGES).numpy(), wanted, atol=2e-5)
 
 
+@pytest.mark.slow
+def test_the_plugins_are_built_by_cmake(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    if not shutil.which("cmake") or not shutil.which("g++"):
+        pytest.skip("needs cmake and g++")
+    script = Path(__file__).parents[3] / "plugins" / "openvino" / "build.sh"
+    environment = {key: value for key, value in os.environ.items() if key != "NO_CMAKE"}
+    environment["PYTHON"] = __import__("sys").executable
+    done = subprocess.run([script, tmp_path], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "CMakeCache.txt").exists()
+    openvino.Core().add_extension(str(tmp_path / "libswin_quant_plugins.so"))
+
+
 def test_a_library_that_is_none(plugged, tmp_path):
     pytest.importorskip("openvino")
     file = tmp_path / "libnone.so"

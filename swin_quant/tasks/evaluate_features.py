@@ -1,0 +1,95 @@
+"""How near a quantized backbone is to the float one, since maps and embeddings have no accuracy: SQNR and cosine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import track
+from swin_quant.cards.card import RunCard
+from swin_quant.config.outputs import FEATURES
+from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import chunks
+from swin_quant.engines.baseline import Baseline, engines_beside
+from swin_quant.engines.difference import difference_of_pairs
+from swin_quant.engines.engine import Engine, half_type
+from swin_quant.engines.scoring import open_split
+from swin_quant.quant.outputs import Output
+from swin_quant.quant.policy import Policy
+
+
+@dataclass(frozen=True)
+class FeatureScore:
+    """An engine beside float32 on so many pictures: SQNR in dB (None: equal), the mean cosine of a picture's values."""
+
+    engine: str
+    precision: str
+    policy: str | None
+    pictures: int
+    sqnr_db: float | None
+    cosine: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        sqnr = "equal" if self.sqnr_db is None else f"SQNR {self.sqnr_db:.2f} dB"
+        what = " ".join(filter(None, (self.engine, self.precision, self.policy)))
+        return f"{what}: {sqnr}, cosine {self.cosine:.6f}, beside float32 on {self.pictures} pictures"
+
+
+def score_features(
+    model: nn.Module,
+    cfg: CfgNode,
+    card: RunCard,
+    policies: Sequence[Policy],
+    world: World = World(),  # noqa: B008
+    split: str = "val",
+    half: str = "auto",
+    max_unreadable: float = 0.01,
+    baseline: Baseline | None = None,
+) -> list[FeatureScore]:
+    """Half precision and each policy of a backbone or an embedding beside its float32, on `split` of the data path.
+
+    Float32 is the original's where QAT or passes gave the model weights of its own (`baseline`), else its own.
+    UsageError on several ranks, and where the original is not found.
+    """
+    if world.size > 1:
+        raise UsageError("features are scored in one process: start it without torchrun")
+    engines = list(engines_beside(model, world.device, half_type(half, world.device), policies, baseline).values())
+    if engines[0].precision != "float32":
+        raise UsageError("features are compared with the original float model, which is not found: give ‹float› FILE")
+    preprocess = Preprocess.from_dict(card.preprocess)
+    return [_beside(engines[0], engine, cfg, preprocess, world, split, max_unreadable) for engine in engines[1:]]
+
+
+def _beside(
+    reference: Engine, engine: Engine, cfg: CfgNode, preprocess: Preprocess, world: World, split: str,
+    max_unreadable: float,
+) -> FeatureScore:  # fmt: skip
+    pictures = open_split(cfg, split, world)
+    limit = UnreadableLimit(len(pictures), max_unreadable)
+    size = cfg.DATA.BATCH_SIZE if preprocess.is_square or cfg.MODEL.OUTPUT_KIND != FEATURES else 1
+    parts = list(chunks(range(len(pictures)), size))
+    seen = 0
+
+    def pairs() -> Iterator[tuple[Output, Output]]:
+        nonlocal seen
+        workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(pictures))
+        loaded = load_batches(pictures, preprocess, parts, workers)
+        for batch in track(loaded, f"comparing {engine.label}", len(parts)):
+            limit.count(batch.unreadable)
+            limit.check()
+            if len(batch.images):
+                seen += len(batch.images)
+                images = batch.images.to(world.device)
+                yield engine(images), reference(images)
+
+    found = difference_of_pairs(pairs())
+    return FeatureScore(engine.name, engine.precision, engine.policy, seen, found["sqnr_db"], found["cosine"])
