@@ -94,8 +94,8 @@ def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
         last = max((index[user] for user in node.users if user in index), default=-1)
         for place in range(index.get(node, -1) + 1, last + 1):
             alive[place].append(node)
-    if isinstance(output.args[0], fx.Node):
-        alive[len(nodes)].append(output.args[0])
+    given = output.args[0]
+    alive[len(nodes)].append(given if isinstance(given, fx.Node) else nodes[-1])
     return {place: those[0] for place, those in alive.items() if len(those) == 1}
 
 
