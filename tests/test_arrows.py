@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swin_quant.backends.registry import BUILT_IN
 from swin_quant.cli import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "swin_quant"
@@ -70,6 +71,20 @@ def test_only_what_is_for_swin_knows_swin():
     for_swin = {"models", "backends/cuda", "backends/fastertransformer", "backends/onnx/swin", "cli/ft/gemms.py"}
     know = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if parts.search(path.read_text())}
     assert [path for path in sorted(know) if not any(path.startswith(place) for place in for_swin)] == []
+
+
+def test_backends_do_not_import_each_other():
+    """What several share lies beside their folders."""
+    own = {name: re.compile(rf"swin_quant\.backends\.(?!{name}\b)({'|'.join(BUILT_IN)})\b") for name in BUILT_IN}
+    sources = {path: path.read_text() for name in BUILT_IN for path in (PACKAGE / "backends" / name).rglob("*.py")}
+    strange = {path: own[path.relative_to(PACKAGE).parts[1]].search(text) for path, text in sources.items()}
+    assert [f"{path.relative_to(PACKAGE)}: {found[0]}" for path, found in strange.items() if found] == []
+
+
+def test_the_exporter_of_onnx_knows_no_architecture():
+    """Each names what rewrites it: the folders of the rewriters are imported by their own files alone."""
+    core = (PACKAGE / "backends" / "onnx").glob("*.py")
+    assert [path.name for path in core if re.search(r"backends\.onnx\.swin", path.read_text())] == []
 
 
 # These ask the library for one thing and print it: a task would only hand it on.

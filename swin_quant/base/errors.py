@@ -57,6 +57,26 @@ def speaking(words: Mapping[str, str]) -> Iterator[None]:
         _words.update(before)
 
 
+@contextmanager
+def called(**words: str) -> Iterator[None]:
+    """Inside, these fields are called so, and the others as they are called outside."""
+    with speaking({**_words, **words}):
+        yield
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Inside, memory that is used up is a SwinQuantError with what to lower, where that is called something here."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported
+        if not (on_gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+            raise
+        remedy = ": lower ‹batch›" if "batch" in _words else ""
+        raise SwinQuantError(f"out of {'GPU ' if on_gpu else ''}memory{remedy}") from error
+
+
 def listed(names: Iterable[str], limit: int = 5) -> str:
     """`a, b, c and 12 more`: names for a one-line message, never a screenful."""
     names = list(names)

@@ -79,12 +79,13 @@ def _main(arguments: Sequence[str]) -> int:
 def _usage(group: str = "") -> str:
     commands = {name: help for name, help in COMMANDS.items() if name.startswith(f"{group} " if group else "")}
     width = max(map(len, commands))
+    prog = f"swin-quant {group}".strip()
     lines = [f"  {name:<{width}}  {help}" for name, help in commands.items()]
     return "\n".join(
         [
             "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured",
             "",
-            "usage: swin-quant COMMAND [options]      swin-quant COMMAND --help",
+            f"usage: {prog} COMMAND [options]      {prog} COMMAND --help",
             "",
             *lines,
         ]

@@ -27,16 +27,16 @@ EXAMPLES = """examples:
   swin-quant align out/my_calib.pth out/my_int8_openvino.onnx --policy cpu --images cat.jpg photo.jpg
   swin-quant align my.pth out/my_calib.pth --policy float qdq --data-path data      (what quantization costs, where)
   swin-quant align out/my_int8.onnx out/my_int8.onnx --engine onnxruntime openvino --data-path data
-  swin-quant align my.pth --output theirs.npz --data-path data                      (dump the images and all tensors)
+  swin-quant align my.pth --to theirs.npz --data-path data                          (dump the images and all tensors)
   swin-quant align my.pth theirs.npz                                                (on the images that it holds)
-  swin-quant align my.pth --step --output step.npz --data-path data
+  swin-quant align my.pth --step --to step.npz --data-path data
   swin-quant align my.pth step.npz --step --data-path data                          (one training step, in order)"""
 DEFAULT_PICTURES = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="checkpoint, artifact or dump")
-    parser.add_argument("b", metavar="B", nargs="?", help="what it is compared with; may be left out with --output")
+    parser.add_argument("b", metavar="B", nargs="?", help="what it is compared with; may be left out with --to")
     options.add_config(parser.add_argument_group("model"))
     group = parser.add_argument_group("comparing")
     group.add_argument("--policy", nargs="+", metavar="NAME|FILE",
@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pictures", type=whole, default=DEFAULT_PICTURES, metavar="N",
                        help=f"pictures, evenly spread over those there are (default {DEFAULT_PICTURES})")  # fmt: skip
     group.add_argument("--only", nargs="+", metavar="NODES", default=(), help="print tensors of these names (*, ?)")
-    group.add_argument("--output", metavar="FILE", help="dump the images and A's tensors, as .npz")
+    group.add_argument("--to", metavar="FILE", help="dump the images and A's tensors, as .npz")
     group.add_argument("--names", default="ours", choices=("ours", "mindspore"),
-                       help="of parameters in --output (default ours); read are both")  # fmt: skip
+                       help="of parameters in --to (default ours); read are both")  # fmt: skip
     group.add_argument("--step", action="store_true", help="one training step instead: float checkpoints, with labels")
     group.add_argument("--lr", type=float, default=0.01, metavar="LR", help="of --step, plain SGD (default 0.01)")
     deployed.add_engines(parser)
-    deployed.add_pictures(parser)
+    deployed.add_pictures(parser, workers=False)
     options.add_json(parser)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help=argparse.SUPPRESS)
 
@@ -61,21 +61,23 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.align import dump
 
     deployed.refuse_ranks(world, "align")
-    if args.b is None and not args.output:
-        raise UsageError("nothing to compare with: give B, or --output FILE to dump A's tensors")
+    if args.b is None and not args.to:
+        raise UsageError("nothing to compare with: give B, or --to FILE to dump A's tensors")
     if args.pictures < 1:
         raise UsageError(f"--pictures {args.pictures}: must be at least 1")
-    if args.output and not args.output.endswith(".npz"):
-        raise UsageError(f"--output {args.output}: must end in .npz")
+    if args.to and not args.to.endswith(".npz"):
+        raise UsageError(f"--to {args.to}: must end in .npz")
+    if args.opts and not args.cfg:
+        raise UsageError("--opts: sets keys of --cfg: give both, or none")
     sides = _sides(args, world)
     if args.step:
         _step(args, sides)
         return
-    if args.output:
+    if args.to:
         import torch
 
         images = torch.cat([images for images, _ in _pictures(args, sides)])
-        _log_dump(args.output, dump(sides[0], args.output, images, args.names))
+        _log_dump(args.to, dump(sides[0], args.to, images, args.names))
     if len(sides) > 1:
         from swin_quant.tasks.align import align
 
@@ -96,8 +98,8 @@ def _step(args: argparse.Namespace, sides: list[Side]) -> None:
         given = torch.cat(images), torch.cat(labels)
     others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
     steps = [step_of(side, args.lr, given, other) for side, other in zip(sides, others, strict=True)]
-    if args.output:
-        _log_dump(args.output, dump(steps[0], args.output, names=args.names))
+    if args.to:
+        _log_dump(args.to, dump(steps[0], args.to, names=args.names))
     if len(steps) > 1:
         _show(args, align_step(steps[0], steps[1], args.below))
 

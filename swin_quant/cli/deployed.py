@@ -35,7 +35,8 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
 
 
-def add_pictures(parser: argparse.ArgumentParser) -> None:
+def add_pictures(parser: argparse.ArgumentParser, workers: bool = True) -> None:
+    """`workers`: other processes may load them."""
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; digits, csv:FILE, ..."
@@ -45,13 +46,15 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", default="val", help="of --data-path (default val)")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
                        help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip
-    add_loading(group)
+    add_loading(group, workers)
 
 
-def add_loading(group: argparse._ArgumentGroup) -> None:
+def add_loading(group: argparse._ArgumentGroup, workers: bool = True) -> None:
     group.add_argument("--batch", type=whole, default=DEFAULT_BATCH, metavar="N",
                        help=f"pictures at a time (default {DEFAULT_BATCH})")  # fmt: skip
-    group.add_argument("--workers", type=whole, default=8, metavar="N", help="processes that load pictures, at most")
+    if workers:
+        group.add_argument("--workers", type=whole, default=8, metavar="N",
+                           help="processes that load pictures, at most")  # fmt: skip
 
 
 def add_shard(group: argparse._ArgumentGroup) -> None:

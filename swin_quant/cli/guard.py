@@ -60,10 +60,8 @@ def _in_words(error: Exception, verbose: bool) -> str:
         return (
             f"{error.name} is not installed: pip install -c constraints.txt -e . in the checkout; `swin-quant doctor`"
         )
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
-        return "out of memory: lower --batch-size or --calib-batchsz"
-    if name == "OutOfMemoryError":
-        return "out of GPU memory: lower --batch-size or --calib-batchsz"
+    if isinstance(error, MemoryError):  # outside a command (`memory_told`)
+        return "out of memory"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {_reason(error)}"
     if isinstance(error, OSError) and _is_full(sys.stdout):

@@ -103,7 +103,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
                         help="print the result as JSON, or write it to FILE")  # fmt: skip
 
 
-def add_data(parser: argparse.ArgumentParser, words: Words = {}) -> None:  # noqa: B006
+def add_data(parser: argparse.ArgumentParser, words: Words = {}, half: bool = True) -> None:  # noqa: B006
+    """`half`: a half-precision baseline is scored, too."""
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; digits, csv:FILE, ..."
@@ -115,8 +116,9 @@ def add_data(parser: argparse.ArgumentParser, words: Words = {}) -> None:  # noq
     group.add_argument("--workers", type=whole, metavar="N", help="processes that load pictures, at most")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
                        help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip
-    group.add_argument("--half", default="auto", choices=("auto", "none", "float16", "bfloat16"),
-                       help="half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)")  # fmt: skip
+    if half:
+        group.add_argument("--half", default="auto", choices=("auto", "none", "float16", "bfloat16"),
+                           help="half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)")  # fmt: skip
 
 
 def add_original(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +18,19 @@ from swin_quant.cli.search import add_budget
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.tasks.quantize import Quantization
+    from swin_quant.tasks.quantization import Quantization
 
 AUTO, MAX_DROP = "auto", 0.1
+# Command -> the options that it shares with this one, beside those that every run of it has.
+HANDED_ON = {
+    "calibrate": ("--cfg", "--opts", "--cache-mode", "--batch", "--workers", "--max-unreadable", "--split",
+                  "--calibrator", "--percentile", "--exact-histogram", "--device", "--seed"),
+    "search": ("--batch", "--workers", "--max-unreadable", "--split", "--threads", "--device", "--seed"),
+    "verify": ("--workers", "--max-unreadable", "--threads"),
+    "evaluate": ("--cache-mode", "--batch", "--workers", "--max-unreadable", "--half", "--threads", "--device"),
+}  # fmt: skip
+DESTS = {"--split": "calib_split"}
+DEFAULTS = {"--half": "auto", "--device": "auto", "--max-unreadable": 0.01}
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
 EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
@@ -84,7 +96,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: bool) -> Quantization:
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.search import Budget
-    from swin_quant.tasks.quantize import Quantization
+    from swin_quant.tasks.quantization import Quantization
 
     args.checkpoint = checkpoint
     cfg = options.config_of(args)
@@ -106,4 +118,18 @@ def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: boo
         budget,
         args.max_ms,
         args.batch or 1,
+        args.half,
+        args.policy if args.policy != AUTO else None,
+        {verb: _words(args, flags) for verb, flags in HANDED_ON.items()},
     )
+
+
+def _words(args: argparse.Namespace, flags: Sequence[str]) -> str:
+    """Those of `flags` that were given, as they are written."""
+    words: list[str] = []
+    for flag in flags:
+        value = getattr(args, DESTS.get(flag, flag.strip("-").replace("-", "_")))
+        if value not in (None, False, DEFAULTS.get(flag)):
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            words += [flag, *(shlex.quote(str(one)) for one in values)]
+    return " ".join(words)

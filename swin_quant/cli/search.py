@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_checkpoint(parser, "calibrated checkpoint", head=False)
     parser.add_argument("--engine", required=True, metavar="NAME", help="what latency is measured on")
     add_budget(parser)
-    options.add_data(parser)
+    options.add_data(parser, half=False)
     parser.add_argument("--pictures", type=whole, default=COUNT, metavar="N", help=f"how many (default {COUNT})")
     parser.add_argument("--split", default=SPLIT, help=f"pictures to draw them from (default {SPLIT})")
     options.add_policy(parser)

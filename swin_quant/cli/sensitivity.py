@@ -27,7 +27,7 @@ float: begin there where accuracy drops (--off, or `disable` in a policy)."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_checkpoint(parser, "calibrated checkpoint", head=False)
-    options.add_data(parser)
+    options.add_data(parser, half=False)
     parser.add_argument("--pictures", type=whole, default=COUNT, metavar="N", help=f"how many (default {COUNT})")
     parser.add_argument("--split", default="train", help="pictures to draw them from (default train)")
     options.add_policy(parser)

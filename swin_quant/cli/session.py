@@ -10,7 +10,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import UsageError, speaking
+from swin_quant.base.errors import UsageError, memory_told, speaking
 from swin_quant.cli import COMMANDS
 from swin_quant.cli.guard import guarded
 
@@ -63,7 +63,17 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
     command.add_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")
+    parser.usage = _usage_of(parser)
     return parser
+
+
+def _usage_of(parser: argparse.ArgumentParser) -> str:
+    """What must be given, and by place; every option is explained below, and need not be listed before it."""
+    needed = [action for action in parser._actions if action.required or not action.option_strings]
+    formatter = parser._get_formatter()
+    formatter.add_usage(None, needed, [], prefix="")
+    words = " ".join(formatter.format_help().split())
+    return f"{parser.prog} [options]{words.removeprefix(parser.prog)}"
 
 
 def words_of(parser: argparse.ArgumentParser, command: ModuleType) -> dict[str, str]:
@@ -87,6 +97,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     progress.set_up(args.verbose, args.quiet, rank_of_launcher())
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
-            command.run(args, world)
+            with memory_told():
+                command.run(args, world)
             sys.stdout.flush()  # what is printed is out before this rank waits for the others
     return 0

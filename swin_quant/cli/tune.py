@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", metavar="ARTIFACT", help="what `export --for cuda` wrote")
     parser.add_argument("--batch", type=whole, nargs="+", default=[1, 8, 32], metavar="N", help="default 1 8 32")
     parser.add_argument("--seconds", type=float, default=300.0, metavar="S", help="at most, about (default 300)")
-    parser.add_argument("--output", metavar="FILE", help="the file (default: beside the artifact, .tiles.json)")
+    parser.add_argument("--to", metavar="FILE", help="the file (default: beside the artifact, .tiles.json)")
 
 
 def run(args: argparse.Namespace, world: World) -> None:
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("tune runs in one process: start it without torchrun")
     from swin_quant.tasks.tune import tune
 
-    report = tune(args.artifact, args.batch, args.output, args.seconds)
+    report = tune(args.artifact, args.batch, args.to, args.seconds)
     now, before = sum(one["us"] for one in report.timed), sum(report.default_us)
     left = f"; {report.left} were not reached: give more --seconds" if report.left else ""
     kernels = f"{len(report.timed)} kernels on {report.gpu}"

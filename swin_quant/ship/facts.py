@@ -7,6 +7,7 @@ from typing import Any
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
+from swin_quant.backends.registry import backends
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
 from swin_quant.cards.paths import card_path
@@ -48,8 +49,9 @@ class PackageFacts:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the file was exported for a GPU."""
-        return self.artifact.record["options"].get("target") == "tensorrt"
+        """Whether the file was exported for an engine that has only GPUs."""
+        backend = backends().get(self.artifact.record["options"].get("target"))
+        return backend is not None and backend.home == "cuda"
 
     @property
     def folder(self) -> str:

@@ -31,18 +31,18 @@ class TuneReport:
 
 
 def tune(
-    path: str | Path, batches: Sequence[int] = BATCHES, output: str | Path | None = None, seconds: float = SECONDS
+    path: str | Path, batches: Sequence[int] = BATCHES, to: str | Path | None = None, seconds: float = SECONDS
 ) -> TuneReport:
     """Time tile candidates of every kernel shape of the artifact at `path` for these batches, as far as time allows.
 
-    The file is written to `output`, or beside the artifact, where the engine looks for it. UsageError without a GPU.
+    The file is written to `to`, or beside the artifact, where the engine looks for it. UsageError without a GPU.
     """
     if not torch.cuda.is_available():
         raise UsageError("tune times kernels on a GPU, and torch finds none here")
     if strange := [batch for batch in batches if batch < 1]:
         raise UsageError(f"‹batch› {strange[0]}: must be at least 1")
     artifact = open_artifact(path)
-    spec, place, file = read_network(artifact.file).spec, here(), Path(output or tiles_path(artifact.file))
+    spec, place, file = read_network(artifact.file).spec, here(), Path(to or tiles_path(artifact.file))
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))

@@ -25,14 +25,14 @@ def test_the_layer_that_was_broken_is_named(run, micro, words, tmp_path):
 
 
 def test_a_dump_and_a_step_are_written_and_compared(run, micro, words, tmp_path):
-    assert run("align", micro / "swin.pth", "--output", tmp_path / "x.npz", *words).code == 0
+    assert run("align", micro / "swin.pth", "--to", tmp_path / "x.npz", *words).code == 0
     same = run("align", micro / "swin.pth", tmp_path / "x.npz", "--cfg", micro / "swin.yaml")
     assert same.code == 0 and "below 60 dB" in same.out and "first divergence" not in same.out
-    assert run("align", micro / "swin.pth", "--step", "--output", tmp_path / "step.npz", *words).code == 0
+    assert run("align", micro / "swin.pth", "--step", "--to", tmp_path / "step.npz", *words).code == 0
     with np.load(tmp_path / "step.npz", allow_pickle=False) as file:
         arrays = dict(file)
     assert arrays["input/labels"].tolist() == [0, 1] and "gradients/head.weight" in arrays
-    theirs = ("--step", "--output", tmp_path / "ms.npz", "--names", "mindspore")
+    theirs = ("--step", "--to", tmp_path / "ms.npz", "--names", "mindspore")
     assert run("align", micro / "swin.pth", *theirs, *words).code == 0
     with np.load(tmp_path / "ms.npz", allow_pickle=False) as file:
         assert "gradients/classifier.weight" in file and "update/layers.0.blocks.0.attn.k.weight" in file
@@ -45,8 +45,9 @@ def test_a_dump_and_a_step_are_written_and_compared(run, micro, words, tmp_path)
 
 def test_what_cannot_be_compared_is_one_line(run, micro, words, tmp_path):
     checkpoint = micro / "swin.pth"
-    assert "give B, or --output" in run("align", checkpoint, *words).error(2)
-    assert "must end in .npz" in run("align", checkpoint, *words, "--output", tmp_path / "x.txt").error(2)
+    assert "give B, or --to" in run("align", checkpoint, *words).error(2)
+    assert "--opts: sets keys of --cfg" in run("align", checkpoint, checkpoint, "--opts", "SEED", "1").error(2)
+    assert "must end in .npz" in run("align", checkpoint, *words, "--to", tmp_path / "x.txt").error(2)
     assert "give one of both sides" in run("align", checkpoint, checkpoint, *words, "--policy", "a", "b", "c").error(2)
     assert "no pictures: give --data-path" in run("align", checkpoint, checkpoint, *words[:2]).error(2)
     assert "no such checkpoint" in run("align", checkpoint, tmp_path / "no.pth", *words).error(1)

@@ -67,6 +67,42 @@ def test_it_goes_on_where_it_was_cut_off(run, words, made, tmp_path):
     assert again.code == 0 and again.err.count("done before") == 1 and made.is_file()
 
 
+def exported_otherwise(folder, *words):
+    told = ["--for", "onnxruntime", "--output", folder, "--quiet", *words]
+    assert main(["export", *map(str, [folder / "swin_micro_calib.pth", *told])]) == 0
+
+
+@pytest.mark.slow
+def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, made):
+    """A float file, and one of another policy, lie where the artifact of this run would."""
+    folder = made.parent
+    for file in folder.glob("*_onnxruntime.*"):
+        file.unlink()
+    exported_otherwise(folder, "--precision", "float")
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 1
+    exported_otherwise(folder, "--policy", "cpu")
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 1
+    exported_otherwise(folder)
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 2
+
+
+def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
+    (tmp_path / "my own.yaml").write_text("name: mine\nrules:\n  - enable: ['role:gemm_input', 'role:gemm_weight']\n")
+    asked = ["--calibrator", "mse", "--split", "val", "--seed", 3, "--half", "none", "--threads", 1, "--batch", 4]
+    done = run("quantize", *words, "--policy", tmp_path / "my own.yaml", *asked, "--dry-run")
+    calibrate, export, verify, evaluate = (
+        vars(parser_of(name, command_of(name)).parse(rest))
+        for _, name, *rest in map(shlex.split, done.out.splitlines())
+    )
+    assert calibrate["policy"] == [export["policy"]] == [str(tmp_path / "my own.yaml")]
+    assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["calib_split"], calibrate["seed"]) == (
+        "mse",
+        "val",
+        3,
+    )
+    assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
+
+
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1]])
 def test_another_wish_is_another_calibration(run, words, made, change):
     planned = run("quantize", *words, *change, "--dry-run")

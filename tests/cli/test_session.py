@@ -141,9 +141,21 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_out_of_memory_says_what_to_lower(run, float_flags, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float_flags, monkeypatch, error):
     def much(*_):
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("swin_quant.tasks.calibrate.calibrate_checkpoint", much)
-    assert "--batch" in run("calibrate", *float_flags).error(1)
+    assert run("calibrate", *float_flags).error(1) == "error: out of memory: lower --batch\n"
+    monkeypatch.setattr("swin_quant.cli.policies.run", much)
+    assert run("policies").error(1) == "error: out of memory\n"
+
+
+def test_a_group_of_commands_and_a_command_say_how_they_are_called(capsys):
+    assert main(["ft", "--help"]) == 0 and main(["export", "--help"]) == 0
+    group, command = (line for line in capsys.readouterr().out.splitlines() if line.startswith("usage:"))
+    assert group == "usage: swin-quant ft COMMAND [options]      swin-quant ft COMMAND --help"
+    assert command.startswith("usage: swin-quant export [options] --output DIR --for ")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,7 +24,6 @@ from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
-from swin_quant.backends.onnx.swin_maps import operators as map_operators
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
@@ -78,7 +78,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     folder = ensure_writable_dir(folder)
     if options.labels and len(options.labels) != model.classes:
         raise UsageError(f"{len(options.labels)} labels for {model.classes} classes: give one each, in order")
-    rewrites = rewriter_of(model).chosen(options)
+    rewriter = rewriter_of(model)
+    rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None
@@ -86,7 +87,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     images = pictures_of(model, options, options.batch or 2)
     exported = network(model, options, preprocess, beyond_half)
     outputs = [*names_of_outputs(model), *names_of_ends(options)]
-    proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs)
+    own = rewriter.translations() if rewriter.translations else {}
+    proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs, own)
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     onnx_metadata.write(proto, card, recorded, options.labels)
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
@@ -159,10 +161,11 @@ def names_of_outputs(model: Classifier) -> list[str]:
 
 def to_onnx(
     model: nn.Module, images: Tensor, options: OnnxOptions, int4: Collection[str] = (),
-    outputs: Sequence[str] = (LOGITS,),
+    outputs: Sequence[str] = (LOGITS,), own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
 ) -> "ModelProto":  # fmt: skip
     """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]; of the weight nodes
-    `int4` values are stored in 4 bits. Where pictures are not square, they may be of any height and width.
+    `int4` values are stored in 4 bits; `own`: what its architecture's operators are in ONNX. Where pictures are not
+    square, they may be of any height and width.
     """
     replacing, plugging = Replacing(chosen(options.replace)), Plugging(plugins_of(options.plugin, options.replace))
     if options.replace or options.plugin:
@@ -184,7 +187,7 @@ def to_onnx(
             dynamic_shapes=shapes,
             input_names=["images"],
             output_names=list(outputs),
-            custom_translation_table=translations() | map_operators.translations(),
+            custom_translation_table=translations() | dict(own),
         )
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")

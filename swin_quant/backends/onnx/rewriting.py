@@ -27,7 +27,8 @@ class Rewriter:
     `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type. Both take
     the architecture's own class. `stem` names the float convolution without padding that reads the pictures, which can
     take their normalisation in. `restore` says, of a model and names of rewrites, what undoes that they moved a
-    module's tensor; None: it cannot be told.
+    module's tensor; None: it cannot be told. `translations` gives what the operators of its own are in ONNX, as torch's
+    exporter takes it.
     """
 
     table: Mapping[str, Callable[[nn.Module], None]]
@@ -39,6 +40,7 @@ class Rewriter:
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Callable[[Tensor], Tensor] | None]] | None = None
+    translations: Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
         """The names of the rewrites that apply. UsageError for what there is not, or cannot be."""

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_told
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import calibrate, evaluate, finetune, options, training
 from swin_quant.cli.numbers import whole
@@ -113,7 +113,9 @@ def run(args: argparse.Namespace, world: World) -> None:
         _throughput(args, world)
         return
     if args.calib:
-        _say_accuracy(calibrate.run(args, world), args, world, log_file)
+        with called(batch="--calib-batchsz"), memory_told():
+            card = calibrate.run(args, world)
+        _say_accuracy(card, args, world, log_file)
         cfg = options.config_of(args)
         args.checkpoint = str(Path(args.calib_output_path or output_dir(args, cfg)) / f"{cfg.MODEL.NAME}_calib.pth")
     if args.train:

@@ -72,7 +72,7 @@ def test_fastertransformers_blocks_are_those_of_fake_quant(aligned, exports):
 
 def test_a_dump_of_an_artifact_is_what_other_programs_compare_with(run, exports, pictures, tmp_path):
     words = ("--engine", "onnxruntime", "--images", pictures / "val" / "cat", "--pictures", 2)
-    assert run("align", exports.onnx, *words, "--output", tmp_path / "x.npz").code == 0
+    assert run("align", exports.onnx, *words, "--to", tmp_path / "x.npz").code == 0
     with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
         assert arrays["input/images"].shape == (2, 3, 32, 32) and arrays["output/logits"].shape == (2, 3)
         assert "forward/layers.0.blocks.0.mlp.fc1" in arrays

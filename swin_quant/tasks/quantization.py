@@ -1,0 +1,176 @@
+"""What is asked of `quantize`, and what of it is done: by what the files of the output folder say of themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import takers, targets
+from swin_quant.backends.saturation import without_saturation
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.quant.search import Budget
+from swin_quant.tasks.calibrate import CalibrationPlan
+from swin_quant.tasks.policy_costs import Measuring
+from swin_quant.tasks.search import PolicySearch, found_before
+from swin_quant.tasks.sensitivity import Sampling
+from swin_quant.tasks.verify import failures
+
+VAL = "val"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What is asked for: `checkpoint`, a float one, on the pictures of `cfg`, for a backend, in `folder`.
+
+    `policy` None is the best of the backend; with a `budget` or `max_ms`, layers of it stay float, as `search` finds;
+    milliseconds are then of a `batch`. `plan` says which pictures calibrate, `half` what is scored beside float32.
+    `policy_word` is what names the policy to a command, and `words` what commands that do the same are further given,
+    by their names.
+    """
+
+    checkpoint: str
+    cfg: CfgNode
+    backend: str
+    folder: Path
+    policy: Policy | None = None
+    plan: CalibrationPlan = field(default_factory=CalibrationPlan)
+    saturation_safe: bool = False
+    options: EngineOptions = EngineOptions()
+    budget: Budget = Budget()
+    max_ms: float | None = None
+    batch: int = 1
+    half: str = "auto"
+    policy_word: str | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.backend not in targets():
+            raise UsageError(f"‹backend› {self.backend}: there are {', '.join(targets())}")
+        if self.searching and self.saturation_safe:
+            raise UsageError("‹saturation_safe›: what is searched for is measured as it is: leave it out")
+
+    @property
+    def searching(self) -> PolicySearch | None:
+        """The search for a policy, where a budget is given."""
+        if self.budget == Budget() and self.max_ms is None:
+            return None
+        plan, calibrated = self.plan, str(self.calibrated)
+        sampling = Sampling(256, plan.split, plan.seed + 1, max_unreadable=plan.max_unreadable)
+        of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options)
+        return PolicySearch(of, self.budget, self.max_ms)
+
+    @property
+    def exported(self) -> Policy | None:
+        """The policy of the artifact; None while it is not found yet."""
+        return found_before(self.searching) if self.searching else self.chosen
+
+    @property
+    def target(self) -> Backend:
+        return targets()[self.backend]
+
+    @property
+    def chosen(self) -> Policy:
+        """The policy that calibration applies."""
+        return self.policy or load_policy(self.target.exporting.policies[0])
+
+    @property
+    def calibrated(self) -> Path:
+        return self.folder / f"{self.cfg.MODEL.NAME}_calib.pth"
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that the artifact is verified and scored on; None where it is not here, or has to be built."""
+        if self.target.load:
+            return self.backend if self.target.runs_its_export and self.target.is_installed else None
+        return next((backend.name for backend in self.takers if backend.is_installed), None)
+
+    @property
+    def takers(self) -> list[Backend]:
+        """The engines that run what is exported."""
+        return takers(self.target.exporting.artifact)
+
+
+def is_calibrated(asked: Quantization) -> bool:
+    """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
+    card = _card(asked.calibrated)
+    if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
+        return False
+    record, plan = card.calibration, asked.plan
+    methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
+    chosen = "node_methods" in record  # for each node: calibrator auto
+    return (
+        card.source["sha256"] == sha256_of(asked.checkpoint)
+        and card.checkpoint["sha256"] == sha256_of(asked.calibrated)
+        and (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"]
+        and card.config["DATA"]["DATA_PATH"] == Path(asked.cfg.DATA.DATA_PATH).name
+        and record["pictures"] == plan.batches * plan.batch_size
+        and (record["split"], record["seed"], record["augment"]) == (plan.split, plan.seed, plan.augment)
+        and (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
+        and (chosen or record.get("methods") == methods)
+        and plan.passes.made(record.get("passes", []))
+    )
+
+
+def artifact_of(asked: Quantization) -> Artifact | None:
+    """What was exported from the calibrated checkpoint for the backend, under the policy, if it is whole."""
+    if not is_calibrated(asked):
+        return None
+    sha256, rules = sha256_of(asked.calibrated), _rules_of_artifact(asked)
+    if rules is None:
+        return None
+    for file in sorted(asked.folder.glob("*.json")):
+        try:
+            card = RunCard.read(file)
+            if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
+                continue
+            made = card.artifact["options"].get("target", card.artifact["backend"])
+            if (card.policy or {}).get("rules") == rules and made in (asked.backend, _portable(asked)):
+                return open_artifact(file.with_name(card.artifact["file"]))
+        except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
+            continue
+    return None
+
+
+def _rules_of_artifact(asked: Quantization) -> list[dict[str, Any]] | None:
+    """Those of its policy; None while that is not found yet."""
+    if (wanted := asked.exported) is None:
+        return None
+    rules: list[dict[str, Any]] = (without_saturation(wanted) if asked.saturation_safe else wanted).to_dict()["rules"]
+    return rules
+
+
+def _portable(asked: Quantization) -> str | None:
+    """What an ONNX file for any engine calls its target."""
+    exports = asked.target.exports
+    return exports.fixed.get("target") if exports else None
+
+
+def is_verified(asked: Quantization) -> bool:
+    """Whether the artifact was found to compute what the model computes."""
+    made = artifact_of(asked)
+    return bool(made and made.card.verification) and not failures(made.card.verification if made else [])
+
+
+def is_scored(asked: Quantization) -> bool:
+    """Whether the artifact has a result on the pictures of the data path."""
+    made = artifact_of(asked)
+    place = (Path(asked.cfg.DATA.DATA_PATH).name, VAL)
+    results = made.card.measured() if made else []
+    return any(result.policy and (result.dataset["name"], result.dataset["split"]) == place for result in results)
+
+
+def _card(file: Path) -> RunCard | None:
+    try:
+        return RunCard.read(card_path(file)) if file.is_file() and card_path(file).is_file() else None
+    except SwinQuantError:
+        return None

@@ -1,0 +1,56 @@
+"""One word for one thing, and nothing that is asked for is left out silently."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from shown import PARSERS
+
+import swin_quant.cli
+from swin_quant.cli.session import FRONT_DOOR, command_of
+
+FOLDER, FILES = ("DIR",), ("FILE",)
+# What a flag takes, wherever a command has it.
+MEANING = {"--output": FOLDER, "--data-path": FOLDER, "--json": FILES, "--checkpoint": FILES, "--pictures": ("N",),
+           "--batch": ("N",), "--policy": ("NAME|FILE",), "--engine": ("NAME", None), "--to": FILES}  # fmt: skip
+OURS = sorted(PARSERS.keys() - {FRONT_DOOR})
+# What every command's session reads, and what it takes for the launcher's or the user's sake.
+SESSION = {"help", "verbose", "quiet", "local_rank", "device"}
+
+
+def definitions(path):
+    """Functions and tables of a module by name, but for the one that declares options."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("add_"):
+            yield node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((target.id, node.value) for target in targets if isinstance(target, ast.Name))
+
+
+SHARED = {name: node for path in Path(swin_quant.cli.__file__).parent.rglob("*.py") for name, node in definitions(path)}
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_a_flag_takes_the_same_in_all_commands(command):
+    for action in PARSERS[command]._actions:
+        for flag in set(action.option_strings) & MEANING.keys():
+            assert action.metavar in MEANING[flag], (flag, action.metavar)
+
+
+@pytest.mark.parametrize("command", sorted(set(OURS) - {"ft export"}))  # which is `export`
+def test_every_option_is_read(command):
+    """By the command's own file, or by what it calls of the command line's."""
+    own = dict(definitions(Path(command_of(command).__file__)))
+    todo, seen, read = [own["run"]], {"run"}, set(SESSION)
+    while todo:
+        for node in ast.walk(todo.pop()):
+            if isinstance(node, ast.Attribute):
+                read.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                read.add(node.value)  # of getattr, and of tables of options
+            name = getattr(node, "id", getattr(node, "attr", None))
+            if (found := own.get(name, SHARED.get(name))) is not None and name not in seen:
+                seen.add(name)
+                todo.append(found)
+    assert {action.dest for action in PARSERS[command]._actions} - read == set()
