@@ -50,7 +50,7 @@ class PackageFacts:
     @property
     def on_gpu(self) -> bool:
         """Whether the file was exported for an engine that has only GPUs."""
-        backend = backends().get(self.artifact.record["options"].get("target"))
+        backend = backends().get(self.artifact.record["options"].get("target", ""))
         return backend is not None and backend.home == "cuda"
 
     @property
