@@ -20,6 +20,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import check_record, checked, fields_of
+from swin_quant.cards.costs import SensitivityRecord, TriedPolicies
 from swin_quant.cards.paths import located, portable_path, with_paths
 from swin_quant.cards.records import (
     QAT,
@@ -30,10 +31,8 @@ from swin_quant.cards.records import (
     KnownOptions,
     Moment,
     Result,
-    SensitivityRecord,
     SourceRecord,
     TrainingRecord,
-    TriedPolicies,
     VerificationRecord,
 )
 from swin_quant.cards.versions import versions

@@ -8,6 +8,7 @@ snapshot/                                     a folder that holds what such a re
 import difflib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from swin_quant.base.compat import import_timm
@@ -59,14 +60,22 @@ def _weights_in(path: Path) -> Path:
     return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
 
 
+def _close(name: str, known: Sequence[str]) -> Sequence[str]:
+    """Those that begin as `name` does, for as long as any does; else those that look alike."""
+    for length in range(len(name), 3, -1):
+        if found := [each for each in known if each.startswith(name[:length])]:
+            return found
+    return difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
+
+
 def _timm_repository(name: str, text: str) -> str:
     """Where timm keeps the weights of that name, or of an architecture by default."""
     timm = import_timm()
     swins = [each for module in _MODULES for each in timm.list_models(module=module, pretrained=True)]
-    ours = [*swins, *timm.list_models(pretrained=True)]
+    ours = list(dict.fromkeys([*swins, *timm.list_models(pretrained=True)]))
     architecture, _, tag = name.partition(".")
     tags = [each for each in dict.fromkeys(ours) if each.partition(".")[0] == architecture]
     if not tags or (tag and name not in tags):
-        close = tags or difflib.get_close_matches(name, ours, n=3, cutoff=0.3) or ours
+        close = tags or _close(name, ours)
         raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")
     return timm.get_pretrained_cfg(name).hf_hub_id

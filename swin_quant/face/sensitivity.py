@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.cards.records import SensitivityRecord
+from swin_quant.cards.costs import SensitivityRecord
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.policies import load_policy

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from swin_quant.cards.records import GroupRecord, LossRecord, SensitivityRecord
+from swin_quant.cards.costs import GroupRecord, LossRecord, SensitivityRecord
 from swin_quant.report.column import Column, ReportTable, Value, field, figure
 from swin_quant.report.records import comma_separated
 

@@ -22,7 +22,7 @@ from swin_quant.base.progress import log, track
 from swin_quant.bench.cpu import features, usable_cores
 from swin_quant.bench.interleave import Timing, interleave
 from swin_quant.bench.runner import Contender
-from swin_quant.cards.records import LossRecord
+from swin_quant.cards.costs import LossRecord
 from swin_quant.cards.versions import versions
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import default_workers, load_batches

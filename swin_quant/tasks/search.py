@@ -15,7 +15,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha25
 from swin_quant.base.journal import read_journal
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import TriedPolicies, TriedRecord
+from swin_quant.cards.costs import TriedPolicies, TriedRecord
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy

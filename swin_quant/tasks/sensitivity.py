@@ -11,7 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import GroupRecord, LossRecord, SensitivityRecord
+from swin_quant.cards.costs import GroupRecord, LossRecord, SensitivityRecord
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers

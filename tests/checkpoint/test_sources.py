@@ -178,7 +178,7 @@ def test_the_caches_own_names_are_read_too(cache):
     ("name", "words"),
     [
         ("timm:resnet5000", "timm has no weights by that name; it has resnet"),
-        ("timm:swin_tinny", "it has swin_s3_tiny_224"),
+        ("timm:swin_tinny", "it has swin_tiny_patch4_window7_224.ms_in1k, swin_tiny_patch4_window7_224.ms_in22k"),
         ("timm:swin_tiny_patch4_window7_224.mine", f"it has {TIMM}, "),
         ("timm:", "timm has no weights by that name"),
         ("hf:../../etc/passwd", "is no name of a repository, which is owner/name"),

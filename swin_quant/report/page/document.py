@@ -12,7 +12,7 @@ from swin_quant.base.errors import one_line
 from swin_quant.base.extras import library
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import TriedPolicies
+from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.accuracy.render import as_html
 from swin_quant.report.page import charts, run_charts
 from swin_quant.report.page.differences import differences

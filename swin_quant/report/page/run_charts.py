@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import TriedPolicies
+from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.page.spec import OKABE_ITO, Spec, spec
 
 _SMALL_KL = 1e-5  # nats; below, the axis is linear, so that float32 itself has a place

@@ -1,0 +1,59 @@
+"""The records of what quantization costs: node by node, and under the policies that a search tried."""
+
+from typing import TypedDict
+
+
+class LossRecord(TypedDict):
+    """Logits beside the float model's (`quant.distance.Loss`): SQNR in dB (None if equal), divergence (KL) in nats,
+    top-1 agreement in percent, expected drop of top-1 in points.
+    """
+
+    sqnr_db: float | None
+    kl: float
+    agreement: float
+    drop: float
+
+
+class GroupRecord(TypedDict):
+    """A node, or those of a layer, block, stage or role: the loss with only them quantized, and with all but them."""
+
+    kind: str
+    name: str
+    nodes: int
+    alone: LossRecord
+    without: LossRecord
+
+
+class SensitivityRecord(TypedDict):
+    """What each node costs under a policy. `profile`: SQNR in dB of each block's output. `forwards`: what it took."""
+
+    policy: str
+    policy_sha256: str
+    pictures: int
+    pictures_sha256: str | None
+    overall: LossRecord
+    groups: list[GroupRecord]
+    profile: dict[str, float | None]
+    forwards: float
+
+
+class TriedRecord(TypedDict):
+    """A policy that a search measured: its loss, milliseconds of a batch; `front`: none is faster and as near."""
+
+    policy: str
+    nodes: int
+    loss: LossRecord
+    ms: float
+    found: bool
+    front: bool
+
+
+class TriedPolicies(TypedDict):
+    """What `search` measured on an engine, within a budget in words; `pictures` is how many told the losses."""
+
+    engine: str
+    batch: int
+    budget: str
+    met: bool
+    pictures: int
+    tried: list[TriedRecord]
