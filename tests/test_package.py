@@ -106,18 +106,37 @@ def test_what_the_package_says_of_itself_is_known_to_indexes():
     assert project["dynamic"] == ["version"], "the version is in swin_quant/__init__.py and nowhere else"
 
 
+ALL_COMMANDS = """
+import contextlib, io, sys
+import swin_quant
+from swin_quant.cli import COMMANDS, GROUPS, main
+assert swin_quant.__file__.startswith(sys.argv[1]), swin_quant.__file__
+for name in (*COMMANDS, *GROUPS):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main([*name.split(), "--help"])
+    assert "usage: swin-quant " + name in said.getvalue(), name
+"""
+
+
 @pytest.mark.slow
 def test_the_wheel_alone_gives_the_commands(tmp_path):
-    """Built, installed somewhere else, started from somewhere else: the command finds its policies."""
+    """Built, installed somewhere else, started from somewhere else: every command, with all that it reads."""
     pytest.importorskip("hatchling")
     quiet = {"cwd": ROOT, "check": True, "capture_output": True, "text": True}
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], **quiet)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.startswith(f"swin_quant-{swin_quant.__version__}-")
-    assert not [name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("swin_quant")]
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert not [name for name in inside if not name.startswith("swin_quant")]
+    ours = {path.relative_to(ROOT).as_posix() for top in ("swin_quant", "configs") for path in (ROOT / top).rglob("*")
+            if path.is_file() and not path.suffix == ".pyc"}  # fmt: skip
+    assert {name.replace("configs/", "swin_quant/configs/", 1) if name.startswith("configs/") else name
+            for name in ours} - inside == set()  # fmt: skip
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel]
     subprocess.run([sys.executable, *install], **quiet)
+    site = str(tmp_path / "site")
     command = tmp_path / "site" / "bin" / "swin-quant"
-    elsewhere = quiet | {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path / "site")}}
+    elsewhere = quiet | {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": site}}
     assert subprocess.run([command, "--version"], **elsewhere).stdout.strip() == swin_quant.__version__
     assert "ft-mode1" in subprocess.run([command, "policies"], **elsewhere).stdout
+    subprocess.run([sys.executable, "-c", ALL_COMMANDS, site], **elsewhere)

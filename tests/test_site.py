@@ -58,6 +58,12 @@ def test_every_page_of_the_navigation_is_one():
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(names), "a document that nobody finds"
 
 
+def test_every_table_of_results_is_found_from_their_page():
+    folder = ROOT / "docs" / "results"
+    listed = re.findall(r"\]\(([\w.]+)\)", (folder / "README.md").read_text())
+    assert {file.name for file in folder.iterdir()} - {"README.md"} == set(listed)
+
+
 def test_who_cites_and_who_reports_is_told_the_version():
     version = swin_quant.__version__
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version

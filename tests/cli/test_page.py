@@ -145,7 +145,7 @@ def test_what_a_search_tried_is_drawn_once_for_each_engine(run, own, tmp_path):
     written(run, own.with_suffix(".json"), tmp_path / "again.json", "--html", tmp_path / "page.html")
     facts = facts_of((tmp_path / "page.html").read_text())
     drawn = {place: spec for place, spec in facts["charts"].items() if place.startswith("search-chart")}
-    assert [spec["title"] for spec in drawn.values()] == [
+    assert [spec["title"]["text"] for spec in drawn.values()] == [
         "Policies tried for onnxruntime, batch 8, 8 pictures", "Policies tried for onnxruntime, batch 1, 8 pictures"
     ]  # fmt: skip
     points = {point["policy"]: (point["ms"], point["is"]) for point in drawn["search-chart-0"]["data"]["values"]}

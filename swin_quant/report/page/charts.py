@@ -119,6 +119,8 @@ def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
     ]  # fmt: skip
     if len(values) < 2:
         return None
+    shown = [each["top-1"] for each in values]
+    middle, half = (min(shown) + max(shown)) / 2, max(1.0, 0.55 * (max(shown) - min(shown)))  # hundredths are no abyss
     figures = [{"field": key, "type": "quantitative", "format": ".3~f"} for key in ("top-1", "Δ top-1", "±", "ms")]
     return {
         **spec("Accuracy against latency, of what was measured", values),
@@ -126,8 +128,13 @@ def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
         "height": 300,
         "mark": {"type": "point", "filled": True, "size": 90},
         "encoding": {
-            "x": {"field": "ms", "type": "quantitative", "title": "ms a picture", "scale": {"zero": False}},
-            "y": {"field": "top-1", "type": "quantitative", "title": "top-1, %", "scale": {"zero": False}},
+            "x": {"field": "ms", "type": "quantitative", "title": "ms a picture"},
+            "y": {
+                "field": "top-1",
+                "type": "quantitative",
+                "title": "top-1, %",
+                "scale": {"domain": [middle - half, middle + half], "nice": False},
+            },
             "color": {"field": "engine", "type": "nominal", "scale": {"range": OKABE_ITO}},
             "shape": {"field": "type", "type": "nominal"},
             "tooltip": [{"field": "what"}, {"field": "engine"}, *figures],

@@ -178,7 +178,7 @@ def _picture(one: Disagreement) -> str:
     def listed(who: str, seen: Seen) -> str:
         each = zip(seen.names, seen.percent, strict=True)
         lines = "".join(f"<li>{_text(name)} {percent:.1f} %</li>" for name, percent in each)
-        return f"<b>{who}</b><ol>{lines}</ol>"
+        return f"<div><b>{who}</b><ol>{lines}</ol></div>"
 
     return (
         f'<figure><img alt="" src="data:image/jpeg;base64,{one.thumbnail}"><figcaption>{_text(one.picture)}'

@@ -46,7 +46,7 @@
         if (column.key === "name") {
           const button = document.createElement("button");
           button.className = "name";
-          button.textContent = value;
+          button.append(...breakable(value));
           button.addEventListener("click", () => choose(value));
           cell.className = "name";
           cell.append(button);
@@ -58,6 +58,11 @@
       return { node, row, text: Object.values(node).filter((each) => typeof each === "string").join(" ").toLowerCase() };
     });
     show();
+  }
+
+  // A name of several lines is broken behind its points.
+  function breakable(name) {
+    return name.split(/(?<=\.)/).flatMap((part, place) => (place ? [document.createElement("wbr"), part] : [part]));
   }
 
   function sort(key) {
