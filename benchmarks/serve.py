@@ -1,15 +1,18 @@
 """Requests a second and latency of `swin-quant serve`, beside plain calls of the same engine.
 
     python benchmarks/serve.py out/my_int8.onnx [--engine openvino] [--clients 1 4 16] [--seconds 10] [--bad 0.1]
+        [--hanging 4]
 
 A service is started on a free port; each client sends one picture after another, as JPEG, over a connection of its own.
-A share `--bad` of the requests is a corrupt picture, or one that is too large. Every good answer is compared with the
+A share `--bad` of the requests is a corrupt picture, or one that is too large; `--hanging` clients more begin a request,
+send nothing else until they are cut off, and begin again. Every good answer is compared with the
 engine's own for that picture: one that is another client's, or is lost, ends the run. Plain calls are of decoding,
 preprocessing and the engine in one thread, a picture at a time.
 """
 
 import argparse
 import http.client
+import itertools
 import json
 import random
 import signal
@@ -28,7 +31,7 @@ import swin_quant as sq
 from swin_quant.data.pictures import decode
 from swin_quant.data.preprocess import Preprocess
 
-PICTURES, MEGABYTES = 64, 1
+PICTURES, MEGABYTES, PATIENCE = 64, 1, 5
 
 
 def main() -> None:
@@ -38,6 +41,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=(1, 4, 16))
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--bad", type=float, default=0.1, metavar="SHARE")
+    parser.add_argument("--hanging", type=int, default=4)
     parser.add_argument("--max-batch", type=int, default=8)
     parser.add_argument("--delay-us", type=int, default=2000)
     args = parser.parse_args()
@@ -46,7 +50,8 @@ def main() -> None:
     pictures = [jpeg(seed) for seed in range(PICTURES)]
     prepared = [preprocess(decode(picture, "it"))[None] for picture in pictures]
     expected = [engine(images).double().softmax(1)[0].numpy() for images in prepared]
-    print(f"{args.artifact} on {engine.name}, {args.bad:.0%} bad pictures; batches of at most {args.max_batch}\n")
+    print(f"{args.artifact} on {engine.name}, {args.bad:.0%} bad pictures, {args.hanging} clients that hang; batches of "
+          f"at most {args.max_batch}\n")  # fmt: skip
     print("| clients | pictures/s | p50 ms | p99 ms | refused, of as many bad |\n|---|---:|---:|---:|---:|")
     seconds = plain(engine, preprocess, pictures, args.seconds)
     print(f"| plain calls | {row(seconds, sum(seconds))} | - |")
@@ -57,10 +62,12 @@ def main() -> None:
     words = ["--engine", args.engine] if args.engine else []
     command = [sys.executable, "-m", "swin_quant", "serve", args.artifact, "--port", str(port), "--quiet", *words,
                "--max-batch", str(args.max_batch), "--delay-us", str(args.delay_us),
-               "--max-megabytes", str(MEGABYTES)]  # fmt: skip
+               "--max-megabytes", str(MEGABYTES), "--timeout-s", str(PATIENCE)]  # fmt: skip
     server = subprocess.Popen(command)
     try:
         wait(port, server)
+        for _ in range(args.hanging):
+            threading.Thread(target=hang, args=(port,), daemon=True).start()
         for clients in args.clients:
             print(load(port, clients, args.seconds, args.bad, pictures, expected), flush=True)
     finally:
@@ -96,6 +103,19 @@ def wait(port: int, server: "subprocess.Popen[bytes]") -> None:
         except OSError:
             time.sleep(0.1)
     sys.exit("the service ended before it was ready")
+
+
+def hang(port: int) -> None:
+    """Half a head or half a body, then silence, until the service closes the connection; and again."""
+    for part in itertools.cycle((b"POST /predict HTTP/1.1\r\nHost:", b"POST /predict HTTP/1.1\r\nHost: x\r\n"
+                                 b"Content-Length: 9999\r\n\r\nhalf")):  # fmt: skip
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(part)
+                while connection.recv(4096):
+                    pass
+        except OSError:
+            time.sleep(0.1)
 
 
 def load(port: int, clients: int, limit: float, bad: float, pictures: list[bytes], expected: list[np.ndarray]) -> str:

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 data=(--data-path "$(realpath "$1")" --zip)
 work=${2:-build/example}
 python=${PYTHON:-.venv/bin/python}
-ours() { echo "== swin-quant ${*:0:3} ..." >&2; PYTHONPATH=. "$python" -m swin_quant "$@"; }
+ours() { echo "== swin-quant ${*:1:2} ..." >&2; PYTHONPATH=. "$python" -m swin_quant "$@"; }
 
 name=swin_micro_cifar10
 calibrated=$work/cpu/${name}_calib.pth

@@ -1,4 +1,4 @@
-"""From a fresh clone and nothing but the README to a service that answers: its lines, given to a shell as they stand."""
+"""From a fresh clone and nothing but the README to a service that answers: its lines, as they stand, in a shell."""
 
 import json
 import os
