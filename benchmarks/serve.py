@@ -4,8 +4,8 @@
         [--hanging 4]
 
 A service is started on a free port; each client sends one picture after another, as JPEG, over a connection of its own.
-A share `--bad` of the requests is a corrupt picture, or one that is too large; `--hanging` clients more begin a request,
-send nothing else until they are cut off, and begin again. Every good answer is compared with the
+A share `--bad` of the requests is a corrupt picture, or one that is too large; `--hanging` clients more begin a
+request, send nothing else until they are cut off, and begin again. Every good answer is compared with the
 engine's own for that picture: one that is another client's, or is lost, ends the run. Plain calls are of decoding,
 preprocessing and the engine in one thread, a picture at a time.
 """
@@ -50,8 +50,8 @@ def main() -> None:
     pictures = [jpeg(seed) for seed in range(PICTURES)]
     prepared = [preprocess(decode(picture, "it"))[None] for picture in pictures]
     expected = [engine(images).double().softmax(1)[0].numpy() for images in prepared]
-    print(f"{args.artifact} on {engine.name}, {args.bad:.0%} bad pictures, {args.hanging} clients that hang; batches of "
-          f"at most {args.max_batch}\n")  # fmt: skip
+    print(f"{args.artifact} on {engine.name}, {args.bad:.0%} bad pictures, {args.hanging} clients that hang;", end=" ")
+    print(f"batches of at most {args.max_batch}\n")
     print("| clients | pictures/s | p50 ms | p99 ms | refused, of as many bad |\n|---|---:|---:|---:|---:|")
     seconds = plain(engine, preprocess, pictures, args.seconds)
     print(f"| plain calls | {row(seconds, sum(seconds))} | - |")

@@ -23,6 +23,7 @@ from swin_quant.serving.metrics import ServiceMetrics
 
 VERSION = "1"
 _CLOSED = 499  # nobody reads it: what logs and metrics say of a client that went away
+_BODIES = 16  # of the largest that may come at the same time: what all of them hold in memory
 T = TypeVar("T")
 
 
@@ -80,6 +81,7 @@ class _Routes:
         self.batcher = Batcher(service.run, service.limits, service.sizes, self.counters.batch)
         self.decoders = ThreadPoolExecutor(service.decoders, "decoder")
         self.is_ready = False
+        self.held = 0  # bytes of bodies that are coming
 
     @asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
@@ -182,7 +184,9 @@ class _Routes:
         async def read() -> None:
             nonlocal size
             async for part in request.stream():
-                size += len(part)
+                size, self.held = size + len(part), self.held + len(part)
+                if self.held > _BODIES * limits.max_bytes:
+                    raise Refused(503, "too much is coming at the same time: try again later")
                 if size > limits.max_bytes:
                     raise too_large
                 parts.append(part)
@@ -193,6 +197,8 @@ class _Routes:
             raise Refused(408, f"the body did not come within {limits.timeout_s:g} s") from error
         except ClientDisconnect as error:
             raise Refused(_CLOSED, "the client went away") from error
+        finally:
+            self.held -= size
         return b"".join(parts)
 
     async def _answered(self, request: Any, images: Tensor) -> Tensor:

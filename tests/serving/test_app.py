@@ -264,6 +264,23 @@ def test_a_body_that_is_too_large():
         assert answer.status_code == 413 and answer.json() == {"error": "the body is larger than 0.1 MB"}
 
 
+def test_bodies_that_come_at_the_same_time_are_bounded_together():
+    """Forty of them, none too large by itself, hold their end back: most are refused, and what they held is free."""
+    part_of_one = {"type": "http.request", "body": b"x" * 10000, "more_body": True}
+    app = build_app(service(max_megabytes=0.01, timeout_s=0.2))
+
+    async def go():
+        async with app.router.lifespan_context(app):
+            sent = [[] for _ in range(40)]
+            await asyncio.gather(*[call(app, [part_of_one, None], one) for one in sent])
+            after = []
+            await call(app, [part(b"{}", False), None], after)
+            return [messages[0]["status"] for messages in sent], after[0]["status"]
+
+    codes, after = asyncio.run(go())
+    assert codes.count(408) == 16 and codes.count(503) == 24 and after == 400
+
+
 def call(app, events, sent):
     """One request by hand: `events` are what the server tells the application, None being a client that hangs."""
     scope = {"type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",
