@@ -109,9 +109,9 @@ def test_what_the_package_says_of_itself_is_known_to_indexes():
 ALL_COMMANDS = """
 import contextlib, io, sys
 import swin_quant
-from swin_quant.cli import COMMANDS, GROUPS, main
+from swin_quant.cli import COMMANDS, main
 assert swin_quant.__file__.startswith(sys.argv[1]), swin_quant.__file__
-for name in (*COMMANDS, *GROUPS):
+for name in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
         main([*name.split(), "--help"])
     assert "usage: swin-quant " + name in said.getvalue(), name

@@ -110,16 +110,20 @@ def depth(subject: PageSubject) -> Spec | None:
 
 def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
     """Every result with a latency that is an engine's own, no simulation's: top-1 against milliseconds a picture."""
+    measured = [
+        (card, result)
+        for card, result in _results(subjects)
+        if result.ms_per_picture is not None and not is_simulated(result.engine)
+    ]
     values = [
         {"ms": result.ms_per_picture, "top-1": result.acc1, "engine": result.engine,
          "what": " ".join(str(word) for word in (card.name, result.policy, result.weights, result.precision) if word),
          "type": result.precision, "±": result.delta_acc1_se, "Δ top-1": result.delta_acc1}
-        for card, result in _results(subjects)
-        if result.ms_per_picture is not None and not is_simulated(result.engine)
+        for card, result in measured
     ]  # fmt: skip
     if len(values) < 2:
         return None
-    shown = [each["top-1"] for each in values]
+    shown = [result.acc1 for _, result in measured]
     middle, half = (min(shown) + max(shown)) / 2, max(1.0, 0.55 * (max(shown) - min(shown)))  # hundredths are no abyss
     figures = [{"field": key, "type": "quantitative", "format": ".3~f"} for key in ("top-1", "Δ top-1", "±", "ms")]
     return {
