@@ -1,41 +1,89 @@
-"""swin-quant demo, cut short: the files that it promises and the table; `make demo` runs all of its epochs."""
+"""swin-quant demo, cut short, as the first line of the README's way from a fresh clone to a service that answers.
+
+The lines of the README are given to a shell as they stand; `make demo` runs all epochs where nobody cuts them short.
+"""
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
+from shown import ROOT
 
 POLICIES = [None, None, "ft-mode1", "ft-mode2"]
+SECTION = re.search(r"## A running service\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+LINES = [line for block in re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines()]
+# In place of the environment that `make` would fill from the network: this one, and a demo that trains for one epoch.
+OURS = """#!/bin/sh
+[ "$1" = demo ] && set -- "$@" --epochs 1
+exec {python} -m swin_quant "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stranger") / "swin-quant"
+    if not shutil.which("make"):
+        pytest.skip("needs make")
+    if subprocess.run(["git", "clone", "--quiet", "--local", ROOT, folder], capture_output=True).returncode:
+        others = shutil.ignore_patterns(".*", "out", "build", "dist", "__pycache__")  # sources without a repository
+        shutil.copytree(ROOT, folder, ignore=others)
+    command = folder / ".venv" / "bin" / "swin-quant"
+    command.parent.mkdir(parents=True)
+    command.write_text(OURS.format(python=sys.executable))
+    command.chmod(0o755)
+    (folder / ".venv" / ".installed").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def how(clone):
+    """How a shell is started in the clone."""
+    environment = os.environ | {"PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1"}
+    return {"cwd": clone, "env": environment, "text": True, "shell": True}
+
+
+@pytest.fixture(scope="module")
+def demo(clone, how):
+    """The README's first line, done; the folder of its files, and how it ended."""
+    done = subprocess.run(LINES[0], capture_output=True, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return clone / "out" / "demo", done
 
 
 @pytest.mark.slow
-def test_one_epoch(run, tmp_path):
-    done = run("demo", "--epochs", 1, "--output", tmp_path)
-    assert done.code == 0, done
+def test_one_epoch(demo):
+    folder, done = demo
     names = ["swin_micro_digits.pth", "swin_micro_digits_calib.json", "swin_micro_digits_calib.pth"]
-    assert {*names, "training.png"} <= {file.name for file in tmp_path.iterdir()}
-    weights = torch.load(tmp_path / names[0], weights_only=True)["model"]
-    calibrated = torch.load(tmp_path / names[2], weights_only=True)
+    assert {*names, "training.png"} <= {file.name for file in folder.iterdir()}
+    weights = torch.load(folder / names[0], weights_only=True)["model"]
+    calibrated = torch.load(folder / names[2], weights_only=True)
     assert all(torch.equal(calibrated[key], value) for key, value in weights.items())
-    card = json.loads((tmp_path / names[1]).read_text())
+    card = json.loads((folder / names[1]).read_text())
     assert [result["policy"] for result in card["results"]] == POLICIES
     assert [result["precision"] for result in card["results"]] == ["float32", "bfloat16", "int8", "int8"]
     assert all(result["pictures"] == 355 for result in card["results"])  # every fifth of each class
     assert card["results"][0]["acc1"] > 20  # one epoch is better than chance
     assert card["calibration"]["pictures"] == 80 and card["calibration"]["split"] == "train"
-    assert "swin_micro_digits" in done.out and "int8" in done.out
-    assert re.findall(r"^(\d)\. ", done.err, re.MULTILINE) == ["1", "2", "3", "4", "5"]
-    tuned = json.loads((tmp_path / "w4a4" / "swin_micro_digits_qat.json").read_text())
+    assert "swin_micro_digits" in done.stdout and "int8" in done.stdout
+    assert re.findall(r"^(\d)\. ", done.stderr, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+    tuned = json.loads((folder / "w4a4" / "swin_micro_digits_qat.json").read_text())
     calibrated, learned = (
-        next(one for one in json.loads((tmp_path / "w4a4" / f"swin_micro_digits_{what}.json").read_text())["results"]
+        next(one for one in json.loads((folder / "w4a4" / f"swin_micro_digits_{what}.json").read_text())["results"]
              if one["policy"] == "w4a4" and one["weights"] == weights)
         for what, weights in (("calib", None), ("qat", "qat"))
     )  # fmt: skip
     assert tuned["training"]["best_epoch"] is not None and calibrated["pictures"] == learned["pictures"] == 355
     for engine in ("onnxruntime", "openvino"):
-        scored = [json.loads(file.read_text())["results"] for file in (tmp_path / engine).glob("*.json")]
+        scored = [json.loads(file.read_text())["results"] for file in (folder / engine).glob("*.json")]
         assert [len([one for one in results if one["engine"] == engine]) for results in scored] == [1] * len(scored)
         assert len(scored) == (importlib.util.find_spec(engine) is not None)
 
@@ -43,3 +91,40 @@ def test_one_epoch(run, tmp_path):
 @pytest.mark.parametrize(("flags", "says"), [(["--epochs", 0], "--epochs 0"), (["--model", "resnet"], "resnet")])
 def test_bad_flags(run, tmp_path, flags, says):
     assert says in run("demo", "--output", tmp_path, *flags).error(2)
+
+
+@pytest.mark.slow
+def test_a_stranger_gets_from_the_readme_to_answers(demo, how):
+    for needed in ("openvino", "uvicorn", "prometheus_client"):
+        pytest.importorskip(needed)
+    if not shutil.which("curl"):
+        pytest.skip("needs curl")
+    with socket.socket() as probe:  # 8000 may be another's here
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    _, serve, ask = LINES
+    with subprocess.Popen(f"exec {serve} --port {port}", **how) as service:
+        try:
+            end = time.monotonic() + 60
+            while not listens(port) and service.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+            done = subprocess.run(ask.replace("localhost:8000", f"127.0.0.1:{port}"), capture_output=True, **how)
+            answer = json.loads(done.stdout)
+            assert [len(one["name"]) for one in answer["classes"]] == [1] * 5 and answer["model"] == "swin_micro_digits"
+            assert sum(one["probability"] for one in answer["classes"]) <= 1.0001
+        finally:
+            service.send_signal(signal.SIGTERM)
+    assert service.returncode == 0
+
+
+def listens(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_it_is_no_long_way():
+    """With `git clone` and `cd` before it."""
+    assert [line.split()[0] for line in LINES] == ["make", ".venv/bin/swin-quant", "curl"] and len(LINES) + 2 <= 6
