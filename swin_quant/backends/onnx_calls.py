@@ -105,7 +105,7 @@ def macs_of(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape |
     """Multiplications with additions of a node; 0 for what multiplies no matrices, or where shapes are not known."""
     kind, out = node.op_type, outputs[0] if outputs else None
     first = inputs[0] if inputs else None
-    if out is None or first is None:
+    if out is None or not first:
         return 0
     if kind in _MATRIX:
         turned = any(one.name == "transA" and one.i for one in node.attribute)

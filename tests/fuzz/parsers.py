@@ -65,6 +65,7 @@ from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
 from swin_quant.quant.statistics import Statistics, of_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report.formats import FORMATS
+from swin_quant.tasks.analyze_onnx import analyze_onnx
 from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.tasks.predict import class_names
 from swin_quant.train.outdir import open_folder
@@ -568,6 +569,7 @@ PARSERS = (
     Parser("JPEG", lambda: pictures(*JPEGS), see),
     Parser("other pictures", lambda: pictures(*OTHERS), see),
     Parser("ONNX", graphs, open_graph),
+    Parser("ONNX, to analyze", graphs, lambda folder: analyze_onnx(folder / "x.onnx", 2)),
     Parser("FasterTransformer export", exports, read_artifact),
     Parser("artifact and its card", deployed, deploy),
     Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
