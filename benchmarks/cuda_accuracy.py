@@ -36,6 +36,7 @@ def policies():
     return {
         FLOAT: None,
         "cuda": load_policy("cuda"),
+        "cuda-fp8": load_policy("cuda-fp8"),
         "cuda, softmax half": half,
         "cuda, softmax int8": int8,
         "ft-mode1": load_policy("ft-mode1"),
@@ -114,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     forms = ("cuda, softmax half", "cuda, softmax int8")
     choosing = [row for name in MODELS for row in scored(name, args.data_path, "train", args.choose, forms)]
-    judging = (FLOAT, "cuda", "ft-mode1", "ft-mode2")
+    judging = (FLOAT, "cuda", "cuda-fp8", "ft-mode1", "ft-mode2")
     final = [row for name in MODELS for row in scored(name, args.data_path, "val", args.pictures, judging)]
     parts = [
         HEAD,

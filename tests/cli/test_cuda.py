@@ -1,0 +1,157 @@
+"""The CUDA engine from the command line, where there is no GPU: it is emulated, or says in a line what it lacks."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.cli import main
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+
+
+@pytest.fixture(scope="session")
+def calibrated(tmp_path_factory, pictures, randomise):
+    """A calibrated checkpoint of channels that int8 products take."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+    model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": sizes}
+    config = folder / "micro.yaml"
+    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
+    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
+    words = ["calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures]
+    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --no-eval --device cpu --quiet --output".split(), folder]
+    assert main([str(word) for word in words]) == 0
+    return folder / "micro_calib.pth"
+
+
+@pytest.fixture(scope="session")
+def files(calibrated, tmp_path_factory):
+    """What `export --for cuda` writes of the calibrated micro model, by its flags."""
+    made, folder = {}, tmp_path_factory.mktemp("cuda")
+
+    def make(*flags):
+        if flags not in made:
+            out = folder / str(len(made))
+            words = ["export", calibrated, "--for", "cuda", *flags, "--output", out, "--quiet"]
+            assert main([str(word) for word in words]) == 0
+            (made[flags],) = out.glob("*.safetensors")
+        return made[flags]
+
+    return make
+
+
+@pytest.fixture
+def file(files):
+    return files("--policy", "cuda")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_export_says_what_it_made(run, calibrated, tmp_path):
+    done = run("export", calibrated, "--for", "cuda", "--policy", "cuda-fp8", "--output", tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    assert done.code == 0 and done.out.strip() == str(file) and file.name.endswith("_fp8_cuda.safetensors")
+    assert "cuda: fp8, policy cuda-fp8" in done.err and f"swin-quant verify {file}" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--policy", "cuda"),
+        ("--policy", "cuda-fp8"),
+        ("--policy", "ft-mode1"),
+        ("--precision", "float"),
+        ("--precision", "float", "--float-type", "bfloat16"),
+        ("--policy", "cuda", "--uint8-input"),
+    ],
+)
+def test_verify_finds_every_form_to_be_the_model(run, files, calibrated, pictures, flags):
+    words = ("--checkpoint", calibrated, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
+    done = run("verify", files(*flags), *words)
+    assert done.code == 0, done.err
+    assert "cuda (emulated)" in done.out + done.err
+
+
+def test_check_runs_it_before_it_leaves_the_house(run, calibrated, tmp_path):
+    flags = ("--for", "cuda", "--policy", "cuda", "--uint8-input", "--check", "--output", tmp_path)
+    done = run("export", calibrated, *flags)
+    assert done.code == 0 and "check: cuda against" in done.err
+
+
+def test_run_writes_logits(run, file, pictures, tmp_path):
+    done = run("run", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
+    assert done.code == 0, done.err
+    (written,) = tmp_path.glob("*_logits.npz")
+    arrays = dict(np.load(written))
+    assert arrays["logits"].shape == (7, 3) and np.isfinite(arrays["logits"]).all()
+
+
+def test_predict_evaluate_and_bench(run, file, pictures):
+    picture = sorted((pictures / "val").rglob("*.png"))[0]
+    assert run("predict", file, picture, "--device", "cpu").code == 0
+    scored = run("evaluate", file, "--data-path", pictures, "--engine", "cuda", "--device", "cpu")
+    assert scored.code == 0 and "cuda (emulated)" in scored.out, scored.err
+    timed = run("bench", file, "--batch", 1, "--rounds", 1, "--seconds", 0.05, "--device", "cpu")
+    assert timed.code == 0 and "cuda int8 cuda" in timed.out, timed.out
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "predict", "verify", "bench", "align"])
+def test_without_a_gpu_that_is_asked_for(run, file, calibrated, pictures, no_gpu, command, tmp_path):
+    data = ("--data-path", pictures)
+    words = {
+        "run": (file, *data, "--output", tmp_path),
+        "evaluate": (file, *data),
+        "predict": (file, pictures / "val"),
+        "verify": (file, "--checkpoint", calibrated, *data),
+        "bench": (file,),
+        "align": (calibrated, file, "--policy", "cuda", *data),
+    }
+    message = run(command, *words[command], "--device", "cuda").error(2)
+    assert "finds no GPU" in message or "no GPU" in message
+
+
+def test_policies_and_flags_that_it_does_not_run(run, calibrated, tmp_path):
+    def refused(*flags):
+        message = run("export", calibrated, "--for", "cuda", *flags, "--output", tmp_path / "x").error(2)
+        assert not list(tmp_path.rglob("*.safetensors"))
+        return message
+
+    assert "has no zero points" in refused("--policy", "cpu")
+    assert "have 4 bits; give 8" in refused("--policy", "w4a16")
+    assert "--uint8-input: ft-mode1 rounds normalised pictures" in refused("--policy", "ft-mode1", "--uint8-input")
+    assert "--float-type bfloat16: ft-mode2 is" in refused("--policy", "ft-mode2", "--float-type", "bfloat16")
+    assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused("--float-type", "float32")
+    assert "--batch 5000: must be at least 1, at most 4096" in refused("--batch", 5000)
+
+
+def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
+    def full(self, images):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
+        return GraphSession._on_gpu(self, self.short, "a batch of 7", 300 * 2**20)
+
+    def short(self):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(HostSession, "short", short, raising=False)
+    monkeypatch.setattr(HostSession, "__call__", full)
+    message = run("run", file, "--data-path", pictures, "--device", "cpu", "--output", tmp_path).error(1)
+    assert "a batch of 7 needs 300 MB, 100 of 8000 MB are free: give a smaller --batch" in message
+    assert not list(tmp_path.glob("*.npz"))
+
+
+@pytest.mark.slow
+def test_align_by_layers(run, file, calibrated, pictures):
+    words = ("--policy", "cuda", "--data-path", pictures, "--pictures", 3, "--device", "cpu", "--json", "--quiet")
+    done = run("align", calibrated, file, *words)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    names = {row["name"] for row in found["tensors"]}
+    assert found["first"] is None and {"patch_embed", "layers.0.blocks.1.mlp.fc2._input_quantizer", "logits"} <= names
