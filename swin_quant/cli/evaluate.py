@@ -14,9 +14,13 @@ from swin_quant.cli.deployed import is_checkpoint
 from swin_quant.cli.output import output_dir, put, show
 
 if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
     from swin_quant.base.distributed import World
     from swin_quant.base.shards import Sharding
     from swin_quant.cards.card import RunCard
+    from swin_quant.engines.baseline import Baseline
+    from swin_quant.tasks.evaluate import Subject
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
@@ -108,24 +112,32 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     ensure_writable_dir(path.parent)
     card, baseline = compared(subject, cfg, world, args.original)
     if cfg.MODEL.OUTPUT_KIND != LOGITS:
-        from swin_quant.report.records import json_text
-        from swin_quant.tasks.evaluate_features import score_features
-
-        how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
-        scores = score_features(subject.model, cfg, card, *how)
-        if args.json != "-":
-            print(*scores, sep="\n")
-        if args.json:
-            put(args.json, json_text([score.to_dict() for score in scores]))
+        _show_features(args, subject, cfg, card, baseline, world)
         return card
     card = card if subject.card_file else _with_earlier_results(card, path)
-    how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline, _answers(args))
-    before, card = card, score_model(subject.model, cfg, card, *how)
+    how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
+    before, card = card, score_model(subject.model, cfg, card, *how, _answers(args))
     if world.is_main:
         card.write(path)
         log.info("run card: %s", path)
         show([card if getattr(args, "all", False) else card.since(before)], args)
     return card
+
+
+def _show_features(
+    args: argparse.Namespace, subject: Subject, cfg: CfgNode, card: RunCard, baseline: Baseline | None, world: World
+) -> None:
+    from swin_quant.report.records import json_text
+    from swin_quant.tasks.evaluate_features import score_features
+
+    if getattr(args, "answers", None):
+        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
+    how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
+    scores = score_features(subject.model, cfg, card, *how)
+    if args.json != "-":
+        print(*scores, sep="\n")
+    if args.json:
+        put(args.json, json_text([score.to_dict() for score in scores]))
 
 
 def _answers(args: argparse.Namespace) -> Sharding | None:
