@@ -48,7 +48,7 @@ class DistillOptions:
     batch: Annotated[int, within(least=1)] = 32
     range_rate: Annotated[float, within(least=0)] = 2e-3
     float_rate: Annotated[float, within(least=0)] = 2e-4
-    weight_rate: Annotated[float, within(least=0)] = 1e-3
+    weight_rate: Annotated[float, within(least=0)] = 2e-4
     seed: Annotated[int, within(least=0)] = 0
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ def same(one, other):
 def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
     piece = pieced(kind)
     before = sqnr(piece, images[24:])
-    note = run(piece, DistillOptions(iterations=15, batch=8))
+    note = run(piece, DistillOptions(iterations=15, batch=8, weight_rate=1e-3))
     assert sqnr(piece, images[24:]) > before + 0.5, note
     assert "dB on pictures held out" in note
 
