@@ -19,12 +19,15 @@ def freeze_stages(model: nn.Module, count: int) -> set[str]:
     if not count:
         return set()
     first, kept = stages[0], tuple(f"{name}." for name in stages[:count])
-    before = True
+    before, ahead = True, set()
     for name, parameter in model.named_parameters():
         before = before and not name.startswith(f"{first}.")
+        if before:
+            ahead.add(name.rpartition(".")[0])
         if before or name.startswith(kept):
             parameter.requires_grad_(False)
-    frozen = {name: module for name, module in model.named_modules() if name.startswith(kept)}
+    own = tuple(f"{name}." for name in ahead if name)  # of a stem that has nodes, too
+    frozen = {name: module for name, module in model.named_modules() if name.startswith((*kept, *own))}
     for module in frozen.values():
         if isinstance(getattr(module, "rate", None), float):  # a DropPath, whose class is the architecture's
             module.rate = 0.0
