@@ -10,6 +10,7 @@ from swin_quant.backends.cuda.crosscompile import TARGETS, cross_compile
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 
@@ -45,3 +46,26 @@ def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
             assert made.int8, named
             if capability == 90 and constants.get("BM", 0) >= 64 and made.warps >= 4:
                 assert "IGMMA" in made.mma, named
+
+
+@pytest.fixture(scope="module")
+def of_float8():
+    """Products of SwinV2-T in float8, one of each kind."""
+    launches = program_of(spec_of_config(load_config(find_config(MODELS[1])), "fp8"), 32).launches
+    made = {(call.name, dict(call.constants).get("KIND")): call for call in cases(launches)}
+    return [call for (name, _), call in made.items() if name in ("gemm", "attention")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [89, 90, 100, 120])
+def test_float8_runs_on_its_tensor_cores(of_float8, capability):
+    for call in of_float8:
+        if "*fp8e4nv" in (dict(call.types).get("a"), dict(call.types).get("qkv")):
+            made = cross_compile(call, capability)
+            assert made.float8 and made.spilled == 0 and made.programs > 0, f"{call.name}: {made}"
+
+
+def test_older_gpus_are_refused_by_name(of_float8):
+    call = next(call for call in of_float8 if call.name == "attention")
+    with pytest.raises(UsageError, match="attention: float8 needs compute capability 8.9, not 8.6"):
+        cross_compile(call, 86)
