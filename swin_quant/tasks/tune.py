@@ -8,15 +8,18 @@ from pathlib import Path
 import torch
 
 from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.cuda.ahead import compile_ahead
+from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.timing import best_tiles
+from swin_quant.backends.cuda.timing import best_tiles, tiles_to_try
 from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, write_tiles
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 
 BATCHES, SECONDS = (1, 8, 32), 300.0
+COMPILING = 0.5  # of the time, at most
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,36 @@ def tune(
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
     }  # also what could be fused, so that times decide
-    timed, default_us, end = [], [], time.monotonic() + seconds
+    timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
+    ahead = compile_ahead(
+        ((one, tiles) for one in wanted.values() for tiles in tiles_to_try(one)), capability_here(), COMPILING * seconds
+    )
+    log.info("%d kernels compiled, %d refused, %d left", ahead.done, len(ahead.refused), ahead.left)
     for (_, batch), launch in wanted.items():
         if time.monotonic() > end:
             break
-        best, default = best_tiles(launch, batch, torch.device("cuda"))
+        try:
+            best, default = best_tiles(launch, batch, torch.device("cuda"))
+        except Exception as error:  # one kernel's failure does not lose what the others took minutes for
+            log.warning("%s, batch %d: not timed: %s: %.200s", launch.name, batch, type(error).__name__, error)
+            failed += 1
+            if is_lost():
+                log.warning("the GPU takes no more work in this process: tune again for the rest")
+                break
+            continue
         log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, best["us"], default)
         timed.append(best)
         default_us.append(default)
+    if failed and not timed:
+        raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
     write_tiles(file, place, timed)
-    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(timed))
+    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(timed) - failed)
+
+
+def is_lost() -> bool:
+    """Whether an error has ended this process's use of the GPU: after a bad access every call repeats it."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -36,7 +36,12 @@ class Bound:
 
 def by_kernels(device: torch.device) -> bool:
     """Whether Triton's kernels run there, rather than their references."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return device.type == "cuda" or by_interpreter()
+
+
+def by_interpreter() -> bool:
+    """Whether Triton was told to interpret kernels instead of compiling them."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def bind(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from swin_quant.backends.cuda.crosscompile import KernelCall, recorded
+from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
 
 SOME_NUMBER = 0.5
@@ -16,9 +17,14 @@ SOME_NUMBER = 0.5
 
 def cases(launches: Iterable[Launch]) -> list[KernelCall]:
     """The kernels that launches of the engine need, each once. Nothing is allocated or run."""
+    return tiled_cases((launch, None) for launch in launches)
+
+
+def tiled_cases(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[KernelCall]:
+    """The same with tiles of one's own; None: those that the kernel takes by default."""
     with recorded() as found:
-        for launch in launches:
-            kernel_module(launch).launch(**arguments_of(launch, _without_memory))
+        for launch, tiles in wanted:
+            kernel_module(launch).launch(**arguments_of(launch, without_memory), tiles=tiles)
     return found
 
 
@@ -37,7 +43,8 @@ def arguments_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor]) ->
             launch.arguments.items()}  # fmt: skip
 
 
-def _without_memory(ref: TensorRef) -> torch.Tensor:
+def without_memory(ref: TensorRef) -> torch.Tensor:
+    """A tensor of the meta device: for what looks at shapes and types alone."""
     return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
 
 

@@ -162,8 +162,9 @@ def _type(value: Any) -> str:
     return "fp32"
 
 
-def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
-    """Compile a call for a GPU of that compute capability and read its machine code. It is kept in Triton's cache.
+def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
+    """Triton's source and kernel of a call, for a GPU of that compute capability. They are kept in Triton's cache,
+    where a launch on such a GPU finds them.
 
     UsageError for float8 on a GPU of before 8.9, which has none.
     """
@@ -179,7 +180,12 @@ def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
         constexprs={(places[name],): value for name, value in call.constants},
         attrs={(places[name],): [["tt.divisibility", _ALIGNED]] for name in call.aligned},
     )
-    made = compile(source, target=GPUTarget("cuda", capability, 32), options=dict(call.options))
+    return source, compile(source, target=GPUTarget("cuda", capability, 32), options=dict(call.options))
+
+
+def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
+    """`compiled`, and its machine code read."""
+    _, made = compiled(call, capability)
     with TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(made.asm["cubin"])

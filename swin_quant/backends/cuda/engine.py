@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.cuda.binding import by_kernels
+from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of
 from swin_quant.backends.cuda.network import Network
@@ -71,18 +71,25 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 def machine_here() -> Machine:
     """The peaks of the GPU that is here: the shipped machine whose name is in its own, else the most like it."""
     own = torch.cuda.get_device_name().lower().replace(" ", "")
-    major, minor = torch.cuda.get_device_capability()
     known = {name: load_machine(name) for name in gpus()}
     named = [name for name in known if name.replace("_", "-") in own.replace("_", "-")]
     if named:
         return known[max(named, key=len)]
-    return min(known.values(), key=lambda machine: abs(gpu_of(machine).capability - (10 * major + minor)))
+    return min(known.values(), key=lambda machine: abs(gpu_of(machine).capability - capability_here()))
+
+
+def capability_here() -> int:
+    """Compute capability of the GPU that is here: 90 for 9.0."""
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def check_gpu(format: str = "int8") -> None:
     """UsageError unless torch finds a GPU that the kernels of operands of `format` run on."""
     if not torch.cuda.is_available():
         raise UsageError("‹device› cuda: torch finds no GPU here: on a CPU (‹device› cpu) the engine is emulated")
+    if by_interpreter():
+        raise UsageError("TRITON_INTERPRET is set, and kernels would be interpreted on the GPU's tensors: unset it")
     found, oldest = torch.cuda.get_device_capability(), OLDEST[format]
     if found < oldest:
         named, have, need = torch.cuda.get_device_name(), *(f"{major}.{minor}" for major, minor in (found, oldest))

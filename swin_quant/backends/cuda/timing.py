@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.cuda.cases import arguments_of, kernel_module
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module, without_memory
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
@@ -55,21 +55,29 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any]) -> Iterator[T
 
 
 def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
-    """Time the candidates of a launch on a GPU. The fastest, and the time of the default in microseconds."""
+    """Time the candidates of a launch on a GPU. The fastest, and the microseconds of the default (of the fastest,
+    where the default does not run). Raises what the last one failed by, if all did.
+    """
     module = kernel_module(launch)
     copies = [arguments_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
-    prepared = module.call(**copies[0])
-    default = default_tiles(launch.op, prepared)
+    default, *_ = tried = tiles_to_try(launch)
     times: dict[Tiles, float] = {}
-    for tiles in candidates(launch.op, default, prepared.constants):
+    for tiles in tried:
         try:
             times[tiles] = microseconds([partial(module.launch, **one, tiles=tiles) for one in copies])
         except Exception as error:  # what does not fit into the GPU, or what its compiler refuses
-            if tiles == default:
-                raise
             log.debug("%s: %s: %s", launch.name, tiles, error)
+            last = error
+    if not times:
+        raise last
     best = min(times, key=times.__getitem__)
-    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=best, us=times[best]), times[default]
+    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=best, us=times[best]), times.get(default, times[best])
+
+
+def tiles_to_try(launch: Launch) -> list[Tiles]:
+    """Those of a launch, the default first."""
+    prepared = kernel_module(launch).call(**arguments_of(launch, without_memory))
+    return candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants)
 
 
 def default_tiles(op: str, prepared: Any) -> Tiles:
