@@ -18,8 +18,8 @@ HELP = (
 )
 EXAMPLES = """examples:
   swin-quant convert timm_swin_tiny.safetensors --to swin_tiny.pth
-  swin-quant convert my.pth --to my.safetensors --dtype float16       (half the size)
-  swin-quant convert my.pth --to my.ckpt                                 (MindSpore's, in mindcv's names)"""
+  swin-quant convert my.pth --to half.safetensors --dtype float16       (half the size)
+  swin-quant convert my.pth --to mindspore.ckpt                         (in mindcv's names)"""
 TYPES = ("float32", "float16", "bfloat16")
 FORMATS = (".pth", ".safetensors", ".ckpt")
 

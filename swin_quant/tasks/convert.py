@@ -38,6 +38,8 @@ def convert(
     require_file(checkpoint, "checkpoint")
     if target.exists() and target.samefile(checkpoint):
         raise UsageError(f"‹to› {target}: is the checkpoint that is read; give another name")
+    if card_path(target) == card_path(Path(checkpoint)) and card_path(target).exists():
+        raise UsageError(f"‹to› {target}: {card_path(target)} is the run card of {checkpoint}; give another name")
     model = build_model(cfg)
     source = load_float(model, checkpoint, replace_head=replace_head)
     before = card_of(checkpoint)

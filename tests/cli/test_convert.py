@@ -37,6 +37,15 @@ def test_the_source_is_never_overwritten(run, micro, tmp_path):
     assert file.read_bytes() == (micro / "swin.pth").read_bytes()
 
 
+def test_the_run_card_of_the_source_is_never_overwritten(run, micro, tmp_path):
+    done = run("convert", "--cfg", micro / "swin.yaml", micro / "swin.pth", "--to", tmp_path / "x.pth")
+    assert done.code == 0, done.err
+    card = (tmp_path / "x.json").read_bytes()
+    done = run("convert", tmp_path / "x.pth", "--to", tmp_path / "x.safetensors")
+    assert "x.json is the run card of" in done.error(2)
+    assert (tmp_path / "x.json").read_bytes() == card and not (tmp_path / "x.safetensors").exists()
+
+
 def test_an_unknown_format_is_refused(run, micro, tmp_path):
     done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", tmp_path / "x.bin")
     assert "must end in .pth or .safetensors" in done.error(2)
