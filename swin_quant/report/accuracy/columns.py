@@ -75,7 +75,7 @@ COLUMNS: tuple[Column[AccuracyRow], ...] = (
 COLUMN = {column.key: column for column in COLUMNS}
 
 # What a short table has: these, and of the next ones those in which rows differ; what they share is said once.
-SHORT = ("name", "policy", "weights", "acc1", "quantized_acc1", "delta_acc1", "agreement", "quantized_ms")
+SHORT = ("name", "policy", "weights", "acc1", "quantized_acc1", "delta_acc1", "agreement", "ms", "quantized_ms")
 SHARED = ("dataset", "pictures", "resolution", "precision", "calibrator", "engine", "device", "batch_size")
 
 

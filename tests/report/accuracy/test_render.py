@@ -136,7 +136,7 @@ def test_short_markdown_has_what_differs_in_columns_and_what_does_not_below():
     )
     first, _, *rows = [line for line in table.short().text("markdown").splitlines() if line.startswith("|")]
     titles = [title.strip() for title in first.strip("|").split("|")]
-    assert titles == ["name", "policy", "acc@1", "acc@1(I)", "Δ acc@1", "agree %", "ms(I)", "note"]
+    assert titles == ["name", "policy", "acc@1", "acc@1(I)", "Δ acc@1", "agree %", "ms", "ms(I)", "note"]
     assert rows[0].endswith("| 1 |") and rows[1].endswith("|  |")
     text = table.short().text("markdown")
     for fact in ("dataset cifar10/val", "resolution 32x32", "pictures 5000", "engine torch fake-quant", "device cpu"):
