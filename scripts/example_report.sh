@@ -24,7 +24,7 @@ for engine in openvino onnxruntime; do
 done
 ours evaluate "$work"/*/*_int8_*.onnx --checkpoint "$calibrated" "${data[@]}"
 ours search "$calibrated" "${data[@]}" --engine openvino --batch 8 --min-sqnr 36 --pictures "${SEARCHED:-128}" \
-    --output "$work/cpu"
+    --rounds 2 --seconds 0.1 --output "$work/cpu"
 ours report "${calibrated%.pth}.json" "$work"/openvino/*.json "$work"/onnxruntime/*.json "${data[@]}" \
     --pictures "${COMPARED:-1000}" --html "$work/report.html"
 size=$(stat -c %s "$work/report.html")
