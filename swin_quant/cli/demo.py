@@ -12,7 +12,7 @@ from swin_quant.cli.output import print_table
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-EPOCHS = 8
+EPOCHS = 6
 HELP = "Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines. Offline, under 90 s."
 EXAMPLES = """examples:
   swin-quant demo

@@ -30,10 +30,10 @@ from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipes import load_recipe
 
 PICTURES = 360  # that the page looks at: all of val
-FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 3
+FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2
 
 
-def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 8, world: World = World()) -> list[RunCard]:  # noqa: B008
+def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 6, world: World = World()) -> list[RunCard]:  # noqa: B008
     """Train, calibrate, finetune, export and score a micro Swin; files go to `output`. Returns cards with results."""
     output = ensure_writable_dir(output)
     cfg = load_config(find_config(config), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
