@@ -17,6 +17,7 @@ from swin_quant.backends.cuda.timing import best_tiles, tiles_to_try
 from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, write_tiles
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
+from swin_quant.bench.jobs import is_gpu_lost
 
 BATCHES, SECONDS = (1, 8, 32), 300.0
 COMPILING = 0.5  # of the time, at most
@@ -63,7 +64,7 @@ def tune(
         except Exception as error:  # one kernel's failure does not lose what the others took minutes for
             log.warning("%s, batch %d: not timed: %s: %.200s", launch.name, batch, type(error).__name__, error)
             failed += 1
-            if is_lost():
+            if is_gpu_lost():
                 log.warning("the GPU takes no more work in this process: tune again for the rest")
                 break
             continue
@@ -74,12 +75,3 @@ def tune(
         raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
     write_tiles(file, place, timed)
     return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(timed) - failed)
-
-
-def is_lost() -> bool:
-    """Whether an error has ended this process's use of the GPU: after a bad access every call repeats it."""
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False

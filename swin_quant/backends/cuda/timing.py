@@ -108,12 +108,12 @@ def microseconds(calls: Sequence[Callable[[], None]]) -> float:
             for call in calls:
                 call()
     graph.replay()
-    times = []
-    for _ in range(REPLAYS):
+    events = []
+    for _ in range(REPLAYS):  # queued one behind another: the GPU waits for none to be launched
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         graph.replay()
         last.record()
-        last.synchronize()
-        times.append(1000 * first.elapsed_time(last) / (REPEATS * len(calls)))
-    return statistics.median(times)
+        events.append((first, last))
+    torch.cuda.synchronize()
+    return statistics.median(1000 * first.elapsed_time(last) / (REPEATS * len(calls)) for first, last in events)

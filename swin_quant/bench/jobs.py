@@ -1,0 +1,84 @@
+"""Jobs one after another in another process: one that hangs, dies, or spoils its GPU has failed, and no other has."""
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from swin_quant.base.errors import SwinQuantError
+
+_JOIN_S = 5.0
+
+
+class JobFailed(SwinQuantError):
+    """Why a job has no result, in a line."""
+
+
+class JobProcess:
+    """Runs `work(job)` for each job in one process, which is replaced after a job that it does not survive.
+
+    `work`, jobs and results must be picklable. What `work` keeps from job to job is lost with the process.
+    """
+
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self._work, self._context = work, multiprocessing.get_context("spawn")
+        self._process: Any = None
+        self._pipe: Any = None
+
+    def do(self, job: Any, seconds: float) -> Any:
+        """The result of a job that takes no more than so many seconds, the start of the process included."""
+        if self._process is None:
+            self._pipe, theirs = self._context.Pipe()
+            self._process = self._context.Process(target=_serve, args=(theirs, self._work))
+            self._process.start()
+            theirs.close()  # so that the end of the process ends the pipe
+        try:
+            self._pipe.send(job)
+            if not self._pipe.poll(seconds):
+                self.close()
+                raise JobFailed(f"took more than {seconds:.0f} s")
+            result, error, is_lost = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_JOIN_S)
+            code = self._process.exitcode
+            self.close()
+            raise JobFailed(f"its process ended, exit code {code}") from None
+        if is_lost:
+            self.close()
+        if error is not None:
+            raise JobFailed(error)
+        return result
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()  # one in a call of a driver does not listen to less
+            self._process.join(_JOIN_S)
+            self._pipe.close()
+            self._process = None
+
+
+def is_gpu_lost() -> bool:
+    """Whether an error has ended this process's use of the GPU: after a bad access every call repeats it."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = work(job), None
+        except Exception as error:
+            answer = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        pipe.send((*answer, is_gpu_lost()))
