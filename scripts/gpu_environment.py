@@ -1,4 +1,5 @@
-"""What scripts/gpu_check.sh runs on: versions, GPU, and which packages are missing. Exit code 1 without the device.
+"""What scripts/gpu_check.sh runs on: versions, GPU, and which packages are missing. Exit code 1 if any
+is missing, 2 if nothing can run: without the device, or a package that everything imports.
 
 python scripts/gpu_environment.py cuda|cpu
 """
@@ -24,6 +25,7 @@ NEEDED = (
     "pytest",
     "hypothesis",
 )
+BY_ALL = {"torch", "timm", "yacs", "numpy", "rich", "yaml"}
 SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
 
 
@@ -33,8 +35,8 @@ def main(device: str) -> int:
     print(", ".join(f"{name} {installed(name)}" for name in SHOWN))
     if missing:
         print(f"missing: {', '.join(missing)}")
-    if "torch" in missing:
-        return 1
+    if BY_ALL.intersection(missing):
+        return 2
     import torch
 
     if torch.cuda.is_available():
@@ -48,7 +50,7 @@ def main(device: str) -> int:
         print("torch finds no GPU")
     if shutil.which("nvidia-smi"):
         subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,temperature.gpu", "--format=csv"])
-    return int(bool(missing) or (device == "cuda" and not torch.cuda.is_available()))
+    return 2 if device == "cuda" and not torch.cuda.is_available() else int(bool(missing))
 
 
 def installed(name: str) -> str:
