@@ -25,7 +25,7 @@ NEEDED = (
     "pytest",
     "hypothesis",
 )
-BY_ALL = {"torch", "timm", "yacs", "numpy", "rich", "yaml"}
+BY_ALL = {"torch", "timm", "yacs", "termcolor", "numpy", "rich", "yaml"}
 SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
 
 

@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 
+from swin_quant.backends.cuda.ahead import compile_ahead
 from swin_quant.backends.cuda.cases import arguments_of, kernel_module
+from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.fusions import candidates as fused_candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -33,3 +35,19 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
         assert (result == results[default]).float().mean() > 0.97
     best, before = best_tiles(launch, 8, gpu)
     assert 0 < best["us"] <= before and best["tiles"] in results
+
+
+def test_launches_find_what_was_compiled_ahead(gpu, tiny_config, tmp_path, monkeypatch):
+    if gpu.type != "cuda":
+        pytest.skip("there is no compute capability to compile for")
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 3).launches
+    report = compile_ahead(((one, None) for one in launches), capability_here(), 300, processes=4)
+    assert report.done and not report.refused and not report.left
+    hits = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **said: hits.append(said["cache_hit"]))
+    for launch in launches:
+        kernel_module(launch).launch(**arguments_of(launch, partial(filled, device=gpu)))
+    torch.cuda.synchronize()
+    assert hits and all(hits)
