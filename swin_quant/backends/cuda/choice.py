@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from torch import nn
 
+from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import LOGITS
@@ -19,6 +21,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 EPSILON = 1e-5
 LARGEST_WINDOW = 32  # 1024 tokens: as many products as sums of int8 are exact for
 LARGEST_HEAD_DIM = 128
+ADDRESSED = 2**31 - 1
 CHANNELS = 32  # products of bytes are taken in chunks of so many
 
 
@@ -64,6 +67,13 @@ def check_geometry(spec: NetworkSpec) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise UsageError(f"the CUDA engine cannot run this model: {reason}")
+
+
+def check_batch(spec: NetworkSpec, batch: int) -> None:
+    """UsageError for a batch of which a tensor has more values than kernels, which count in int32, can address."""
+    largest = max(prod(buffer.shape) for buffer in program_of(spec, 1).buffers.values())  # each grows with the batch
+    if batch > (most := ADDRESSED // largest):
+        raise UsageError(f"‹batch› {batch}: the kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")
 
 
 def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:

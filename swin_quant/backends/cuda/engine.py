@@ -6,6 +6,7 @@ import torch
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
+from swin_quant.backends.cuda.choice import check_batch
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of
 from swin_quant.backends.cuda.network import Network
@@ -45,6 +46,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     spec, largest = network.spec, _largest_batch(artifact)
     if device.type == "cuda":
         check_gpu(spec.format)
+        check_batch(spec, largest)
     if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):
         raise SwinQuantError(f"{artifact.file}: prepares pictures otherwise than its run card does; export again")
     if options.float_type not in (None, spec.float_type):

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
-from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.choice import check_batch, spec_for
 from swin_quant.backends.cuda.file import write_network
 from swin_quant.backends.cuda.network import pack
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -53,6 +53,7 @@ def export(
     values that overflow float16.
     """
     spec = spec_for(model, options.precision, options.float_type, options.uint8_input)
+    check_batch(spec, options.batch)
     assert isinstance(model, Swin)
     preprocess = Preprocess.from_dict(card.preprocess) if spec.pixels else None
     if preprocess and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):

@@ -2,10 +2,12 @@
 
 import pytest
 
-from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.choice import check_batch, spec_for
 from swin_quant.backends.cuda.network import pack
+from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec import spec_of
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.config import find_config, load_config
 from swin_quant.quant.policies import load_policy
 
 
@@ -82,3 +84,19 @@ def test_weights_beyond_float16(calibrated):
     model.patch_embed.proj.weight.data[0] = 1e6
     with pytest.raises(SwinQuantError, match="patch_embed.proj.weight: NaN, or beyond float16"):
         pack(model, spec_for(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("swin_tiny_patch4_window7_224", 56 * 56 * 4 * 96),  # behind fc1 of the first stage
+        ("swin_large_patch4_window12_384_22kto1k_finetune", 96 * 96 * 4 * 192),
+    ],
+)
+def test_no_tensor_is_larger_than_kernels_can_address(name, values):
+    spec = spec_of_config(load_config(find_config(name)))
+    most = (2**31 - 1) // values
+    check_batch(spec, most)
+    assert most >= 256  # what an export takes if nothing is said
+    with pytest.raises(UsageError, match=f"^‹batch› {most + 1}: .* at most {most} here"):
+        check_batch(spec, most + 1)

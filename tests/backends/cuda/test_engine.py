@@ -153,6 +153,13 @@ def test_a_gpu_that_is_too_old(exported, monkeypatch):
         load(exported()[0], EngineOptions(device="cuda"))
 
 
+def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
+        load(exported()[0], EngineOptions(device="cuda"))
+
+
 def test_a_gpu_without_float8(exported, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
