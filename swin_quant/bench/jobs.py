@@ -77,8 +77,9 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
             job = pipe.recv()
         except EOFError:
             return
+        result, said = None, None
         try:
-            answer = work(job), None
+            result = work(job)
         except Exception as error:
-            answer = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        pipe.send((*answer, is_gpu_lost()))
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        pipe.send((result, said, is_gpu_lost()))

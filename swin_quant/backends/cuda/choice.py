@@ -73,7 +73,7 @@ def check_batch(spec: NetworkSpec, batch: int) -> None:
     """UsageError for a batch of which a tensor has more values than kernels, which count in int32, can address."""
     largest = max(prod(buffer.shape) for buffer in program_of(spec, 1).buffers.values())  # each grows with the batch
     if batch > (most := ADDRESSED // largest):
-        raise UsageError(f"‹batch› {batch}: the kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")
+        raise UsageError(f"‹batch› {batch}: kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")
 
 
 def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:

@@ -154,10 +154,11 @@ def test_a_gpu_that_is_too_old(exported, monkeypatch):
 
 
 def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
+    artifact = exported()[0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
-        load(exported()[0], EngineOptions(device="cuda"))
+        load(artifact, EngineOptions(device="cuda"))
 
 
 def test_a_gpu_without_float8(exported, monkeypatch):
