@@ -178,9 +178,23 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
         fn=call.kernel,
         signature=dict(call.types),
         constexprs={(places[name],): value for name, value in call.constants},
-        attrs={(places[name],): [["tt.divisibility", _ALIGNED]] for name in call.aligned},
+        attrs=_attributes(call),
     )
     return source, compile(source, target=GPUTarget("cuda", capability, 32), options=dict(call.options))
+
+
+def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
+    """As a launch has them, to the order: what is compiled goes by them in the cache. From Triton 3.7 on arguments that
+    are known of nothing have theirs too, but for numbers that are float."""
+    import triton
+
+    newer = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+    known = {name: [["tt.divisibility", _ALIGNED]] for name in call.aligned}
+    return {
+        (index,): known.get(name, [])
+        for index, (name, kind) in enumerate(call.types)
+        if name in known or (newer and not kind.startswith(("fp", "bf")))
+    }
 
 
 def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
