@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from pieces import same, sqnr
 
 from swin_quant.models.registry import exchanges_of, outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.check import distance
 from swin_quant.quant.passes import distill
 from swin_quant.quant.passes.distill import DistillOptions, run, varied
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -36,19 +36,6 @@ def pieced(tiny_model, images):
                          outputs=outputs_of(model), scratch=scratch)  # fmt: skip
 
     return make
-
-
-def sqnr(piece, images):
-    """dB of the logits of the quantized network against the original one."""
-    quantize(piece.model)
-    with torch.inference_mode():
-        found, expected = piece.model(images), piece.original(images)
-    dequantize(piece.model)
-    return distance(found, expected)[1]
-
-
-def same(one, other):
-    return all(torch.equal(value, other[name]) for name, value in one.items()) and one.keys() == other.keys()
 
 
 @pytest.mark.slow

@@ -1,0 +1,19 @@
+"""What tests of passes that learn ask of a piece of work and of what is kept of one."""
+
+import torch
+
+from swin_quant.quant.check import distance
+from swin_quant.quant.policy import dequantize, quantize
+
+
+def sqnr(piece, images):
+    """dB of the logits of the quantized network against the original one."""
+    quantize(piece.model)
+    with torch.inference_mode():
+        found, expected = piece.model(images), piece.original(images)
+    dequantize(piece.model)
+    return distance(found, expected)[1]
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items()) and one.keys() == other.keys()
