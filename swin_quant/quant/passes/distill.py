@@ -1,7 +1,8 @@
 """Distillation: the quantized network as a whole learns to give what the float one gives, without labels.
 
 Local passes cannot see that errors of one unit are felt, or made up for, in others. Here ranges of activations, biases,
-norms and weights, these through rounding, take small steps down the error of the logits and of what each unit gives.
+norms and weights, these through rounding, take small steps down the error of the logits, of what each unit gives
+and, if asked, of the probabilities of classes: with few bits something has to be wrong, and top classes matter.
 Float says what is right for any picture: so no picture is shown twice as it is, but flipped, moved, and mixed with
 others. Kept only where the logits are better on pictures that nothing was learned from. (Hinton et al., "Distilling the
 Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization", 2020; Finkelstein et al., "QFT:
@@ -12,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,8 @@ _MIXED = 0.5  # of the pictures have up to this share of another
 @dataclass(frozen=True)
 class DistillOptions:
     """`pictures` at most; `iterations`, each of `batch` pictures; `seed`. Rates of Adam at the start: `range_rate` is
-    relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms."""
+    relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms.
+    `classes`: 0: the logits count; 1: the divergence of the probabilities of classes; or something between."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -49,6 +51,7 @@ class DistillOptions:
     range_rate: Annotated[float, within(least=0)] = 2e-3
     float_rate: Annotated[float, within(least=0)] = 2e-4
     weight_rate: Annotated[float, within(least=0)] = 2e-4
+    classes: Annotated[float, within(least=0, most=1)] = 0.0
     seed: Annotated[int, within(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -62,27 +65,37 @@ def run(piece: Workpiece, options: DistillOptions) -> str:
     images, before = torch.cat(batches), state_of(piece.model)
     held_out = max(1, round(_HELD_OUT * len(images)))
     judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
-    error = _cost(piece, judging)
-    if not 0 < error[0] < math.inf:
+    scale, shares = _cost(piece, judging), _shares(options)
+    if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
-    done = _learn(piece, shown, error, options, key)
-    after = _cost(piece, judging)[0] if done else math.inf
-    if after < error[0]:
-        return f"{10 * math.log10(error[0] / after) if after else math.inf:.1f} dB on pictures held out"
+    done = _learn(piece, shown, scale, options, key)
+    judged = shares * torch.tensor((1.0, 0.0, 1.0))  # what units give is a means, not an end
+    after = _weighed(_cost(piece, judging), scale, judged).item() if done else math.inf
+    if after < 1:
+        return f"{-10 * math.log10(after) if after else math.inf:.1f} dB on pictures held out"
     give_state(piece.model, before)
     return "no gain on pictures held out" if done else "not finite: left as it was"
 
 
-Errors: TypeAlias = tuple[float, float]
-"""Of the logits, and the mean of those of the units; each relative to the square of what float gives."""
+def _shares(options: DistillOptions) -> Tensor:
+    return torch.tensor((1 - options.classes, 1.0, options.classes))
 
 
-def _losses(piece: Workpiece, x: Tensor) -> tuple[Tensor, Tensor]:
+def _weighed(errors: Tensor, scale: Tensor, shares: Tensor) -> Tensor:
+    """The sum of errors, each in shares of what it was; 0-dim."""
+    whole = torch.where(scale > 0, scale, 1.0)
+    return (errors / whole.to(errors) * shares.to(errors)).sum()
+
+
+def _errors(piece: Workpiece, x: Tensor) -> Tensor:
+    """[3]: of the logits, and the mean of those of the units, each relative to the square of what float gives; the
+    divergence of the quantized network's probabilities of classes from float's (Kullback-Leibler), a picture."""
     with torch.no_grad():
         wanted, inside = _outputs(piece.original, piece.units, x)
     found, parts = _outputs(piece.model, piece.units, x)
     each = [_relative(parts[name], target) for name, target in inside.items()]
-    return _relative(found, wanted), torch.stack(each).mean()
+    classes = nn.functional.kl_div(found.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)
+    return torch.stack([_relative(found, wanted), torch.stack(each).mean(), classes])
 
 
 def _relative(found: Tensor, wanted: Tensor) -> Tensor:
@@ -100,13 +113,11 @@ def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tup
 
 
 @torch.no_grad()
-def _cost(piece: Workpiece, images: Tensor) -> Errors:
-    """Errors of the quantized network, a picture."""
+def _cost(piece: Workpiece, images: Tensor) -> Tensor:
+    """Errors of the quantized network, a picture; float64 [3]."""
     with _quantizing(piece.model):
-        chunks = _parts(images)
-        parts = [torch.stack(_losses(piece, x)).double() * len(x) for x in chunks]
-    logits, inside = (torch.stack(parts).sum(0) / len(images)).tolist()
-    return logits, inside
+        parts = [_errors(piece, x).double().cpu() * len(x) for x in _parts(images)]
+    return torch.stack(parts).sum(0) / len(images)
 
 
 @contextmanager
@@ -119,7 +130,7 @@ def _quantizing(model: nn.Module) -> Iterator[None]:
 
 
 @torch.enable_grad()
-def _learn(piece: Workpiece, images: Tensor, scale: Errors, options: DistillOptions, key: str) -> bool:
+def _learn(piece: Workpiece, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
     """Change the network; whether every loss was finite."""
     with _quantizing(piece.model):
         learner = _Learner(piece.model, options)
@@ -132,8 +143,7 @@ def _learn(piece: Workpiece, images: Tensor, scale: Errors, options: DistillOpti
                 generator = torch.Generator().manual_seed(_PRIME * options.seed + number)
                 some = images[torch.randperm(len(images), generator=generator)[: options.batch]]
                 for x in _parts(varied(some, generator)):
-                    logits, inside = _losses(piece, x)
-                    loss = (logits / scale[0] + inside / (scale[1] or 1.0)) * len(x) / len(some)
+                    loss = _weighed(_errors(piece, x), scale, _shares(options)) * len(x) / len(some)
                     if not loss.isfinite():
                         return False
                     learner.feel(loss)

@@ -11,7 +11,7 @@ from swin_quant.quant.passes.distill import DistillOptions, run, varied
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import State, named_nodes
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -48,12 +48,30 @@ def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
     assert "dB on pictures held out" in note
 
 
+def test_what_classes_are_worth_is_learned_in_place_of_logits(pieced, images):
+    """Judged by the divergence of probabilities, written down here anew."""
+
+    def divergence(piece):
+        with torch.inference_mode():
+            wanted = piece.original(images[18:24]).double().softmax(1)
+            quantize(piece.model)
+            found = piece.model(images[18:24]).double().softmax(1)
+            dequantize(piece.model)
+        return (wanted * (wanted / found).log()).sum(1).mean()
+
+    piece = pieced()
+    before = divergence(piece)
+    note = run(piece, DistillOptions(iterations=6, batch=8, weight_rate=3e-3, range_rate=1e-2, classes=1.0))
+    gained = float(10 * torch.log10(before / divergence(piece)))
+    assert gained > 0 and f"{gained:.1f} dB on pictures held out" == note
+
+
 @pytest.mark.parametrize("policy", ["ft-mode1", "cpu"])
 def test_nodes_are_off_and_ranges_keep_their_kind(policy, pieced):
     piece = pieced(policy=policy, bits=8)
     zero_points = {name: node.grid for name, node in enabled_nodes(piece.model).items()}
     before = {name: value.clone() for name, value in piece.model.state_dict().items()}
-    distill._learn(piece, torch.cat(list(piece.images)), (1.0, 1.0), SHORT, "key")
+    distill._learn(piece, torch.cat(list(piece.images)), torch.ones(3), SHORT, "key")
     assert not same(piece.model.state_dict(), before)
     for name, node in named_nodes(piece.model).items():
         assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
