@@ -1,13 +1,18 @@
 """The CUDA engine from the command line, where there is no GPU: it is emulated, or says in a line what it lacks."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
+from swin_quant.backends.cuda import engine
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
@@ -145,6 +150,54 @@ def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
     message = run("run", file, "--data-path", pictures, "--device", "cpu", "--output", tmp_path).error(1)
     assert "a batch of 7 needs 300 MB, 100 of 8000 MB are free: give a smaller --batch" in message
     assert not list(tmp_path.glob("*.npz"))
+
+
+HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """A GPU for all that loads an engine, which then runs on the CPU; the tiles that its session was given."""
+    given = []
+
+    def session(network, device, largest, tuned, machine):
+        given.append(tuned)
+        return HostSession(network)
+
+    monkeypatch.setattr(engine, "GraphSession", session)
+    monkeypatch.setattr(engine, "check_gpu", lambda format="int8": None)
+    monkeypatch.setattr(engine, "here", lambda: HERE)
+    monkeypatch.setattr(engine, "machine_here", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE.gpu)
+    load = engine.load
+    monkeypatch.setattr(engine, "load", lambda artifact, options: load(artifact, replace(options, device="cuda")))
+    return given
+
+
+@pytest.mark.parametrize(
+    "other, said",
+    [
+        ({}, None),
+        ({"gpu": "NVIDIA A100"}, "was tuned on gpu NVIDIA A100, not on NVIDIA H200 with triton 3.6.0"),
+        ({"triton": "3.7.1"}, "was tuned on triton 3.7.1, not on NVIDIA H200 with triton 3.6.0"),
+        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `swin-quant tune` again"),
+    ],
+)
+def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):
+    launch = program_of(engine.read_network(file).spec, 8).launches[2]
+    tiles = tiles_path(file)
+    write_tiles(tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64), us=3.5)])
+    before = tiles.read_bytes()
+    done = run("run", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
+    after = tiles.read_bytes()
+    tiles.unlink()
+    assert done.code == 0 and list(tmp_path.glob("*_logits.npz")) and after == before, done.err
+    (given,) = fake_gpu
+    lines = [line for line in done.err.splitlines() if str(tiles) in line]
+    if said is None:
+        assert given.known and not lines
+    else:
+        assert not given.known and len(lines) == 1 and said in lines[0] and "the default tiles are used" in lines[0]
 
 
 @pytest.mark.slow

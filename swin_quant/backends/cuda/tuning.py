@@ -136,7 +136,11 @@ def read_tiles(path: Path, place: TunedFor) -> TileTable:
     if file["kernels"] != place.kernels:
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
     known: dict[str, dict[int, tuple[Tiles, float]]] = {}
-    for one in file["timed"]:
+    for number, one in enumerate(file["timed"]):
+        if not one["tiles"].are_possible():
+            raise SwinQuantError(
+                f"{path}: timed[{number}].tiles: sides and warps must be powers of two: run `swin-quant tune` again"
+            )
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)
 

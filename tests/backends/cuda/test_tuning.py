@@ -79,6 +79,7 @@ def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written
         ({"timed": [{"launch": "x", "batch": 0, "tiles": {"rows": 1}, "us": 1.0}]}, r"timed\[0\].batch is 0"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"lines": 1}, "us": 1.0}]}, r"timed\[0\].tiles"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": "1"}, "us": 1.0}]}, r"timed\[0\].tiles.rows"),
+        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 48}, "us": 1.0}]}, "must be powers of two"),
     ],
 )
 def test_a_damaged_file_is_one_line(written, change, said):

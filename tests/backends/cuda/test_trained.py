@@ -1,0 +1,72 @@
+"""The trained checkpoints that come with a checkout, by the kernels themselves: what fake-quant and FasterTransformer's
+emulator give of the same ranges."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.backends.fastertransformer.emulator import Emulator
+from swin_quant.backends.fastertransformer.export import export as export_ft
+from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import load_float
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from tests.backends.cuda.test_interpreted import CHILD
+
+FOLDER = Path(__file__).parents[3] / "examples" / "checkpoints"
+FORMS = {"swin": ("cuda", "ft-mode1", "ft-mode2"), "swinv2": ("cuda", "ft-mode1")}
+
+
+def digits(count):
+    """Handwritten ones, as pictures of 32 x 32: what a trained network finds edges in."""
+    from sklearn.datasets import load_digits
+
+    grey = torch.tensor(load_digits().images[:count], dtype=torch.float32)[:, None] / 16
+    return torch.nn.functional.interpolate(grey, 32, mode="bilinear").repeat(1, 3, 1, 1) * 4 - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMS)
+def test_trained_networks_by_interpreted_kernels(kind, tmp_path):
+    if not importlib.util.find_spec("triton"):
+        pytest.skip("Triton is not installed")
+    model = build_model(load_config(FOLDER / f"{kind}_micro_cifar10.yaml"))
+    load_float(model, FOLDER / f"{kind}_micro_cifar10.safetensors")
+    apply_policy(model, load_policy("ft-mode1"))
+    pictures = digits(9)
+    calibrate(model, [pictures[:8]])
+    images = pictures[8:]
+    torch.save(images, tmp_path / "images.pt")
+    files, expected, noise = {}, {}, {}
+    for policy in FORMS[kind]:
+        apply_policy(model, load_policy(policy))
+        card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
+        files[policy] = export(model, card, tmp_path / policy, CudaOptions()).file
+        if policy.startswith("ft"):
+            exported = export_ft(model, card, tmp_path / f"{policy}-ft")
+            expected[policy] = Emulator(read_export(exported), fused=True, misread=False).features(images)
+        else:
+            quantize(model)
+            with torch.inference_mode():
+                expected[policy] = model(images)
+                dequantize(model)
+                noise[policy] = (model(images) - expected[policy]).abs().mean()
+    words = [sys.executable, "-c", CHILD, str(tmp_path / "images.pt"), *map(str, files.values())]
+    subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
+    for policy, file in files.items():
+        name, logits, pooled = torch.load(f"{file}.found")
+        assert name == "cuda (interpreted)"
+        if policy.startswith("ft"):
+            assert torch.equal(pooled.half(), expected[policy]), policy
+        else:
+            assert (logits - expected[policy]).abs().mean() < min(0.02, noise[policy])
