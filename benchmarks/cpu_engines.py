@@ -10,7 +10,7 @@ the working folder already is not made again.
 
 --int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
 CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
---extension: also Swin V1 with its attention as the compiled operator (plugins/openvino/build.sh).
+--extension: also with attention as the compiled operator (plugins/openvino/build.sh).
 """
 
 import argparse

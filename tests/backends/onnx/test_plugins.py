@@ -153,10 +153,10 @@ def test_a_library_that_is_none(plugged, tmp_path):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
 
 
-@pytest.fixture(scope="session")
-def attending(exported):
+@pytest.fixture(scope="session", params=["swin", "swinv2"])
+def attending(exported, request):
     """Windows of 16 tokens, shifted and not: as they are exported otherwise, and with the operator."""
-    return exported("swin"), exported("swin", plugin=("attention=swin_quant::Attention",))
+    return exported(request.param), exported(request.param, plugin=("attention=swin_quant::Attention",))
 
 
 @pytest.mark.slow
@@ -178,10 +178,10 @@ def test_attention_as_one_operator_on_int8(attending, run):
 @pytest.mark.parametrize(
     "kind, policy, options, said",
     [
-        ("swinv2", "qdq", {}, "attention: layers.0.blocks.0.attn normalises q and k"),
         ("swin", "cpu", {}, "is not all int8 without zero points: choose a policy as qdq"),
         ("swin", "zero points", {}, "is not all int8 without zero points"),
         ("swin", "ft-mode1", {}, "rounds its logits or qkv too"),
+        ("swinv2", "ft-mode1", {}, "rounds its logits or qkv too"),
         ("swin", "qdq", {"precision": "float"}, "is not all int8"),
     ],
 )
@@ -206,7 +206,7 @@ def test_attention_is_alone_and_float32(options, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
-@pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1)])
+@pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1), (256, 1)])
 def test_compiled_attention(width, length, rounds, library):
     """Heads of 32 channels have a kernel of their own where the CPU has VNNI, others run anywhere: levels are those of
     the definition, but where one lies between two."""

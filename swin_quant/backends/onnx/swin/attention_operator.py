@@ -1,4 +1,4 @@
-"""Attention of V1 as one operator on int8 values (`operators/attention`), for engines that have a plugin for it."""
+"""Attention as one operator on int8 values (`operators/attention`), for engines that have a plugin for it."""
 
 from typing import Any
 
@@ -7,17 +7,19 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.operators import dequantize, quantize
-from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention
+from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.attention import attention
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
+_ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 
 
 class OperatorAttention(nn.Module):
     """What `QuantizedAttention` computes where q, k, v, the softmax and the input of `proj` are int8.
 
     Everything is rounded as there. Levels go into the operator and come out of it: nothing is read as float between.
+    V2 normalises q and k in front of that, where the linear left them.
     """
 
     def __init__(self, attn: QuantizedAttention) -> None:
@@ -30,7 +32,13 @@ class OperatorAttention(nn.Module):
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
             self.register_buffer(name, getattr(attn, name))
+        of_q = attn.head_scale[: self.heads].view(-1, 1) if isinstance(attn, CosineAttention) else None
+        ones = torch.ones(self.heads, 1)
+        self.gain: Tensor | None
+        self.register_buffer("gain", None if of_q is None else torch.cat([of_q, ones, ones]))
+        self.register_buffer("of_values", torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
         channels = attn.proj._weight_quantizer.values.shape[0]
+        self.of_values: Tensor
         self.scale: Tensor
         self.result: Tensor
         self.register_buffer("scale", torch.cat([scale.expand(channels) for scale in scales[:3]]))
@@ -40,12 +48,18 @@ class OperatorAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x: float32 [B, nW * L, C]. `mask` is what the trained block passes; the layer has its own."""
-        levels = quantize(self.qkv(x), self.scale)
+        qkv = self.qkv(x)
+        levels = quantize(qkv if self.gain is None else self.normalised(qkv, self.gain), self.scale)
         return self.proj(dequantize(attention(levels, self.addend(), self.heads, self.scales), self.result))
+
+    def normalised(self, qkv: Tensor, gain: Tensor) -> Tensor:
+        """[B, T, 3C]: q and k of each head as long as `gain` [3 heads, 1] says, v as it is."""
+        x = qkv.unflatten(-1, (3 * self.heads, -1))
+        return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
 
 
 def as_operator(model: nn.Module) -> None:
-    """Every attention of a rewritten model calls the operator. UsageError where it is not all int8, or of V2."""
+    """Every attention of a rewritten model calls the operator. UsageError where it is not all int8."""
     for block, parent in list(model.named_modules()):
         attn = getattr(parent, "attn", None)
         if isinstance(attn, QuantizedAttention):
@@ -55,17 +69,18 @@ def as_operator(model: nn.Module) -> None:
 
 
 def _pairs(attn: QuantizedAttention) -> list[Any]:
-    return [*(getattr(attn, name) for name in _ROUNDED), attn.proj._input_quantizer]
+    names = _ROUNDED_V2 if isinstance(attn, CosineAttention) else _ROUNDED
+    return [*(getattr(attn, name) for name in names), attn.proj._input_quantizer]
 
 
 def _fault(attn: QuantizedAttention) -> str | None:
     """Why the operator cannot compute this."""
-    if isinstance(attn, CosineAttention):
-        return "normalises q and k, as Swin V2 does, which the operator does not: leave it out"
     pairs = [node for node in _pairs(attn) if isinstance(node, Pair)]
     if len(pairs) < len(_ROUNDED) + 1 or any(node.zero_point is not None or node.format != "int8" for node in pairs):
         return "is not all int8 without zero points: choose a ‹policy› as qdq"
-    others = (attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer)
+    others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
+    if isinstance(attn, CosineAttention):
+        others += [getattr(attn, name) for name in _ROUNDED[:2]]
     return (
         "rounds its logits or qkv too: choose a ‹policy› as qdq" if any(isinstance(x, Pair) for x in others) else None
     )
