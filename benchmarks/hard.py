@@ -1,16 +1,18 @@
 """Models that no rescaling cures, and what `--policy auto` makes of them: writes docs/results/hard.md.
 
-    python benchmarks/hard.py --data-path DIR [--work W] [--scale 30 100] [--max-drop 0.3]
+    python benchmarks/hard.py --data-path DIR [--work W] [--scale 30 100] [--max-drop 0.3] [--note TEXT]
 
 DIR is CIFAR-10 as zip files and maps. In the micro Swin V1 and V2 of examples/checkpoints, 3 % of the hidden units of
 every MLP become s times as large before GELU, and what reads them as much smaller: GELU(s x) / s is not GELU(x), so the
 float network changes a little and is scored anew; and no factor can be moved across GELU, so that nothing evens these
 channels out. Each model goes through `swin-quant quantize` for OpenVINO twice: with the policy of the backend, and with
-`--policy auto`. A run that was cut off goes on where it stopped. Latencies are worth as much as the machine is quiet.
+`--policy auto`. A run that was cut off goes on where it stopped. Latencies are worth as much as the machine is quiet:
+`--note` says on the page what ran beside.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,19 +29,24 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/hard"))
     parser.add_argument("--scale", type=int, nargs="+", default=[30, 100])
     parser.add_argument("--max-drop", type=float, default=0.3)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--note", default="Nothing else ran on the machine.")
     args = parser.parse_args()
     rows, found = [], []
-    for name in MODELS:
+    for name in args.model:
         for scale in args.scale:
             checkpoint, config = planted(name, scale, args.work)
             ways = {"cpu": [], "auto": ["--policy", "auto", "--max-drop", str(args.max_drop)]}
             for way, words in ways.items():
-                folder = args.work / f"{name}_{scale}" / way
+                folder = checkpoint.parent / way
+                if way == "auto" and not folder.exists():  # calibrated alike: `quantize` finds that step done
+                    folder.mkdir()
+                    for file in (checkpoint.parent / "cpu").glob("*_calib.*"):
+                        shutil.copy(file, folder)
                 card = quantized(checkpoint, config, args.data_path, folder, words)
                 rows += rows_of(name, scale, way, card)
                 if way == "auto":
-                    found += [f"* {name}, s = {scale}: {floats_of(card)}"]
-                    print(found[-1], flush=True)
+                    found += floats_of(name, scale, json.loads((folder / f"{name}_calib.json").read_text()))
     write(rows, found, args)
 
 
@@ -98,11 +105,19 @@ def rows_of(name: str, scale: int, way: str, card: dict) -> list[str]:
     return rows
 
 
-def floats_of(card: dict) -> str:
-    """Which layers the policy leaves float, in its own words."""
-    rules = card["policy"]["rules"]
-    off = [name for rule in rules for name in rule.get("disable", [])]
-    return f"{len(off)} selectors float: {', '.join(off)}" if off else "nothing had to stay float"
+def floats_of(name: str, scale: int, calibrated: dict) -> list[str]:
+    """What the search said of the layers that it left float, and of their cost."""
+    record = calibrated["searches"][-1]
+    whole = next(one for one in record["tried"] if one["policy"] == "cpu")
+    here = next(one for one in record["tried"] if one["found"])
+    layers = [
+        f"{layer['layer']} ({layer['sqnr_db']:.0f} dB, {layer['saved_ms']:+.3f} ms)" for layer in record["left_float"]
+    ]
+    return [
+        f"* **{name}, s = {scale}**: {len(layers)} layers: a batch of {record['batch']} takes {here['ms']:.3f} ms, "
+        f"{record['cost_ms']:+.3f} ms beside all in int8; SQNR {whole['loss']['sqnr_db']:.1f} -> "
+        f"{here['loss']['sqnr_db']:.1f} dB. {', '.join(layers) or 'Nothing had to stay float'}."
+    ]
 
 
 def write(rows: list[str], found: list[str], args: argparse.Namespace) -> None:
@@ -113,12 +128,14 @@ def write(rows: list[str], found: list[str], args: argparse.Namespace) -> None:
         "GELU is no straight line, so that no factor can be moved across it. The float model is the changed one; 80",
         "training pictures calibrate, all 5,000 of `val` score, on OpenVINO. *cpu*: the policy of the backend; *auto*:",
         f"`--policy auto --max-drop {args.max_drop:g}`, without labels. Written by `python benchmarks/hard.py`.",
+        args.note,
         "",
         "| model | s | policy | acc@1 | Δ acc@1 | agree % | ms a picture |",
         "|---|---:|---|---:|---:|---:|---:|",
         *rows,
         "",
-        "What `auto` left float:",
+        "What `auto` left float, those first that bring most noise for their time: SQNR of the logits with that layer",
+        "alone in int8, and what int8 saves there, as measured for its kind of layer.",
         "",
         *found,
     ]

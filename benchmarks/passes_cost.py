@@ -1,9 +1,10 @@
-"""What passes cost for Swin-T at 224: seconds and peak memory, a process for each; prints a Markdown table.
+"""What passes cost for Swin-T at 224: seconds and peak memory, a process for each: writes docs/results/passes_cost.md.
 
-    python benchmarks/passes_cost.py --data-path DIR [--pictures 128] [--policy qdq] [--only NAME ...]
+    python benchmarks/passes_cost.py --data-path DIR [--pictures 128] [--policy qdq] [--only NAME ...] [--note TEXT]
 
-Pictures are those of DIR/val. Weights are seeded random ones: seconds and bytes
-do not depend on them. Each row calibrates and runs one pass, or one recipe; "none" is the calibration alone.
+Pictures are those of DIR/val. Weights are seeded random ones: seconds and bytes do not depend on them. Each row
+calibrates and runs one pass, or one recipe; "none" is the calibration alone. Rows of earlier runs are kept
+(--work). CPU seconds are of all threads; --note says what ran beside, which makes seconds worth less, and not memory.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results" / "passes_cost.md"
 MODEL = "swin_tiny_patch4_window7_224"
 
 
@@ -24,6 +26,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=128)
     parser.add_argument("--policy", default="qdq")
     parser.add_argument("--only", nargs="+", help="rows: none, passes and recipes by name")
+    parser.add_argument("--work", type=Path, default=Path("out/passes_cost"))
+    parser.add_argument("--note", default="Nothing else ran on the machine.")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # of a process
     args = parser.parse_args()
     if args.one:
@@ -32,20 +36,41 @@ def main() -> None:
     from swin_quant.quant.names import PASSES
     from swin_quant.quant.passes.recipe import builtin_passes
 
-    print(f"{MODEL}, {args.pictures} pictures, policy {args.policy}\n")
-    print("| passes | seconds | peak memory, MB |", "|---|---:|---:|", sep="\n", flush=True)
-    for name in args.only or ("none", *PASSES, *builtin_passes()):
+    args.work.mkdir(parents=True, exist_ok=True)
+    kept = args.work / f"{args.policy}_{args.pictures}.json"
+    rows = json.loads(kept.read_text()) if kept.exists() else {}
+    names = ("none", *PASSES, *builtin_passes())
+    for name in args.only or names:
+        if name in rows:
+            continue
         told = [*("--data-path", args.data_path, "--pictures", str(args.pictures), "--policy", args.policy)]
         command = [sys.executable, __file__, *told, "--one", name]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
-        seconds, peak = json.loads(done.stdout.splitlines()[-1])
-        print(f"| {name} | {seconds:.0f} | {peak:.0f} |", flush=True)
+        rows[name] = json.loads(done.stdout.splitlines()[-1])
+        kept.write_text(json.dumps(rows))
+        print(name, rows[name], flush=True)
+    write({name: rows[name] for name in names if name in rows}, args)
 
 
-def measured(args: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of calibration and passes, and the largest resident set of this process in MB."""
+def write(rows: dict, args: argparse.Namespace) -> None:
+    page = [
+        "# What passes cost",
+        "",
+        f"{MODEL}, random weights, {args.pictures} pictures of 224 x 224, policy {args.policy}: calibration and what",
+        "runs behind it. *none*: the calibration alone. CPU seconds of all threads; peak: the largest resident set of",
+        f"the process, Python and torch included. Written by `python benchmarks/passes_cost.py`. {args.note}",
+        "",
+        "| passes | seconds | CPU s | peak memory, MB |",
+        "|---|---:|---:|---:|",
+        *(f"| {name} | {wall:.0f} | {cpu:.0f} | {peak:.0f} |" for name, (wall, cpu, peak) in rows.items()),
+    ]
+    PAGE.write_text("\n".join(page) + "\n")
+
+
+def measured(args: argparse.Namespace) -> tuple[float, float, float]:
+    """Seconds and CPU seconds of calibration and passes, and the largest resident set of this process in MB."""
     import torch
 
     import swin_quant as sq
@@ -59,9 +84,10 @@ def measured(args: argparse.Namespace) -> tuple[float, float]:
     model = sq.Model(build_model(cfg), MODEL, Preprocess.from_config(cfg))
     passes = [] if args.one == "none" else args.one if args.one in builtin_passes() else [args.one]
     pictures = sq.pictures(args.data_path, "val", args.pictures)
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     sq.calibrate(model, pictures, args.policy, passes=passes)
-    return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    wall, cpu = time.perf_counter() - start, time.process_time() - busy
+    return wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -48,12 +48,30 @@ class TriedRecord(TypedDict):
     front: bool
 
 
-class TriedPolicies(TypedDict):
-    """What `search` measured on an engine, within a budget in words; `pictures` is how many told the losses."""
+class FloatLayerRecord(TypedDict):
+    """A layer that a search left float: SQNR in dB with only it quantized (None if equal), and the milliseconds of a
+    batch that its quantization would save.
+    """
 
+    layer: str
+    sqnr_db: float | None
+    saved_ms: float
+
+
+class _TriedPolicies(TypedDict):
     engine: str
     batch: int
     budget: str
     met: bool
     pictures: int
     tried: list[TriedRecord]
+
+
+class TriedPolicies(_TriedPolicies, total=False):
+    """What `search` measured on an engine, within a budget in words; `pictures` is how many told the losses.
+
+    `left_float`: by the policy that it found, which costs `cost_ms` milliseconds beside all layers quantized.
+    """
+
+    left_float: list[FloatLayerRecord]
+    cost_ms: float

@@ -5,6 +5,7 @@ millisecond that their quantization saves. The shortest such list within the bud
 layers never lose much), then every layer of it is tried again in int8.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,11 @@ class Unit:
     nodes: tuple[str, ...]
     error: float
     saved_ms: float
+
+    @property
+    def sqnr_db(self) -> float:
+        """Of the logits when only they quantize; infinite where that changes nothing."""
+        return -10 * math.log10(self.error) if self.error else math.inf
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,19 @@ class TriedPolicy:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The policy, its file, all candidates by time, and whether the budget was met."""
+    """The policy, its file, all candidates by time, and whether the budget was met.
+
+    `left_float`: the layers that it leaves float of those that could be quantized; `cost_ms`: how much slower than
+    with all of these quantized a batch is, as measured.
+    """
 
     policy: Policy
     file: Path
     candidates: tuple[TriedPolicy, ...]
     pictures: int
     met: bool
+    left_float: tuple[Unit, ...]
+    cost_ms: float
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:

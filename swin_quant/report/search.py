@@ -1,5 +1,7 @@
 """The table of a search for a policy: what was measured, by time."""
 
+from swin_quant.base.errors import listed
+from swin_quant.base.files import finite
 from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.column import Column, ReportTable, field, figure
 from swin_quant.report.records import json_text, records
@@ -22,11 +24,19 @@ def table_of(result: SearchResult, budget: str, what: str) -> ReportTable[TriedP
         f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none is faster and as near",
         f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
     ]
+    if layers := [f"{unit.name} ({unit.sqnr_db:.1f} dB alone)" for unit in result.left_float]:
+        said.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
     style = {True: "bold", False: ""}
     return ReportTable(COLUMNS, result.candidates, said, style=lambda row: style[row.is_found])
 
 
 def as_json(result: SearchResult) -> str:
-    """JSON: the policy's file, whether the budget was met, and the candidates."""
+    """JSON: the policy's file, whether the budget was met, which layers it leaves float, and the candidates."""
     rows = records(COLUMNS, result.candidates)
-    return json_text({"policy": str(result.file), "met": result.met, "pictures": result.pictures, "candidates": rows})
+    layers = [
+        {"layer": unit.name, "sqnr_db": finite(unit.sqnr_db), "saved_ms": unit.saved_ms} for unit in result.left_float
+    ]
+    return json_text(
+        {"policy": str(result.file), "met": result.met, "pictures": result.pictures, "left_float": layers,
+         "cost_ms": result.cost_ms, "candidates": rows}
+    )  # fmt: skip

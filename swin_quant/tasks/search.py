@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
 from swin_quant.base.journal import read_journal
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.costs import TriedPolicies, TriedRecord
+from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy
@@ -102,10 +102,13 @@ def search(asked: PolicySearch) -> SearchResult:
     ]
     met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
     found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
-    atomic_write_bytes(asked.place, _as_yaml(found, units, left_float.get(best, frozenset())))
+    still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
+    atomic_write_bytes(asked.place, _as_yaml(found, still))
     bench.journal.keep({asked.found: found.sha256}, str)
     log.info("policy: %s", asked.place)
-    result = SearchResult(found, asked.place, tuple(sorted(candidates, key=lambda one: one.ms)), bench.pictures, met)
+    by_time = tuple(sorted(candidates, key=lambda one: one.ms))
+    cost = times[best] - times[bench.policy(frozenset()).name]
+    result = SearchResult(found, asked.place, by_time, bench.pictures, met, still, cost)
     if bench.card_file:
         RunCard.read(bench.card_file).with_search(_record(asked, result)).write(bench.card_file)
     return result
@@ -129,8 +132,13 @@ def _record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:
                     found=one.is_found, front=one.on_front)
         for one in result.candidates
     ]  # fmt: skip
+    left_float = [
+        FloatLayerRecord(layer=unit.name, sqnr_db=finite(unit.sqnr_db), saved_ms=unit.saved_ms)
+        for unit in result.left_float
+    ]
     return TriedPolicies(engine=asked.of.engine, batch=asked.of.batch, budget=asked.limits, met=result.met,
-                        pictures=result.pictures, tried=tried)  # fmt: skip
+                        pictures=result.pictures, tried=tried, left_float=left_float,
+                        cost_ms=result.cost_ms)  # fmt: skip
 
 
 def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:
@@ -174,7 +182,7 @@ def _why(asked: PolicySearch, loss: Loss, times: Mapping[str, float], name: str)
     )
 
 
-def _as_yaml(policy: Policy, units: Sequence[Unit], off: frozenset[str]) -> bytes:
+def _as_yaml(policy: Policy, left_float: Sequence[Unit]) -> bytes:
     """The policy file; each layer that stays float with its reason as a comment."""
     import yaml
 
@@ -183,14 +191,12 @@ def _as_yaml(policy: Policy, units: Sequence[Unit], off: frozenset[str]) -> byte
 
     data = policy.to_dict()
     text = dumped({key: data[key] for key in ("name", "description")}) + "rules:\n"
-    float_units = [unit for unit in in_order(units) if unit.name in off]
-    rules = data["rules"][:-1] if float_units else data["rules"]
+    rules = data["rules"][:-1] if left_float else data["rules"]
     for rule in rules:
         text += "".join(f"  {line}\n" for line in dumped([rule]).splitlines())
-    if float_units:
+    if left_float:
         text += "  - disable:\n"
-    for unit in float_units:
-        alone = -10 * math.log10(unit.error) if unit.error else math.inf
-        text += f"      # {unit.name}: {alone:.1f} dB alone; int8 saves {unit.saved_ms:.4f} ms there\n"
+    for unit in left_float:
+        text += f"      # {unit.name}: {unit.sqnr_db:.1f} dB alone; int8 saves {unit.saved_ms:.4f} ms there\n"
         text += "".join(f"      - {node}\n" for node in unit.nodes)
     return text.encode()

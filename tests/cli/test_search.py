@@ -65,7 +65,16 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
     disabled = yaml.safe_load(text)["rules"][-1]["disable"]
     assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
     assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
+    left = {layer["layer"]: layer["saved_ms"] for layer in result["left_float"]}
+    assert left and all(any(node.startswith(f"{layer}.") for node in disabled) for layer in left)
+    every = max(
+        (row for row in result["candidates"] if row["policy"].startswith("qdq -")), key=lambda row: row["nodes"]
+    )
+    assert result["cost_ms"] == pytest.approx(found["ms"] - every["ms"])
+    said = " ".join(done.out.split())
+    assert f"float: {next(iter(left))} (" in said and "that costs" in said
     (kept,) = RunCard.read(small[0] / "swin_micro_calib.json").searches
+    assert {layer["layer"]: layer["saved_ms"] for layer in kept["left_float"]} == pytest.approx(left)
     assert {one["policy"]: one["ms"] for one in kept["tried"]} == {
         row["policy"]: pytest.approx(row["ms"]) for row in result["candidates"]
     }

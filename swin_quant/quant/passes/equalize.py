@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.schema import check_fields, within
-from swin_quant.quant.fake_quant import TINY_AMAX
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
@@ -47,7 +46,8 @@ class EqualizeOptions:
 @dataclass(frozen=True)
 class Spread:
     """The smallest and the largest value of each channel, [channels], where an exchange is seen and answered; of the
-    weights that read it, the largest magnitude; and how many times the size of its peers the median channel has."""
+    weights that read it, the largest magnitude; and how many times the size of what it should equal the median channel
+    has: of its peers, of what answers it, in the head where that is farthest from one."""
 
     low: Tensor
     high: Tensor
@@ -110,7 +110,7 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
 def outlier(place: Exchange, spread: Spread) -> float:
     """How far the largest channel stands out: times the median one, or the other side's where that has its size.
 
-    Or how far weights that read a channel do, which is small then; or all channels from their peers.
+    Or how far weights that read a channel do, which is small then; or all channels from what they should equal.
     """
     size, answer = spread.size(False), spread.answer
     shown = _times(size, answer if place.heads and answer is not None else size)
@@ -194,13 +194,19 @@ def _apply(
 def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choice) -> Tensor:
     size, alpha = spread.size(choice.centred), choice.alpha or 0.0
     if exchange.heads and spread.answer is not None:
-        heads = int(model.get_submodule(exchange.heads).heads)  # type: ignore[arg-type]
-        each = size.view(heads, -1).median(1).values / spread.answer.median().clamp_min(TINY_AMAX)
-        return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // heads)
+        each = _heads(model, exchange, size, spread.answer)
+        return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
     if exchange.answered:  # sizes of one kind on both sides: what is in the middle has no favourite
         return factors(size, spread.answer, 0.5, relative=False)
     found = factors(size, _columns(model, exchange), alpha)
     return found if 1 / OUTLIER <= spread.level <= OUTLIER else found * 2.0 ** round(math.log2(spread.level))
+
+
+def _heads(model: nn.Module, exchange: Exchange, size: Tensor, answer: Tensor) -> Tensor:
+    """How many times the size of what answers it the median channel of each head has, [heads]; of V1, of all."""
+    heads = int(model.get_submodule(exchange.heads).heads) if exchange.heads else 1  # type: ignore[arg-type]
+    found: Tensor = size.view(heads, -1).median(1).values / answer.median()
+    return found.nan_to_num(1.0, posinf=1.0)
 
 
 def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
@@ -230,16 +236,25 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
     def cut(part: Part, of: Mapping[str, Tensor]) -> Tensor:
         return part.cut(of[part.name], 0)
 
-    found = []
+    def size(part: Part) -> Tensor:
+        return torch.maximum(-cut(part, low), cut(part, high))
+
+    def level(place: Exchange, answer: Tensor | None) -> float:
+        own = size(place.shown)
+        if answer is not None:
+            found = _heads(model, place, own, answer)
+        else:
+            peers = torch.stack([size(part).median() for part in place.peers or (place.shown,)])
+            found = (own.median() / peers.log().mean().exp())[None]
+        alive = found[(found > 0) & found.isfinite()]
+        return alive[alive.log().abs().argmax()].item() if len(alive) else 1.0
+
+    spreads = []
     for place in places:
-        other = place.answered
-        answer = torch.maximum(-cut(other, low), cut(other, high)) if other else None
-        size, *others = (
-            torch.maximum(-cut(part, low), cut(part, high)).median().item() for part in (place.shown, *place.peers)
-        )
-        level = size / math.prod(others) ** (1 / len(others)) if size and others and all(others) else 1.0
-        found.append(Spread(cut(place.shown, low), cut(place.shown, high), answer, _columns(model, place), level))
-    return found
+        answer = size(place.answered) if place.answered else None
+        spreads.append(Spread(cut(place.shown, low), cut(place.shown, high), answer, _columns(model, place),
+                              level(place, answer)))  # fmt: skip
+    return spreads
 
 
 def _owner(model: nn.Module, name: str, module: nn.Module) -> nn.Module:

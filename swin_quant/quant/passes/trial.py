@@ -66,11 +66,16 @@ class _Sample:
         candidates = (
             largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
         )
-        values, errors = torch.cat(self.values) if self.values else largest[None], []
-        for amax in candidates:
-            self._give(node, amax)
-            errors.append((quantize_dequantize(values, node.tensor_range, *node.grid) - values).square().sum())
-        self._give(node, candidates[int(torch.stack(errors).argmin())])
+        values = torch.cat(self.values) if self.values else largest[None]
+        if node.symmetric:  # one grid: all at once
+            errors = _error(values, _alive(candidates)[:, None], node.grid)
+        else:
+            each = []
+            for amax in candidates:
+                self._give(node, amax)
+                each.append(_error(values, node.tensor_range, node.grid))
+            errors = torch.stack(each)
+        self._give(node, candidates[int(errors.argmin())])
 
     def _give(self, node: Quantizer, amax: Tensor) -> None:
         node.amax = amax = _alive(amax)
@@ -79,8 +84,13 @@ class _Sample:
             node.bounds = ends if ends[1] - ends[0] > TINY_AMAX else torch.stack([-amax, amax])
 
 
+def _error(values: Tensor, ranges: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Sum of squared errors of `values` [n] for each of `ranges`: 0-dim, or [ranges, 1]."""
+    return (quantize_dequantize(values, ranges, *grid) - values).square().sum(-1)
+
+
 def _alive(amax: Tensor) -> Tensor:
-    return amax if amax > TINY_AMAX else torch.tensor(UNUSED_AMAX)
+    return amax.where(amax > TINY_AMAX, UNUSED_AMAX)
 
 
 def enabled_in(unit: nn.Module) -> list[Quantizer]:
