@@ -18,6 +18,8 @@ CONVOLUTIONS = frozenset({"conv2d", "quantconv2d"})
 NORMS = frozenset({"batchnorm1d", "batchnorm2d"})
 MATMULS = frozenset({"matmul", "bmm"})
 ADDS = frozenset({"add", "iadd"})
+AVERAGES = frozenset({"adaptiveavgpool2d", "avgpool2d", "mean"})
+SIDES = ("_left", "_right")
 """What keeps the range of what it is given, or shrinks it a little: a range is that of what lies before it."""
 PASSES = frozenset(
     "identity dropout dropout2d droppath contiguous clone flatten reshape view permute transpose squeeze unsqueeze "
@@ -109,24 +111,35 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
 
 
 def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
-    """The nodes beside those that layers hold themselves: at the products and the additions of two activations."""
+    """The nodes beside those that layers hold themselves: at the products and the additions of two activations, and at
+    the average of what a fused addition gives, which would be a float one without."""
     counts: dict[tuple[str, str], int] = {}
     for node in graph.nodes:
-        word = word_of(node, root)
-        if node.op not in ("call_function", "call_method") or word not in MATMULS | ADDS:
+        kind, roles = _asked_for(node, root)
+        if not roles:
             continue
-        inputs = node.args[:2]
-        if len(inputs) < 2 or not all(isinstance(one, fx.Node) and _is_activation(one, root) for one in inputs):
-            continue
-        kind = "matmul" if word in MATMULS else "add"
         owner = _owner(node)
         number = counts[owner, kind] = counts.get((owner, kind), 0) + 1
-        fused = kind == "add" and _is_fused(inputs, root)
-        for argument, side in enumerate(("left", "right")):
-            name = f"{kind}{number}_{side}_input_quantizer"
-            role = matmul_role(inputs[argument], root) if kind == "matmul" else Role.RESIDUAL
-            role = input_role(inputs[argument], root) if fused else role
+        for argument, (side, role) in enumerate(roles.items()):
+            name = f"{kind}{number}{side}_input_quantizer"
             yield Place(node, argument, role, f"{owner}.{name}" if owner else name)
+
+
+def _asked_for(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
+    """What kind of operation a node is, and the roles of its inputs by their sides, in order; none of most."""
+    word = word_of(node, root)
+    if word in AVERAGES and _averages_fused(node, root):
+        return "average", {"": input_role(node.args[0], root)}
+    inputs = node.args[:2]
+    if node.op not in ("call_function", "call_method") or word not in MATMULS | ADDS or len(inputs) < 2:
+        return "", {}
+    if not all(isinstance(one, fx.Node) and _is_activation(one, root) for one in inputs):
+        return "", {}
+    if word in MATMULS:
+        return "matmul", {side: matmul_role(one, root) for side, one in zip(SIDES, inputs, strict=True)}
+    fused = _is_fused(inputs, root)
+    roles = [input_role(one, root) if fused else Role.RESIDUAL for one in inputs]
+    return "add", dict(zip(SIDES, roles, strict=True))
 
 
 def _is_fused(inputs: tuple[fx.Node, ...], root: nn.Module) -> bool:
@@ -139,6 +152,19 @@ def _is_fused(inputs: tuple[fx.Node, ...], root: nn.Module) -> bool:
             node = node.args[0]
         if len(node.users) == 1 and word_of(node, root) in CONVOLUTIONS:
             return True
+    return False
+
+
+def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node averages nothing but a fused addition, as networks do that end in residual blocks."""
+    before = node.args[0] if node.args else None
+    while isinstance(before, fx.Node) and len(before.users) == 1 and before.args:
+        word = word_of(before, root)
+        if word in ADDS:
+            return len(before.args) == 2 and _is_fused(before.args, root)
+        if word not in MERGED:
+            return False
+        before = before.args[0]
     return False
 
 

@@ -113,6 +113,10 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     (logits,) = session.run(None, {"images": images.numpy()})
     apart = (torch.from_numpy(logits) - simulated).norm() / simulated.norm()
     assert apart < 0.05, "but for levels that its sums round otherwise"
+    graph = pytest.importorskip("onnx").load(artifact.file).graph
+    made_by = {output: node.op_type for node in graph.node for output in node.output}
+    pools = [made_by[node.input[0]] for node in graph.node if node.op_type == "MaxPool"]
+    assert pools == ["DequantizeLinear"] * name.startswith("resnet"), "OpenVINO pools int8 only behind a pair"
 
 
 def test_resnet_has_a_node_at_every_product_and_addition(images):
@@ -127,6 +131,8 @@ def test_resnet_has_a_node_at_every_product_and_addition(images):
     assert len(adds) == 10 and one_sided == ["layer1.1.add1_right_input_quantizer"], "the shortcut, behind a ReLU"
     assert set(adds.values()) == {Role.GEMM_INPUT, Role.ONE_SIDED_INPUT}
     assert "layer1.0.add1_left_input_quantizer" in adds
+    averages = {name: node.role for name, node in nodes.items() if "average" in name}
+    assert averages == {"global_pool.pool.average1_input_quantizer": Role.ONE_SIDED_INPUT}, "the last addition has one"
     outputs = {name for name, node in nodes.items() if node.role is Role.CONV_OUTPUT}
     assert all(name.endswith("_aftergemm_quantizer") for name in outputs)
     for policy in ("qdq", "cpu", "tensorrt", "onnxruntime"):
@@ -146,6 +152,7 @@ def test_the_residual_stream_of_a_transformer_stays_float_and_its_attention_does
     assert sum(role is Role.RESIDUAL for role in block.values()) == 4
     convnext = build_model(config("convnext_atto", **MICRO["convnext_atto"]))
     assert {node.role for name, node in named_nodes(convnext).items() if ".add" in name} == {Role.RESIDUAL}
+    assert not any("average" in name for name in named_nodes(convnext)), "what is averaged there is float"
 
 
 def test_weights_fit_folded_or_not(images, tmp_path):

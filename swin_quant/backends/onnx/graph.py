@@ -15,6 +15,7 @@ def finish(model: "ir.Model", opset: int) -> None:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model."""
     simplify(model)
     share_pairs(model.graph)
+    raise_pairs(model.graph)
     if opset == 17:
         lower_to_17(model)
     name_everything(model.graph)
@@ -58,6 +59,29 @@ def share_pairs(graph: "ir.Graph") -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
+
+
+def raise_pairs(graph: "ir.Graph") -> None:
+    """A pair behind a max pooling moves before it: rounding keeps order, so that the values are the same.
+
+    OpenVINO moves none across, and would pool, and write what is pooled, in float: twice the largest map of a ResNet.
+    """
+    for pool in list(graph):
+        quantize = _only_reader(pool.outputs[0]) if pool.op_type == "MaxPool" else None
+        back = _only_reader(quantize.outputs[0]) if quantize and quantize.op_type == "QuantizeLinear" else None
+        if quantize is None or back is None or back.outputs[0].is_graph_output() or len(pool.outputs) > 1:
+            continue
+        back.outputs[0].replace_all_uses_with(pool.outputs[0])
+        quantize.replace_input_with(0, pool.inputs[0])
+        pool.replace_input_with(0, back.outputs[0])
+        graph.remove([quantize, back])
+        graph.insert_before(pool, [quantize, back])
+
+
+def _only_reader(value: "ir.Value") -> "ir.Node | None":
+    """The operator that alone reads a value; None if there are others, or it is a result of the graph."""
+    readers = [reader for reader, _ in value.uses()]
+    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
 
 
 def _small_enough(node: "ir.Node") -> bool | None:
