@@ -38,7 +38,7 @@ fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliabilit
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --cases $(CASES) --table docs/results/reliability.md
 	! $(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python tests/fuzz/guided.py --seconds 60
 
-test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short for a minute of it
+test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short: a minute of it, FORM=demo: the demo
 	WORKERS=$(WORKERS) $(BIN)/python tests/cpus.py $(FORM)
 
 lint: $(STAMP)  ## ruff: style and format; mypy: types

@@ -1,7 +1,7 @@
-"""The arithmetic tests on imitated CPUs, each in a process of its own: `python tests/cpus.py [short]`.
+"""The arithmetic tests on imitated CPUs, each in a process of its own: `python tests/cpus.py [short|demo]`.
 
 Libraries choose their kernels by the CPU, and kernels differ in their last bits and in what they saturate. Variables
-that mean nothing to this machine change nothing; a CPU that cannot be imitated here is said and passed over.
+that mean nothing to this machine change nothing; a CPU that cannot be imitated here is said and passed over. `demo`: `swin-quant demo` in place of tests.
 """
 
 import os
@@ -45,8 +45,12 @@ SHORT = [
 ]
 
 
-def run(name: str, tests: list[str], library: str | None) -> tuple[bool, str]:
-    """Whether the tests passed or could not be run on CPU `name`, and what there is to say."""
+# pytest's fault handler would take the place of the stand-in's
+PYTEST = ["pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow"]
+
+
+def run(name: str, command: list[str], library: str | None) -> tuple[bool, str]:
+    """Whether `python -m command` succeeded or could not be run on CPU `name`, and what there is to say."""
     wanted = CPUS[name]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | wanted
     if {"OLDER_CPU", "CPU_VENDOR"} & wanted.keys():
@@ -54,9 +58,8 @@ def run(name: str, tests: list[str], library: str | None) -> tuple[bool, str]:
             return True, "cannot be imitated here: no C compiler for Linux on x86-64"
         environment["LD_PRELOAD"] = library
     start = time.monotonic()
-    # pytest's fault handler would take the place of the stand-in's
-    command = [sys.executable, "-m", "pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow"]
-    done = subprocess.run([*command, *tests], cwd=TESTS.parent, env=environment, capture_output=True, text=True)
+    whole = [sys.executable, "-m", *command]
+    done = subprocess.run(whole, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     if done.returncode == NOT_HERE:
         return True, "cannot be imitated here: this CPU or its hypervisor does not let CPUID be trapped"
     said = "passed" if done.returncode == 0 else f"FAILED\n{done.stdout[-6000:]}{done.stderr[-2000:]}"
@@ -73,13 +76,20 @@ def build(folder: str) -> str | None:
         return None
 
 
+def commands(form: str, folder: str) -> dict[str, list[str]]:
+    """By CPU, what runs there."""
+    if form == "demo":
+        return {name: ["swin_quant", "demo", "--output", f"{folder}/{name}"] for name in CPUS}
+    names, tests = (SHORT_CPUS, SHORT) if form == "short" else (list(CPUS), ARITHMETIC)
+    return {name: [*PYTEST, *(str(TESTS / test) for test in tests)] for name in names}
+
+
 def main(form: str) -> int:
-    names = SHORT_CPUS if form == "short" else list(CPUS)
-    tests = [str(TESTS / test) for test in (SHORT if form == "short" else ARITHMETIC)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(int(os.environ.get("WORKERS", "2"))) as pool:
-        library = build(folder)
+        library, wanted = build(folder), commands(form, folder)
         passed = True
-        for name, (good, said) in zip(names, pool.map(lambda name: run(name, tests, library), names), strict=True):
+        done = pool.map(lambda name: run(name, wanted[name], library), wanted)
+        for name, (good, said) in zip(wanted, done, strict=True):
             variables = " ".join(f"{key}={value}" for key, value in CPUS[name].items())
             print(f"{name} ({variables}): {said}", flush=True)
             passed &= good
