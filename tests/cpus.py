@@ -1,7 +1,8 @@
 """The arithmetic tests on imitated CPUs, each in a process of its own: `python tests/cpus.py [short|demo]`.
 
 Libraries choose their kernels by the CPU, and kernels differ in their last bits and in what they saturate. Variables
-that mean nothing to this machine change nothing; a CPU that cannot be imitated here is said and passed over. `demo`: `swin-quant demo` in place of tests.
+that mean nothing to this machine change nothing; a CPU that cannot be imitated here is said and passed over.
+`demo`: `swin-quant demo` in place of the tests.
 """
 
 import os
