@@ -22,7 +22,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
+MICRO = ("swinv2_micro_cifar10", "swin_micro_cifar10")
 POLICIES = ("ft-mode1", "qdq", "ft-mode2", "cpu")
 VARIANTS: dict[str, object] = {
     "plain": [],
@@ -221,7 +221,7 @@ unasked. Written by `python benchmarks/passes.py --planted`.
 def write(work: Path) -> None:
     page = [HEAD.format(calibrate=CALIBRATE)]
     rows = json.loads((work / "accuracy.json").read_text()) if (work / "accuracy.json").exists() else {}
-    titles = dict.fromkeys(key.split("|")[0] for key in rows)
+    titles = sorted({key.split("|")[0] for key in rows})
     for title in titles:
         mine = {tuple(key.split("|")[1:]): row for key, row in rows.items() if key.startswith(title + "|")}
         base = next(iter(mine.values()))["float"]
