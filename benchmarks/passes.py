@@ -33,6 +33,7 @@ VARIANTS: dict[str, object] = {
     "range search": ["range_search"],
     "range search, gptq": ["range_search", "gptq"],
     "reconstruct": ["reconstruct"],
+    "outliers, reconstruct": [{"name": "equalize", "only_outliers": True}, "reconstruct"],
     "distill": ["distill"],
     "fast": "fast",
     "best": "best",
