@@ -1,13 +1,14 @@
 """What W8A8 costs a model, whatever its architecture, and what it wins: tables of docs/results/any_model.md.
 
-    python benchmarks/any_model.py accuracy examples/checkpoints/resnet_micro_cifar10.safetensors --data-path CIFAR10
-        --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
+    python benchmarks/any_model.py accuracy examples/checkpoints/{resnet,convnext,mobilenetv3,vit}_micro*.safetensors
+        --data-path CIFAR10 --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
     python benchmarks/any_model.py latency timm:resnet50 [timm:deit_small_patch16_224 ...] [--rounds 5]   (quiet)
 
 accuracy: a float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all
-pictures of the val split, deltas against float32 with their paired standard errors. latency: random weights at full
-size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside NNCF where it is installed and ONNX Runtime's
-own quantization. Each table replaces that of its title in the page, and leaves the others.
+pictures of the val split, deltas against float32 with their paired standard errors; agreement and SQNR are with
+float32. latency: random weights at full size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside NNCF
+where it is installed and ONNX Runtime's own quantization. Each table replaces that of its title in the page, and leaves
+the others.
 """
 
 import argparse
@@ -27,8 +28,9 @@ POLICIES = ("cpu", "qdq", "onnxruntime", "tensorrt")
 FILES = (("openvino", "cpu"), ("openvino", "qdq"), ("onnxruntime", "onnxruntime"), ("onnxruntime", "qdq"))
 HEADING = (
     "# W8A8 of models of timm\n\nAccuracy: trained micro models, top-1 in %, deltas in points against float32 with "
-    "their paired standard errors; torch simulates, engines run files. Latency: random weights at full size, one "
-    "interleaved run a model. Written by `python benchmarks/any_model.py accuracy` and `latency`.\n"
+    "their paired standard errors, agreement of top-1 and SQNR of logits with float32; torch simulates, engines run "
+    "files. Latency: random weights at full size, one interleaved run a model. Written by "
+    "`python benchmarks/any_model.py accuracy` and `latency`.\n"
 )
 
 
@@ -95,13 +97,14 @@ def table(checkpoint: str, args: argparse.Namespace) -> str:
         results += [result for result in card.results if result["engine"] == backend]
     rows = [Result.of(result) for result in results]
     lines = [f"{rows[0].pictures} pictures", ""]
-    lines += ["| engine | precision | policy | top-1 | delta |", "|---|---|---|---|---|"]
+    lines += ["| engine | precision | policy | top-1 | delta | agree % | SQNR dB |", "|---|---|---|---|---|---|---|"]
     return "\n".join([*lines, *map(_row, rows), ""])
 
 
 def _row(result: Result) -> str:
     delta = "" if result.delta_acc1 is None else f"{result.delta_acc1:+.2f} ± {result.delta_acc1_se or 0:.2f}"
-    cells = (result.engine, result.precision, result.policy or "", f"{result.acc1:.2f}", delta)
+    agreement, sqnr = (f"{x:.{digits}f}" if x else "" for x, digits in ((result.agreement, 2), (result.sqnr_db, 1)))
+    cells = (result.engine, result.precision, result.policy or "", f"{result.acc1:.2f}", delta, agreement, sqnr)
     return f"| {' | '.join(cells)} |"
 
 

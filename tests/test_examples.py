@@ -10,6 +10,8 @@ from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.tasks.evaluate import card_of
 
+# Top-1 in % of those that were trained for minutes only; the others were for an hour.
+LEAST = {"convnext": 60, "mobilenetv3": 57}
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints"
 
 
@@ -20,11 +22,14 @@ def test_an_example_loads_and_its_card_is_its_own(name):
     source = load_float(model, file)
     card = card_of(str(file))
     assert card.checkpoint["sha256"] == source.sha256 and card.training["epochs"]
-    assert card.measured()[0].precision == "float32" and card.measured()[0].acc1 >= 80
+    measured = card.measured()[0]
+    assert measured.precision == "float32" and measured.acc1 >= LEAST.get(name.partition("_")[0], 80)
+    assert f"{measured.acc1:.2f} %" in (FOLDER / "README.md").read_text(), "documented as it was measured"
     assert file.stat().st_size <= 7e6
-    assert model(torch.zeros(1, 3, 32, 32)).isfinite().all()
+    assert model(torch.zeros(1, 3, model.image_size, model.image_size)).isfinite().all()
 
 
 def test_there_are_examples_of_both_versions_and_of_a_model_of_timm():
     kinds = {load_config(path).MODEL.TYPE for path in FOLDER.glob("*.yaml")}
     assert kinds == {"swin", "swinv2", "timm"}
+    assert {path.name.partition("_")[0] for path in FOLDER.glob("*.yaml")} >= {"resnet", *LEAST}
