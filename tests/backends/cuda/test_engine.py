@@ -93,12 +93,13 @@ def test_a_picture_does_not_depend_on_its_batch(exported):
     assert torch.equal(engine(images), engine(images))
 
 
-def test_narrow_heads_and_positions(calibrated, exported, tmp_path):
-    """Heads of 16 channels are filled up to 32; an absolute position embedding is added."""
+@pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8])])
+def test_narrow_heads_and_positions(calibrated, exported, tmp_path, channels, heads):
+    """Heads of 16 and of 24 channels are filled up to 32; an absolute position embedding is added."""
     from swin_quant.backends.cuda.export import export
 
     for kind in ("swin", "swinv2"):
-        model = calibrated(kind, NUM_HEADS=[2, 4], APE=True)
+        model = calibrated(kind, EMBED_DIM=channels, NUM_HEADS=heads, APE=True)
         artifact = export(model, RunCard(kind, {}, {}, policy=load_policy("cuda").to_dict()), tmp_path)
         apply_policy(model, load_policy("cuda"))
         expected = fake_quant(model, pictures(2))

@@ -2,6 +2,9 @@
 
 What is made of exact sums alone has to be equal. Where floats were summed in another order before int8, the result may
 be the other neighbour of a tie: the exact value lies within half a level and NEAR of it.
+
+A GPU has its own exp and rsqrt, its compiler makes one rounding of a product and a sum, and Hopper adds float8 products
+up with 14 bits: there a few values (FEW) may lie on the other side of a tie that something else was made of.
 """
 
 import importlib
@@ -17,6 +20,7 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 NEAR = 2e-3
+FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and by how many levels
 POISON = 96
 FLOAT8 = torch.float8_e4m3fn
 BYTES = (torch.int8, FLOAT8)
@@ -87,29 +91,44 @@ def float8_level(x):
     return x.abs().clamp(2.0**-6, 448).log2().floor().exp2() / 8
 
 
-def assert_near(got, exact, steps=1.0, moves=0.0):
+def is_exact(run):
+    """Whether a kernel rounds where its reference does: the interpreter."""
+    return run.__name__ != "on_gpu"
+
+
+def assert_near(run, got, exact, steps=1.0, moves=0.0):
     """int8, float8: within half a level and NEAR, `steps` times; floats: within what their type tells apart. `moves`:
     by how much more a float8 value may be off, whose levels lie closer the nearer to zero it is.
     """
-    if got.dtype == torch.int8:
-        assert ((got.float() - exact.float().clamp(-128, 127)).abs() <= 0.5 + NEAR * steps).all()
-    elif got.dtype == FLOAT8:
-        exact = exact.float().clamp(-448, 448)
-        assert ((got.float() - exact).abs() <= float8_level(exact) * (0.5 + NEAR * steps) + moves).all()
+    if got.dtype in BYTES:
+        if got.dtype == FLOAT8:
+            exact = exact.float().clamp(-448, 448)
+            level = float8_level(exact)
+        else:
+            exact, level, moves = exact.float().clamp(-128, 127), 1.0, 0.0
+        off = (got.float() - exact).abs()
+        far = off > level * (0.5 + NEAR * steps) + moves
+        if is_exact(run):
+            assert not far.any()
+        else:
+            assert far.float().mean() <= FEW and (off <= level * OFF + moves + 0.05).all()
     else:
         assert got.dtype == exact.dtype
-        wide = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[got.dtype]
+        of_float32 = 1e-5 if is_exact(run) else 1e-3
+        wide = {torch.float32: of_float32, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[got.dtype]
         torch.testing.assert_close(got, exact, rtol=wide, atol=wide)
 
 
 def assert_same(run, operation, outputs, arguments, exact=False):
-    """`exact`: bit by bit."""
+    """`exact`: bit by bit where kernels round as references do, and FasterTransformer's everywhere."""
+    fastertransformers = getattr(arguments.get("epilogue"), "product_levels", None) is not None
+    exact = exact and (is_exact(run) or operation != "gemm" or fastertransformers)
     widened = [] if exact else [name for name in outputs if arguments[name].dtype in BYTES]
     for got, expected in both(run, operation, outputs, arguments, widened):
         if exact:
             assert torch.equal(got, expected)
         else:
-            assert_near(got, expected)
+            assert_near(run, got, expected)
 
 
 @few
@@ -343,7 +362,7 @@ def assert_attention(run, arguments, tiled=False):
     largest logit than the reference's, which moves it by 2^-11 of v, 0.06 of a level at most."""
     ((got, exact),) = both(run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype in BYTES else ())
     moves = 2**-11 * arguments["qkv"].float().abs().max() if tiled else 0.0
-    assert_near(got, exact, steps=30 if tiled else 2, moves=moves)
+    assert_near(run, got, exact, steps=30 if tiled else 2, moves=moves)
 
 
 @pytest.mark.parametrize("int8", [False, True])
