@@ -117,7 +117,7 @@ if [ $? -eq 2 ]; then
 fi
 # Kernels are compiled by each process that launches them: several share the work, where pytest can start several.
 several=()
-[ "$device" = cuda ] && "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n "$(nproc)" --maxprocesses 8)
+[ "$device" = cuda ] && "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n "$(nproc)" --maxprocesses 12)
 tests=(env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -m gpu -rA -p no:cacheprovider)
 step kernels 110 "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
     tests/gpu/test_fusions.py tests/gpu/test_tiles.py
@@ -135,9 +135,10 @@ step memory 20 "$PYTHON" benchmarks/memory.py --device "$device" --models "${mod
     --output "$out/memory.md"
 step step_time 20 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
     --precision O0 O1 --output "$out/step_time.md"
-step tests 40 "${tests[@]}" tests/gpu --ignore tests/gpu/test_cuda_engine.py --ignore tests/gpu/test_fusions.py \
-    --ignore tests/gpu/test_tiles.py
 swin_quant compile "$compiling" finetune "${qat[@]}" --compile --output "$work/compile"
+# Last, for it has what time the others left.
+step tests "$whole" "${tests[@]}" tests/gpu --ignore tests/gpu/test_cuda_engine.py --ignore tests/gpu/test_fusions.py \
+    --ignore tests/gpu/test_tiles.py
 
 echo "$out/summary.md"
 [ "$failed" -eq 0 ]
