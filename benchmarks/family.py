@@ -1,0 +1,61 @@
+"""A family of checkpoints in one command: writes docs/results/family.md.
+
+    python benchmarks/family.py --data-path DIR [--passes best] [--pictures 80] [--work W]
+
+DIR is CIFAR-10 as zip files and maps, the family that of examples/checkpoints. It is what a user with ImageNet does
+with Swin-T to L: `swin-quant quantize CHECKPOINT ... --data-path imagenet --for openvino --passes best --output W`.
+What was cut off goes on where it stopped when the command is given again, which is done here, too: every step of the
+second time has to be done before.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results" / "family.md"
+FAMILY = ("swin_micro_cifar10", "swinv2_micro_cifar10", "resnet_micro_cifar10")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-path", type=Path, required=True)
+    parser.add_argument("--passes", default="best")
+    parser.add_argument("--pictures", type=int, default=80)
+    parser.add_argument("--work", type=Path, default=Path("out/family"))
+    args = parser.parse_args()
+    family = [Path("examples", "checkpoints", f"{name}.safetensors") for name in FAMILY]
+    words = ["--for", "openvino", "--passes", args.passes, "--pictures", args.pictures, "--half", "none"]
+    command = ["quantize", *family, "--data-path", args.data_path, "--zip", *words, "--output", args.work]
+    swin_quant(*command)
+    told = swin_quant(*command)
+    steps = [line for line in told.splitlines() if " swin-quant " in line]
+    if undone := [line for line in steps if not line.endswith(": done before")]:
+        raise SystemExit("\n".join(["the second time, this was done again:", *undone]))
+    swin_quant("report", args.work, "--output", args.work)
+    page = [
+        "# A family in one command",
+        "",
+        f"`swin-quant quantize {' '.join(f'{name}.safetensors' for name in FAMILY)} --data-path cifar10 --zip "
+        f"{' '.join(map(str, words))} --output family`: {args.pictures} training pictures calibrate, all of `val` "
+        f"score on OpenVINO. Given again, each of its {len(steps)} steps was found done before. Written by",
+        "`python benchmarks/family.py`; latencies beside other work.",
+        "",
+        (args.work / "accuracy.md").read_text(),
+    ]
+    PAGE.write_text("\n".join(page))
+
+
+def swin_quant(*words: object) -> str:
+    """Run a command, and return what it said."""
+    done = subprocess.run([sys.executable, "-m", "swin_quant", *map(str, words)], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    print(done.stdout, flush=True)
+    if done.returncode:
+        raise SystemExit(f"{words[0]} ended with {done.returncode}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
