@@ -149,3 +149,31 @@ def test_a_network_that_names_no_units_is_refused_in_a_line():
     model = nn.Sequential(nn.Flatten(), QuantLinear(192, 3))
     with pytest.raises(SwinQuantError, match=r"bias_correction: .* names no units.*wrap"):
         sq.calibrate(model, [torch.randn(4, 3, 8, 8)], "qdq", passes=["bias_correction"])
+
+
+class Residual(nn.Module):
+    """x + linear(norm(x))."""
+
+    def __init__(self, affine):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(48, elementwise_affine=affine), nn.Linear(48, 48)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_channels_behind_a_norm_without_parameters_stay_as_they_are(affine):
+    """Such a norm has nowhere to put a factor: the pass says that nothing was gained, and harms nothing."""
+    torch.manual_seed(0)
+    block = Residual(affine)
+    if affine:
+        with torch.no_grad():
+            block.norm.weight[:4] *= 100
+            block.linear.weight[:, :4] /= 100
+    model = sq.wrap(nn.Sequential(nn.Flatten(), block, Residual(affine), nn.Linear(48, 3)), 4)
+    before = model.module.get_submodule("1.linear").weight.clone()
+    sq.calibrate(model, [torch.randn(8, 3, 4, 4)], "qdq", method="max", passes=["equalize"])
+    (done,) = model.card.calibration["passes"]
+    assert done["kept"] and (done["note"] == "no unit gains") is not affine
+    assert torch.equal(model.module.get_submodule("1.linear").weight, before) is not affine
