@@ -244,7 +244,8 @@ class Measured:
         """How many times the milliseconds of all on each takes: by their best rounds."""
         found: dict[str, float] = {}
         names = list(policies)
-        for first in track(range(0, len(names), _AT_ONCE - 1), f"timing on {self.asked.engine}", len(names)):
+        starts = range(0, len(names), _AT_ONCE - 1)
+        for first in track(starts, f"timing on {self.asked.engine}", len(starts)):
             some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
             timings = self._interleaved({_ALL_ON: self.asked.start, **some})
             found |= {name: _ratio(timings[name], timings[_ALL_ON]) for name in some}
