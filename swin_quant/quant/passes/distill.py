@@ -4,7 +4,8 @@ Local passes cannot see that errors of one unit are felt, or made up for, in oth
 norms and weights, these through rounding, take small steps down the error of the logits, of what each unit gives
 and, if asked, of the probabilities of classes: with few bits something has to be wrong, and top classes matter.
 Float says what is right for any picture: so no picture is shown twice as it is, but flipped, moved, and mixed with
-others. Kept only where the logits are better on pictures that nothing was learned from. (Hinton et al., "Distilling the
+others. Kept only where the logits are better on pictures that nothing was learned from; these are varied, too: passes
+before it solved for weights on them as they are, and nothing else is as good there. (Hinton et al., "Distilling the
 Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization", 2020; Finkelstein et al., "QFT:
 Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
 """
@@ -35,6 +36,7 @@ _PRIME = 7919  # an iteration's random numbers are its own: going on at one give
 _KEPT_EVERY = 50  # iterations
 _SMALLEST = 1e-3  # of a range, relative to where it started
 _MOVED = 8  # a picture is moved by up to this part of its side
+_JUDGES = 2**40  # a seed that no iteration has
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # Adam's
 _MIXED = 0.5  # of the pictures have up to this share of another
 
@@ -65,6 +67,7 @@ def run(piece: Workpiece, options: DistillOptions) -> str:
     images, before = torch.cat(batches), state_of(piece.model)
     held_out = max(1, round(_HELD_OUT * len(images)))
     judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
+    judging = varied(judging, torch.Generator().manual_seed(_JUDGES))
     scale, shares = _cost(piece, judging), _shares(options)
     if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
