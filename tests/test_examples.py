@@ -11,7 +11,7 @@ from swin_quant.models import build_model
 from swin_quant.tasks.evaluate import card_of
 
 # Top-1 in % of those that were trained for minutes only; the others were for an hour.
-LEAST = {"convnext": 60, "mobilenetv3": 57}
+LEAST = {"convnext": 60, "mobilenetv3": 57, "vit": 52}
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints"
 
 
