@@ -13,8 +13,6 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, quantize
 
-V2 = {"PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]}
-
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -44,7 +42,7 @@ def calibrated(tiny_model, images):
 
     def make(kind, policy="ft-mode1", method="max"):
         if (kind, policy, method) not in made:
-            model = tiny_model(kind, DROP_PATH_RATE=0.0, **(V2 if kind == "swinv2" else {}))
+            model = tiny_model(kind, DROP_PATH_RATE=0.0)
             apply_policy(model, load_policy(policy))
             calibrate(model, images.split(8), Method(method))
             quantize(model)

@@ -17,7 +17,7 @@ BOUNDS = {"max": 1e-4, "percentile": 2e-3, "mse": 3e-2, "entropy": 3e-2}
 def test_ranges_are_those_of_a_cpu(gpu, tiny_model, images, kind, method):
     found = []
     for device in (gpu, "cpu"):
-        model = tiny_model(kind, **({"PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]} if kind == "swinv2" else {})).to(device)
+        model = tiny_model(kind).to(device)
         apply_policy(model, load_policy("ft-mode1"))
         calibrate(model, [part.to(device) for part in images.split(8)], Method(method))
         nodes = named_nodes(model)

@@ -14,10 +14,20 @@ from swin_quant.backends.cuda.sessions import GraphSession
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("precision", ["int8", "float"])
+def test_the_networks_that_a_gpu_is_given_have_all_fusions(calibrated, kind, precision):
+    """Without a GPU, too: nothing else would tell here that these tests are given what they cannot run."""
+    model = calibrated(kind, "cuda")
+    program = program_of(spec_for(model, precision), 16)
+    ops = {launch.op for launch in fused(program, rows(program.launches, FUSIONS)).launches}
+    assert {"norm_gemm", "gemm_norm", "mlp", "attention"} <= ops
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("precision", ["int8", "float"])
 def test_fused_kernels_compute_what_the_others_do(calibrated, gpu, images, kind, precision):
     if gpu.type != "cuda":
         pytest.skip("kernels are a GPU's")
-    model = calibrated(kind)
+    model = calibrated(kind, "cuda")
     network = pack(model, spec_for(model, precision))
     tensors = {name: tensor.cuda() for name, tensor in network.tensors.items()}
     program = program_of(network.spec, len(images))
