@@ -105,7 +105,7 @@ def failures(rows: list[Row]) -> Iterator[str]:
                 yield f"{where}: {one.shared} bytes of shared memory, more than a program may have"
             if operands == "*i8" and not one.int8:
                 yield f"{where}: no int8 tensor-core instructions"
-            small = one.capability == 90 and dict(call.constants).get("BM", 64) < 64  # less than a warp group's
+            small = one.capability in (90, 100) and dict(call.constants).get("BM", 64) < 64  # less than a warp group's
             if operands == "*fp8e4nv" and not one.float8 and not (small and one.mma):
                 yield f"{where}: no float8 tensor-core instructions"
             if operands == "*fp16" and not one.mma:
@@ -132,8 +132,8 @@ def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterato
         f"and {' and '.join(args.float8)} in float8, with and without fusions. Swin-S has those of T; of kernels that "
         "differ in the size of the map or the shift alone there is one. *Compiled, not run.*\n\nA cell: registers a "
         "thread / KB of shared memory / programs that a multiprocessor holds / matrix instructions in the machine "
-        "code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and QMMA of one warp. Hopper has "
-        "no QMMA: tiles of fewer than 64 rows multiply float8 as half precision there.\n\n"
+        "code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and QMMA of one warp. 9.0 and "
+        "10.0 have no QMMA: tiles of fewer than 64 rows multiply float8 as half precision there.\n\n"
     )
     checked = "; ".join(wrong) or "no kernel spills, all fit, and every product runs on tensor cores of its type"
     yield f"{len(rows)} kernels, {sum(one is not None for row in rows for one in row[2])} compilations. "
