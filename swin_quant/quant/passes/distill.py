@@ -241,4 +241,4 @@ def _size(x: Tensor) -> float:
     return x.detach().square().mean().sqrt().item()
 
 
-PASS = Pass(run, DistillOptions, of_ranges=True)
+PASS = Pass(run, DistillOptions, of_ranges=True, judges_itself=True)

@@ -55,13 +55,14 @@ class Pass:
     `run(piece, options)` changes its network and says in half a line what it did; `options` are a frozen dataclass
     with defaults, which checks itself (UsageError). `keeps_function`: in float, the network computes what it did.
     `of_ranges`: it chooses ranges, which must not be observed again behind it; behind one that keeps the function and
-    chooses none, they are.
+    chooses none, they are. `judges_itself`: what it leaves was better in the network's logits, on pictures held out.
     """
 
     run: Callable[[Workpiece, Any], str]
     options: type[Any]
     keeps_function: bool = False
     of_ranges: bool = False
+    judges_itself: bool = False
 
     @property
     def observes_again(self) -> bool:

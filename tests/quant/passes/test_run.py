@@ -1,0 +1,42 @@
+"""What does harm to the logits is taken back, but not from a pass that measured them itself on pictures held out."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from pieces import same
+
+from swin_quant.models.registry import units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.run import run_passes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a recipe whose pass is not among those that ship."""
+
+    kind: Pass
+    name: str = "own"
+    options: None = None
+
+
+@torch.no_grad()
+def spoil(piece, options):
+    piece.model.head.weight.mul_(-1)
+    return "spoiled"
+
+
+@pytest.mark.parametrize("judges_itself", [False, True])
+def test_harm_is_taken_back_where_nobody_else_judged(judges_itself, tiny_model, use_policy):
+    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    calibrate(model, [images])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    (gain,) = run_passes(
+        Workpiece(model, [images], units=units_of(model)),
+        [Step(Pass(spoil, type(None), judges_itself=judges_itself))],
+        lambda: None,
+    )
+    assert gain.kept is judges_itself and gain.sqnr_db[1] < gain.sqnr_db[0] - 1
+    assert same(model.state_dict(), before) is not judges_itself
