@@ -119,7 +119,7 @@ fi
 several=()
 [ "$device" = cuda ] && "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n "$(nproc)" --maxprocesses 12)
 tests=(env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -m gpu -rA -p no:cacheprovider)
-step kernels 110 "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
+step kernels 130 "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
     tests/gpu/test_fusions.py tests/gpu/test_tiles.py
 left=$((end - SECONDS - others * seconds / whole))
 step cuda_engine $((left * whole / seconds)) "$PYTHON" benchmarks/cuda_engine.py --seconds $((left > 30 ? left - 15 : left / 2)) \

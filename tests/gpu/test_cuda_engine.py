@@ -51,9 +51,9 @@ def test_the_half_form(sessions, images, kind):
 def test_batches_are_filled_up_and_graphs_are_kept(sessions, images):
     session, _ = sessions("swin")
     whole = session(images.cuda())
-    for count in (1, 5, 7, 16):
+    for count in (5, 6, 16):  # each size is compiled, which takes half a minute
         torch.testing.assert_close(session(images[:count].cuda()), whole[:count], atol=1e-3, rtol=1e-3)
-    assert sorted(session._captured) == [1, 6, 8, 16]
+    assert sorted(session._captured) == [6, 16]
     assert session.captured(5) is session.captured(6)
 
 
