@@ -16,7 +16,8 @@ class OnnxTarget:
 
     `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
     `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4. `fp8`: it takes float8.
-    `ends`: it takes pictures of uint8, and files that give more than logits.
+    `unsigned`: pairs that a convolution and others read are of uint8. `ends`: it takes pictures of uint8, and files
+    that give more than logits.
     """
 
     name: str
@@ -26,6 +27,7 @@ class OnnxTarget:
     symmetric: bool = False
     int4: bool = False
     fp8: bool = False
+    unsigned: bool = False
     ends: bool = True
 
 

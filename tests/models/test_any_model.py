@@ -108,12 +108,21 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     quantize(model)
     with torch.no_grad():
         simulated = model(images)
-    artifact = export(model, RunCard(name, {}, {}, policy=policy.to_dict()), tmp_path, OnnxOptions())
-    session = onnxruntime.InferenceSession(str(artifact.file), providers=["CPUExecutionProvider"])
+    artifact = export(
+        model, RunCard(name, {}, {}, policy=policy.to_dict()), tmp_path, OnnxOptions(target="onnxruntime")
+    )
+    settings = onnxruntime.SessionOptions()
+    settings.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(artifact.file), settings, providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"images": images.numpy()})
     apart = (torch.from_numpy(logits) - simulated).norm() / simulated.norm()
     assert apart < 0.05, "but for levels that its sums round otherwise"
-    graph = pytest.importorskip("onnx").load(artifact.file).graph
+    onnx = pytest.importorskip("onnx")
+    if name.startswith(("resnet", "mobilenet")):
+        ran = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+        assert "QLinearConv" in ran and not {"Conv", "FusedConv", "NhwcFusedConv"} & ran, "every convolution is int8"
+    graph = onnx.load(artifact.file).graph
     made_by = {output: node.op_type for node in graph.node for output in node.output}
     pools = [made_by[node.input[0]] for node in graph.node if node.op_type == "MaxPool"]
     assert pools == ["DequantizeLinear"] * name.startswith("resnet"), "OpenVINO pools int8 only behind a pair"

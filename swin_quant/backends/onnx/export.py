@@ -192,7 +192,7 @@ def to_onnx(
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
     _check_called(options, replacing, plugging)
-    finish(program.model, options.version)
+    finish(program.model, options.version, options.is_unsigned)
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # whoever wants shapes infers them

@@ -2,7 +2,9 @@
 
 import ast
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from swin_quant.backends.onnx.pairs import constant, make_unsigned, raise_pairs, share_pairs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -11,11 +13,16 @@ _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's m
 _AXES_ARE_ATTRIBUTES = ("ReduceMean", "ReduceL2")  # before opset 18
 
 
-def finish(model: "ir.Model", opset: int) -> None:
-    """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model."""
+def finish(model: "ir.Model", opset: int, unsigned: bool = False) -> None:
+    """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model.
+
+    `unsigned`: as `OnnxTarget` has it.
+    """
     simplify(model)
     share_pairs(model.graph)
     raise_pairs(model.graph)
+    if unsigned:
+        make_unsigned(model.graph)
     if opset == 17:
         lower_to_17(model)
     name_everything(model.graph)
@@ -43,47 +50,6 @@ def simplify(model: "ir.Model") -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def share_pairs(graph: "ir.Graph") -> None:
-    """One pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
-    first: dict[tuple[object, ...], ir.Node] = {}
-    for node in list(graph):
-        if node.op_type != "QuantizeLinear":
-            continue
-        scale, zero = (_constant(value) for value in node.inputs[1:3])
-        key = id(node.inputs[0]), scale.dtype, scale.tobytes(), zero.dtype, zero.tobytes()
-        kept = first.setdefault(key, node)
-        if kept is not node:
-            pair = [[reader for reader, _ in one.outputs[0].uses()][0] for one in (node, kept)]
-            pair[0].outputs[0].replace_all_uses_with(pair[1].outputs[0])
-            graph.remove([pair[0], node], safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
-
-
-def raise_pairs(graph: "ir.Graph") -> None:
-    """A pair behind a max pooling moves before it: rounding keeps order, so that the values are the same.
-
-    OpenVINO moves none across, and would pool, and write what is pooled, in float: twice the largest map of a ResNet.
-    """
-    for pool in list(graph):
-        quantize = _only_reader(pool.outputs[0]) if pool.op_type == "MaxPool" else None
-        back = _only_reader(quantize.outputs[0]) if quantize and quantize.op_type == "QuantizeLinear" else None
-        if quantize is None or back is None or back.outputs[0].is_graph_output() or len(pool.outputs) > 1:
-            continue
-        back.outputs[0].replace_all_uses_with(pool.outputs[0])
-        quantize.replace_input_with(0, pool.inputs[0])
-        pool.replace_input_with(0, back.outputs[0])
-        graph.remove([quantize, back])
-        graph.insert_before(pool, [quantize, back])
-
-
-def _only_reader(value: "ir.Value") -> "ir.Node | None":
-    """The operator that alone reads a value; None if there are others, or it is a result of the graph."""
-    readers = [reader for reader, _ in value.uses()]
-    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
-
-
 def _small_enough(node: "ir.Node") -> bool | None:
     """Tables of position biases stay tables: what is looked up in them is many times as large."""
     return False if node.op_type == "Gather" else None
@@ -99,7 +65,7 @@ def lower_to_17(model: "ir.Model") -> None:
 
     for node in model.graph:
         if node.op_type in _AXES_ARE_ATTRIBUTES:
-            axes = _constant(node.inputs[1]).numpy().flatten().tolist()
+            axes = constant(node.inputs[1]).numpy().flatten().tolist()
             node.resize_inputs(1)
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)
             node.attributes.pop("noop_with_empty_axes", None)
@@ -159,20 +125,13 @@ def _share_constants(graph: "ir.Graph") -> None:
     seen: dict[tuple[object, ...], ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         if name.startswith("val_") and not _is_of_a_weight(value):
-            tensor = _constant(value)
+            tensor = constant(value)
             key = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
             if key in seen:
                 value.replace_all_uses_with(seen[key])
                 del graph.initializers[name]
             else:
                 seen[key] = value
-
-
-def _constant(value: "ir.Value | None") -> Any:
-    """The tensor of a value that is an initializer."""
-    if value is None or value.const_value is None:
-        raise ValueError(f"{value} is no constant")
-    return value.const_value
 
 
 def _is_of_a_weight(zero_point: "ir.Value") -> bool:

@@ -105,6 +105,11 @@ class OnnxOptions:
         return onnx_targets()[self.target].symmetric
 
     @property
+    def is_unsigned(self) -> bool:
+        """Whether the target wants pairs of uint8 where a convolution and others read them."""
+        return onnx_targets()[self.target].unsigned
+
+    @property
     def takes_fp8(self) -> bool:
         """Whether the target takes float8."""
         return onnx_targets()[self.target].fp8
