@@ -6,7 +6,7 @@ see the same range, so that engines merge them. Operations are words: the class 
 or method, in small letters and without underscores. The policies speak of roles alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx, nn
@@ -128,12 +128,12 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
 def _asked_for(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
     """What kind of operation a node is, and the roles of its inputs by their sides, in order; none of most."""
     word = word_of(node, root)
+    inputs = _inputs(node)
     if word in AVERAGES and _averages_fused(node, root):
-        return "average", {"": input_role(node.args[0], root)}
-    inputs = node.args[:2]
-    if node.op not in ("call_function", "call_method") or word not in MATMULS | ADDS or len(inputs) < 2:
+        return "average", {"": input_role(inputs[0], root)}
+    if node.op not in ("call_function", "call_method") or word not in MATMULS | ADDS:
         return "", {}
-    if not all(isinstance(one, fx.Node) and _is_activation(one, root) for one in inputs):
+    if len(inputs) < 2 or not all(_is_activation(one, root) for one in inputs):
         return "", {}
     if word in MATMULS:
         return "matmul", {side: matmul_role(one, root) for side, one in zip(SIDES, inputs, strict=True)}
@@ -142,7 +142,12 @@ def _asked_for(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
     return "add", dict(zip(SIDES, roles, strict=True))
 
 
-def _is_fused(inputs: tuple[fx.Node, ...], root: nn.Module) -> bool:
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """The first two inputs of a node, or those of them that nodes compute."""
+    return [one for one in node.args[:2] if isinstance(one, fx.Node)]
+
+
+def _is_fused(inputs: Sequence[fx.Node], root: nn.Module) -> bool:
     """Whether a convolution is there for this addition alone: engines add within it, if both sides are int8.
 
     The residual stream of others, of transformers and ConvNeXt, loses too much by int8, and stays float.
@@ -157,14 +162,15 @@ def _is_fused(inputs: tuple[fx.Node, ...], root: nn.Module) -> bool:
 
 def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
     """Whether a node averages nothing but a fused addition, as networks do that end in residual blocks."""
-    before = node.args[0] if node.args else None
-    while isinstance(before, fx.Node) and len(before.users) == 1 and before.args:
-        word = word_of(before, root)
+    while inputs := _inputs(node)[:1]:
+        node = inputs[0]
+        if len(node.users) > 1:
+            return False
+        word = word_of(node, root)
         if word in ADDS:
-            return len(before.args) == 2 and _is_fused(before.args, root)
+            return len(_inputs(node)) == 2 and _is_fused(_inputs(node), root)
         if word not in MERGED:
             return False
-        before = before.args[0]
     return False
 
 
