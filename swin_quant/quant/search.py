@@ -22,7 +22,7 @@ class Unit:
     """Nodes that are switched together, those of a layer.
 
     `error`: the power of the logits' noise when only they quantize, over that of the logits. `saved_ms`: how much
-    faster the engine is with them on; it was measured, and may be below zero.
+    faster the engine is with them on; it was measured, may be below zero, and is zero where nothing could be told.
     """
 
     name: str
@@ -101,7 +101,8 @@ def prefix(units: Sequence[Unit], length: int) -> frozenset[str]:
 
 
 def cheapest(units: Sequence[Unit], within: Within) -> frozenset[str] | None:
-    """The names of the units to leave float, so that `within` holds and no one of them could be quantized as well.
+    """The names of the units to leave float, so that `within` holds and no one of them could be quantized as well;
+    those that int8 makes slower stay float.
 
     None where it does not even hold for all of them. `within` is asked about log2(n) times, and once for each that
     the first search leaves float.
@@ -116,8 +117,8 @@ def cheapest(units: Sequence[Unit], within: Within) -> frozenset[str] | None:
         else:
             low = middle + 1
     found = prefix(units, high)
-    for unit in sorted(units, key=lambda unit: unit.saved_ms, reverse=True):
-        if unit.name in found and unit.saved_ms > 0 and within(found - {unit.name}):
+    for unit in sorted(units, key=lambda unit: (-unit.saved_ms, unit.error)):
+        if unit.name in found and unit.saved_ms >= 0 and within(found - {unit.name}):
             found -= {unit.name}
     return found
 

@@ -29,7 +29,7 @@ def left(units, off):
 def test_what_is_found_is_within_the_budget_and_needs_each_of_its_layers(units, most):
     found = cheapest(units, lambda off: left(units, off) <= most)
     assert found is not None and left(units, found) <= most
-    saving = [unit for unit in units if unit.name in found and unit.saved_ms > 0]
+    saving = [unit for unit in units if unit.name in found and unit.saved_ms >= 0]
     assert all(left(units, found - {unit.name}) > most for unit in saving)
 
 
@@ -97,3 +97,8 @@ def test_on_the_front_is_what_nothing_is_better_than(points):
 def test_a_budget(budget, met):
     assert budget.allows(Loss(30.5, 1e-3, 99.0, 0.1)) is met
     assert budget.allows(Loss(math.inf, 0.0, 100.0, 0.0))
+
+
+def test_where_no_time_could_be_told_only_the_worst_layers_stay_float():
+    units = [Unit(name, (), error, 0.0) for name, error in (("a", 0.01), ("b", 0.5), ("c", 0.02), ("d", 0.3))]
+    assert cheapest(units, lambda off: left(units, off) <= 0.05) == {"b", "d"}
