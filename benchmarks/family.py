@@ -33,7 +33,7 @@ def main() -> None:
     steps = [line for line in told.splitlines() if " swin-quant " in line]
     if undone := [line for line in steps if not line.endswith(": done before")]:
         raise SystemExit("\n".join(["the second time, this was done again:", *undone]))
-    swin_quant("report", args.work, "--output", args.work)
+    swin_quant("report", *(args.work / name for name in FAMILY), "--output", args.work)
     page = [
         "# A family in one command",
         "",

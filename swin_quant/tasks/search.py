@@ -104,11 +104,12 @@ def search(asked: PolicySearch) -> SearchResult:
     found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
     atomic_write_bytes(asked.place, _as_yaml(found, still))
-    bench.journal.keep({asked.found: found.sha256}, str)
+    written = load_policy(str(asked.place))  # whose layers have another order: `found_before` compares with the file
+    bench.journal.keep({asked.found: written.sha256}, str)
     log.info("policy: %s", asked.place)
     by_time = tuple(sorted(candidates, key=lambda one: one.ms))
     cost = times[best] - times[bench.policy(frozenset()).name]
-    result = SearchResult(found, asked.place, by_time, bench.pictures, met, still, cost)
+    result = SearchResult(written, asked.place, by_time, bench.pictures, met, still, cost)
     if bench.card_file:
         RunCard.read(bench.card_file).with_search(_record(asked, result)).write(bench.card_file)
     return result

@@ -63,6 +63,7 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
     assert found["ms"] == min(row["ms"] for row in fit)
     policy = load_policy(str(small[0] / "found" / "swin_micro_auto_onnxruntime.yaml"))
     disabled = yaml.safe_load(text)["rules"][-1]["disable"]
+    assert policy.sha256 in (small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json").read_text()
     assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
     assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
     left = {layer["layer"]: layer["saved_ms"] for layer in result["left_float"]}
