@@ -3,16 +3,13 @@
 Float, both INT8 modes of FasterTransformer, the engines that are installed, and 4 bits, calibrated and after QAT.
 """
 
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import targets
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
@@ -53,12 +50,10 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 6, w
     installed = [name for name in engines if targets()[name].is_installed and not targets()[name].emulates]
     listed = ", ".join(installed) or "none (pip extras onnx, openvino)"
     log.info("3. export for the engines that are installed: %s", listed)
-    # Capturing a graph keeps one core busy: a process does so while the network trains. Nothing is timed meanwhile.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        exporting = process.submit(_export, installed, done.checkpoint, output)
-        log.info("4. four bits: calibrate, then train with the grid in place")
-        four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
-        artifacts = exporting.result()
+    artifacts = [export_checkpoint(done.checkpoint, name, ensure_writable_dir(output / name))[0] for name in installed]
+
+    log.info("4. four bits: calibrate, then train with the grid in place")
+    four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
 
     log.info("5. score float32, bfloat16, both INT8 modes, four bits and the engines on pictures apart from training")
     card = score_model(done.model, cfg, done.card, policies, world)
@@ -103,8 +98,3 @@ def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dic
         card.write(card_path(file))
         cards[card_path(file)] = card
     return cards
-
-
-def _export(names: Sequence[str], checkpoint: Path, folder: Path) -> list[Artifact]:
-    """An artifact for each engine."""
-    return [export_checkpoint(checkpoint, name, ensure_writable_dir(folder / name))[0] for name in names]
