@@ -52,18 +52,19 @@ class Traced(Classifier):
         return self._run(self, images)
 
     def prune(self) -> list[str]:
-        """Drop the modules that the forward pass does not reach; names of the outermost that had parameters."""
+        """Drop the modules that the forward pass does not reach; names of the outermost.
+
+        Those without parameters count: a node of theirs has a range in files of the whole network.
+        """
         dropped: list[str] = []
-        told: list[str] = []
         for name in [name for name, _ in self.named_modules() if name]:
             if any(f"{name}.".startswith(f"{gone}.") for gone in dropped):
                 continue
             if not any(f"{one}.".startswith(f"{name}.") or f"{name}.".startswith(f"{one}.") for one in self._used):
                 parent, _, own = name.rpartition(".")
-                told += [name] if self.get_submodule(name).state_dict() else []
                 delattr(self.get_submodule(parent), own)
                 dropped.append(name)
-        return told
+        return dropped
 
 
 class TracedPart(nn.Module):
