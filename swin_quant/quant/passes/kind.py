@@ -55,7 +55,7 @@ class Pass:
     `run(piece, options)` changes its network and says in half a line what it did; `options` are a frozen dataclass
     with defaults, which checks itself (UsageError). `keeps_function`: in float, the network computes what it did.
     `of_ranges`: it chooses ranges, which must not be observed again behind it; behind one that keeps the function and
-    chooses none, they are. `judges_itself`: what it leaves was better in the network's logits, on pictures held out.
+    chooses none, they are. `judges_itself`: what it leaves was better in the logits or classes, on pictures held out.
     """
 
     run: Callable[[Workpiece, Any], str]
