@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--policy", default="qdq")
     parser.add_argument("--only", nargs="+", help="rows: none, passes and recipes by name")
     parser.add_argument("--work", type=Path, default=Path("out/passes_cost"))
-    parser.add_argument("--note", default="Nothing else ran on the machine.")
+    parser.add_argument("--note", default="", help="what ran beside")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # of a process
     args = parser.parse_args()
     if args.one:
@@ -60,7 +60,7 @@ def write(rows: dict, args: argparse.Namespace) -> None:
         "",
         f"{MODEL}, random weights, {args.pictures} pictures of 224 x 224, policy {args.policy}: calibration and what",
         "runs behind it. *none*: the calibration alone. CPU seconds of all threads; peak: the largest resident set of",
-        f"the process, Python and torch included. Written by `python benchmarks/passes_cost.py`. {args.note}",
+        f"the process, Python and torch included. Written by `python benchmarks/passes_cost.py`. {args.note}".rstrip(),
         "",
         "| passes | seconds | CPU s | peak memory, MB |",
         "|---|---:|---:|---:|",

@@ -4,10 +4,10 @@ Local passes cannot see that errors of one unit are felt, or made up for, in oth
 norms and weights, these through rounding, take small steps down the error of the logits, of what each unit gives
 and, if asked, of the probabilities of classes: with few bits something has to be wrong, and top classes matter.
 Float says what is right for any picture: so no picture is shown twice as it is, but flipped, moved, and mixed with
-others. Kept only where what is asked of logits or classes is better on pictures that nothing was learned from; these are
-varied, too: passes before it solved for weights on them as they are, and nothing else is as good there. (Hinton et al., "Distilling the
-Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization", 2020; Finkelstein et al., "QFT:
-Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
+others. Kept only where what is asked of logits or classes is better on pictures that nothing was learned from; these
+are varied, too: passes before it solved for weights on them as they are, and nothing else is as good there. (Hinton et
+al., "Distilling the Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization", 2020;
+Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
 """
 
 import math
@@ -75,7 +75,7 @@ def run(piece: Workpiece, options: DistillOptions) -> str:
     judged = shares * torch.tensor((1.0, 0.0, 1.0))  # what units give is a means, not an end
     after = _weighed(_cost(piece, judging), scale, judged).item() if done else math.inf
     if after < 1:
-        what = {0: "error of logits", 1: "divergence of classes"}.get(options.classes, "error of logits and classes")
+        what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of logits and classes")
         return f"{what} {-10 * math.log10(after) if after else math.inf:.1f} dB lower on pictures held out"
     give_state(piece.model, before)
     return "no gain on pictures held out" if done else "not finite: left as it was"

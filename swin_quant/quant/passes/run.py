@@ -1,7 +1,7 @@
 """Passes one after the other, each measured: what the network's logits were worth before and after it.
 
 A pass that does harm there is taken back, whatever it measured of units; not one that measured logits itself, on
-pictures that passes before it have not seen: on those that they were solved on nothing else is as good.
+varied pictures, which no pass before it solved on: on those that they were solved on nothing else is as good.
 """
 
 import time
