@@ -75,7 +75,7 @@ def run(piece: Workpiece, options: DistillOptions) -> str:
     judged = shares * torch.tensor((1.0, 0.0, 1.0))  # what units give is a means, not an end
     after = _weighed(_cost(piece, judging), scale, judged).item() if done else math.inf
     if after < 1:
-        what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of logits and classes")
+        what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of both")
         return f"{what} {-10 * math.log10(after) if after else math.inf:.1f} dB lower on pictures held out"
     give_state(piece.model, before)
     return "no gain on pictures held out" if done else "not finite: left as it was"
