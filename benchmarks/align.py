@@ -2,30 +2,60 @@
 
     python benchmarks/align.py --data-path DIR/data/cifar10 [--work DIR]
 
-The micro Swin V1 and V2 of examples/checkpoints are calibrated on 80 pictures, exported in float and in INT8 for each
-engine that runs here, and aligned on 16 pictures of `val`: the float files and the quantized model (torch fake-quant)
-against the float model, the INT8 files against that quantized model.
+The micro models of examples/checkpoints are calibrated on 80 pictures, exported in float and in INT8 for each engine
+that runs here, and aligned on 16 pictures of `val`: the float files and the quantized model (torch fake-quant) against
+the float model, the INT8 files against that quantized model. The CUDA engine runs the references of its kernels.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
-# Engine -> what it is exported for, and under which policy.
-ENGINES = {
-    "onnxruntime": ("onnxruntime", "qdq"),
-    "openvino": ("openvino", "cpu"),
-    "fastertransformer": ("fastertransformer", "ft-mode1"),
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a model is exported for: the engine, the policy of its INT8 file, whether there is a float file, flags."""
+
+    engine: str
+    policy: str
+    float32: bool = True
+    flags: tuple[str, ...] = ()
+    note: str = ""
+
+
+SWIN = (
+    Row("onnxruntime", "qdq"),
+    Row("openvino", "cpu"),
+    Row("fastertransformer", "ft-mode1", float32=False),
+    Row("cuda", "cuda"),
+    Row("cuda", "ft-mode1", float32=False),
+    Row("torchscript", "qdq"),
+    Row("torchscript", "qdq", False, ("--plugin", "roll=magicmind::Roll"), ", roll as a plugin"),
+)
+TIMM = (Row("onnxruntime", "onnxruntime"), Row("openvino", "cpu"))
+MODELS = {
+    "swin_micro_cifar10": SWIN,
+    "swinv2_micro_cifar10": SWIN,
+    "resnet_micro_cifar10": TIMM,
+    "convnext_micro_cifar10": TIMM,
+    "mobilenetv3_micro_cifar10": TIMM,
+    "vit_micro_cifar10": TIMM,
 }
+HALF = ("cuda",)  # engines whose files of precision float compute in float16
 HEAD = """# Alignment, layer by layer
 
 Made by `python benchmarks/align.py --data-path DIR/data/cifar10`: `swin-quant align A B` on 16 pictures of CIFAR-10's
 `val`. SQNR is of B against A; the fall is where it drops most, to a tensor that is worse than all before.
-FasterTransformer's emulator shows the residual stream between blocks, the others every module of the model.
+
+What B shows beside the logits: ONNX Runtime and OpenVINO every module, nodes of its own included; the CUDA engine, here
+by its kernels' references on a CPU, the outputs of blocks and the nodes that it leaves in memory; FasterTransformer's
+arithmetic, emulated and on the CUDA engine, the residual stream between blocks. TorchScript shows logits only: a trace
+runs as a whole, which `align` says.
 
 | model | A | B | tensors | worst, dB | at | largest fall at | from, to dB | logits, dB | first below the limit |
 |---|---|---|---:|---:|---|---|---|---:|---|
@@ -45,25 +75,32 @@ def aligned(name: str, pictures: list, work: Path) -> list[str]:
     """The lines of a model."""
     checkpoint = ROOT / "examples" / "checkpoints" / f"{name}.safetensors"
     folder = work / name
-    told = ["--policy", "ft-mode1", "--pictures", 80, "--no-eval", "--output", folder]
-    swin_quant("calibrate", checkpoint, *pictures, *told)
+    swin_quant("calibrate", checkpoint, *pictures, "--pictures", 80, "--no-eval", "--output", folder)
     calibrated = folder / f"{name}_calib.pth"
     compare = ["--pictures", 16, *pictures, "--json"]
-    lines = []
-    for engine, (target, policy) in ENGINES.items():
-        fake = f"fake-quant {policy}"
-        found = swin_quant("align", calibrated, calibrated, "--policy", "float", policy, *compare)
-        lines.append(line(name, "torch float32", fake, found))
-        if engine != "fastertransformer":
-            words = ["--for", target, "--precision", "float", "--output", folder / engine / "float"]
+    lines, shown = [], set()
+    for number, row in enumerate(MODELS[name]):
+        fake, place = f"fake-quant {row.policy}", folder / str(number)
+        if row.policy not in shown:
+            found = swin_quant("align", calibrated, calibrated, "--policy", "float", row.policy, *compare)
+            lines.append(line(name, "torch float32", fake, found))
+            shown.add(row.policy)
+        if row.float32:
+            words = ["--for", row.engine, "--precision", "float", *row.flags, "--output", place / "float"]
             file = swin_quant("export", checkpoint, *words).strip().splitlines()[-1]
-            found = swin_quant("align", checkpoint, file, "--engine", engine, *compare)
-            lines.append(line(name, "torch float32", f"{engine} float32", found))
-        words = ["--for", target, "--policy", policy, "--output", folder / engine]
+            found = swin_quant("align", checkpoint, file, "--engine", row.engine, *compare)
+            precision = "float16" if row.engine in HALF else "float32"
+            lines.append(line(name, "torch float32", f"{row.engine} {precision}{row.note}", found))
+        words = ["--for", row.engine, "--policy", row.policy, *row.flags, "--output", place]
         file = swin_quant("export", calibrated, *words).strip().splitlines()[-1]
-        found = swin_quant("align", calibrated, file, "--policy", policy, "--engine", engine, *compare)
-        lines.append(line(name, fake, f"{engine} INT8", found))
+        found = swin_quant("align", calibrated, file, "--policy", row.policy, "--engine", row.engine, *compare)
+        lines.append(line(name, fake, f"{row.engine} INT8{row.note or policy_of(row)}", found))
     return lines
+
+
+def policy_of(row: Row) -> str:
+    """The policy of a file, where the engine has more than one here."""
+    return f", {row.policy}" if row.engine in HALF else ""
 
 
 def line(name: str, a: str, b: str, text: str) -> str:

@@ -7,18 +7,19 @@
 accuracy: a float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all
 pictures of the val split, deltas against float32 with their paired standard errors; agreement and SQNR are with
 float32. latency: random weights at full size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside NNCF
-where it is installed and ONNX Runtime's own quantization. Each table replaces that of its title in the page, and leaves
-the others.
+where it is installed and ONNX Runtime's own quantization; what is in --work is not made again, so `--rounds 1 --seconds
+0.1` beforehand leaves only the timing to the quiet machine. Each table replaces that of its title in the page; the CPU
+is part of the title of times.
 """
 
 import argparse
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+from pages import cpu, place
+
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import atomic_write_bytes
 from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -54,16 +55,8 @@ def main() -> None:
         text = table(model, args) if args.what == "accuracy" else latency(model, args)
         print(text)
         if args.output:
-            place(args.output, f"{args.what.capitalize()} of {Path(model).stem}", text)
-
-
-def place(page: Path, title: str, text: str) -> None:
-    """Put a section into the page, in place of that of its title."""
-    old = page.read_text() if page.exists() else ""
-    sections = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in re.split(r"(?m)^## ", old)[1:]}
-    sections[title] = text.strip()
-    found = "".join(f"\n## {name}\n\n{body}\n" for name, body in sorted(sections.items()))
-    atomic_write_bytes(page, (HEADING + found).encode())
+            title = f"{args.what.capitalize()} of {Path(model).stem}"
+            place(args.output, HEADING, f"{title} on {cpu()}" if args.what == "latency" else title, text)
 
 
 def latency(model: str, args: argparse.Namespace) -> str:

@@ -4,19 +4,20 @@
     python benchmarks/backbones.py files    [--models NAME ...] [--sizes HxW ...]   (exports and runs them: minutes)
     python benchmarks/backbones.py latency  [--models NAME ...] [--sizes HxW ...]   (a quiet machine)
 
-Random weights at full size, seeded pictures. Each command keeps what it measured in --work, and writes the page from
-all that is there.
+Random weights at full size, seeded pictures. Each command replaces its section of the page; latency runs the files that
+`files` left in --work, and makes what is missing.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from statistics import median
 
 import torch
+from pages import cpu, place
 
 import swin_quant as sq
+from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.engines.difference import difference_of_outputs
 
@@ -27,19 +28,33 @@ MODELS = {
 }
 SIZES = ("224x224", "256x320", "200x332")
 ENGINES = ("onnxruntime", "openvino")
-HEADS = {
-    "equality": "## Equality with timm\n\nMean and largest difference of the four maps from those of timm's "
-    "`features_only` (`strict_img_size=False`), the same random weights, in units of the mean magnitude. Sizes that "
-    "the patch does not divide are padded by hand for timm, which refuses them.\n",
-    "files": "## Files of any size\n\nOne ONNX file each, batch, height and width open, beside the model in torch "
-    "(int8: policy cpu, beside fake quantization): mean difference in units of the mean magnitude, SQNR, cosine.\n",
-    "latency": "## Latency\n\nBatch 1, median milliseconds, interleaved, 2 threads. timm and torch: eager float32.\n",
+KINDS = {"float32": "fp32", "int8": "int8"}  # as files are named
+HEADING = (
+    "# Backbones\n\nRandom weights at full size, seeded pictures: `python benchmarks/backbones.py equality`, `files` "
+    f"and `latency`. torch {torch.__version__}.\n"
+)
+SECTIONS = {
+    "equality": (
+        "Equality with timm",
+        "Mean and largest difference of the four maps from those of timm's `features_only` (`strict_img_size=False`), "
+        "the same random weights, in units of the mean magnitude. Sizes that the patch does not divide are padded by "
+        "hand for timm, which refuses them.",
+    ),
+    "files": (
+        "Files of any size",
+        "One ONNX file each, batch, height and width open, beside the model in torch (int8: policy cpu, beside fake "
+        "quantization): mean difference in units of the mean magnitude, SQNR, cosine.",
+    ),
+    "latency": (
+        f"Latency on {cpu()}",
+        "Batch 1, median milliseconds, interleaved, 2 threads. timm and torch: eager float32; files are of any size.",
+    ),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=tuple(HEADS))
+    parser.add_argument("what", choices=tuple(SECTIONS))
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=15)
@@ -48,21 +63,13 @@ def main() -> None:
     torch.manual_seed(0)
     args.work.mkdir(parents=True, exist_ok=True)
     rows = [row for name in args.models for row in MEASURES[args.what](name, args)]
-    (args.work / f"{args.what}.json").write_text(json.dumps(rows, indent=1))
-    write_page(args.work)
+    title, text = SECTIONS[args.what]
+    place(PAGE, HEADING, title, f"{text}\n\n{table(rows)}")
 
 
-def write_page(work: Path) -> None:
-    """The page of all that was measured so far."""
-    text = "# Backbones\n\nRandom weights at full size, seeded pictures: `python benchmarks/backbones.py equality`, "
-    text += f"`files` and `latency`. torch {torch.__version__}.\n"
-    for what, head in HEADS.items():
-        if (file := work / f"{what}.json").is_file():
-            rows = json.loads(file.read_text())
-            titles = list(rows[0])
-            lines = [titles, ["---" for _ in titles], *(list(row.values()) for row in rows)]
-            text += f"\n{head}\n" + "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-    PAGE.write_text(text)
+def table(rows: list[dict[str, str]]) -> str:
+    lines = [list(rows[0]), ["---" for _ in rows[0]], *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def pair(name: str, work: Path) -> tuple[sq.Model, torch.nn.Module]:
@@ -106,6 +113,12 @@ def exported(model: sq.Model, work: Path) -> dict[str, sq.Exported]:
     return found | {"int8": sq.export(model, "openvino", work / model.name)}
 
 
+def left_over(folder: Path) -> dict[str, sq.Exported]:
+    """What `exported` wrote before; nothing if a file is missing."""
+    found = {kind: sorted(folder.glob(f"*_{word}_openvino.onnx")) for kind, word in KINDS.items()}
+    return {kind: sq.Exported(open_artifact(files[0])) for kind, files in found.items() if all(found.values())}
+
+
 def files(name: str, args: argparse.Namespace) -> list[dict[str, str]]:
     model, _ = pair(name, args.work)
     rows = []
@@ -126,7 +139,7 @@ def files(name: str, args: argparse.Namespace) -> list[dict[str, str]]:
 def latency(name: str, args: argparse.Namespace) -> list[dict[str, str]]:
     model, theirs = pair(name, args.work)
     runs = {"timm": theirs, "torch": model.module}
-    for kind, artifact in exported(model, args.work).items():
+    for kind, artifact in (left_over(args.work / name) or exported(model, args.work)).items():
         runs |= {f"{engine} {kind}": artifact.load(engine, threads=2) for engine in ENGINES}
     torch.set_num_threads(2)
     rows = []
