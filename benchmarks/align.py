@@ -107,10 +107,11 @@ def line(name: str, a: str, b: str, text: str) -> str:
     """One line of the table from what `align --json` printed."""
     found = json.loads(text)
     rows = {row["name"]: row for row in found["tensors"] if row["sqnr_db"] is not None}
-    worst = min(rows.values(), key=lambda row: row["sqnr_db"])
+    worst = min(rows.values(), key=lambda row: row["sqnr_db"]) if rows else None
     fall = found["largest_fall"]
     behind = f"{found['fall_from_db']:.1f} to {rows[fall]['sqnr_db']:.1f}" if fall else "-"
-    cells = [name.removesuffix("_cifar10"), a, b, len(found["tensors"]), f"{worst['sqnr_db']:.1f}", worst["name"],
+    cells = [name.removesuffix("_cifar10"), a, b, len(found["tensors"]),
+             *((f"{worst['sqnr_db']:.1f}", worst["name"]) if worst else ("equal", "-")),
              fall or "-", behind, f"{rows['logits']['sqnr_db']:.1f}" if "logits" in rows else "equal",
              f"{found['first'] or 'none'} ({found['below_db']:g})"]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.config import architecture
 from swin_quant.data.loader import load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
@@ -39,7 +38,7 @@ def analyze_checkpoint(
     `options` are those of `analyze_module`.
     """
     model = model_of(cfg, checkpoint)
-    shape = (batch, architecture(cfg).IN_CHANS, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
+    shape = (batch, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
     return analyze_module(model, shape, cfg.MODEL.NAME, pictures, **options)
 
 

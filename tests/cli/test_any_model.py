@@ -115,3 +115,12 @@ def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resn
     trained, before = (torch.load(tmp_path / f"micro_{kind}.pth") for kind in ("qat", "calib"))
     same = {key for key, value in before.items() if torch.equal(trained[key], value)}
     assert {"conv1.weight", "layer1.0.conv1.weight"} <= same and "layer2.0.conv1.weight" not in same
+
+
+def test_analyze_takes_it_by_its_name_and_by_its_checkpoint(resnet, run):
+    done = run("analyze", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert {one["name"]: one["calls"] for one in report["operators"]}["conv2d"] == 13
+    says = run("analyze", "--cfg", "timm:resnet18", "--target", "tvm").error(2)
+    assert "--target 'tvm': there are cuda, " in says
