@@ -1,6 +1,6 @@
 """Where quantization and each engine leave the float model, layer by layer: writes docs/results/align.md.
 
-    python benchmarks/align.py --data-path DIR/data/cifar10 [--work DIR]
+    python benchmarks/align.py --data-path DIR/data/cifar10 [--models NAME ...] [--work DIR]
 
 The micro models of examples/checkpoints are calibrated on 80 pictures, exported in float and in INT8 for each engine
 that runs here, and aligned on 16 pictures of `val`: the float files and the quantized model (torch fake-quant) against
@@ -13,6 +13,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from pages import place
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,7 +49,7 @@ MODELS = {
     "vit_micro_cifar10": TIMM,
 }
 HALF = ("cuda",)  # engines whose files of precision float compute in float16
-HEAD = """# Alignment, layer by layer
+HEADING = """# Alignment, layer by layer
 
 Made by `python benchmarks/align.py --data-path DIR/data/cifar10`: `swin-quant align A B` on 16 pictures of CIFAR-10's
 `val`. SQNR is of B against A; the fall is where it drops most, to a tensor that is worse than all before.
@@ -56,19 +58,21 @@ What B shows beside the logits: ONNX Runtime and OpenVINO every module, nodes of
 by its kernels' references on a CPU, the outputs of blocks and the nodes that it leaves in memory; FasterTransformer's
 arithmetic, emulated and on the CUDA engine, the residual stream between blocks. TorchScript shows logits only: a trace
 runs as a whole, which `align` says.
-
-| model | A | B | tensors | worst, dB | at | largest fall at | from, to dB | logits, dB | first below the limit |
-|---|---|---|---:|---:|---|---|---|---:|---|
+"""
+TITLES = """| A | B | tensors | worst, dB | at | largest fall at | from, to dB | logits, dB | first below the limit |
+|---|---|---:|---:|---|---|---|---:|---|
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-path", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--work", type=Path, default=Path("out/align"))
     args = parser.parse_args()
-    lines = [line for name in MODELS for line in aligned(name, ["--data-path", args.data_path, "--zip"], args.work)]
-    (ROOT / "docs" / "results" / "align.md").write_text(HEAD + "\n".join(lines) + "\n")
+    for name in args.models:
+        lines = aligned(name, ["--data-path", args.data_path, "--zip"], args.work)
+        place(ROOT / "docs" / "results" / "align.md", HEADING, name, TITLES + "\n".join(lines))
 
 
 def aligned(name: str, pictures: list, work: Path) -> list[str]:
@@ -80,21 +84,21 @@ def aligned(name: str, pictures: list, work: Path) -> list[str]:
     compare = ["--pictures", 16, *pictures, "--json"]
     lines, shown = [], set()
     for number, row in enumerate(MODELS[name]):
-        fake, place = f"fake-quant {row.policy}", folder / str(number)
+        fake, made = f"fake-quant {row.policy}", folder / str(number)
         if row.policy not in shown:
             found = swin_quant("align", calibrated, calibrated, "--policy", "float", row.policy, *compare)
-            lines.append(line(name, "torch float32", fake, found))
+            lines.append(line("torch float32", fake, found))
             shown.add(row.policy)
         if row.float32:
-            words = ["--for", row.engine, "--precision", "float", *row.flags, "--output", place / "float"]
+            words = ["--for", row.engine, "--precision", "float", *row.flags, "--output", made / "float"]
             file = swin_quant("export", checkpoint, *words).strip().splitlines()[-1]
             found = swin_quant("align", checkpoint, file, "--engine", row.engine, *compare)
             precision = "float16" if row.engine in HALF else "float32"
-            lines.append(line(name, "torch float32", f"{row.engine} {precision}{row.note}", found))
-        words = ["--for", row.engine, "--policy", row.policy, *row.flags, "--output", place]
+            lines.append(line("torch float32", f"{row.engine} {precision}{row.note}", found))
+        words = ["--for", row.engine, "--policy", row.policy, *row.flags, "--output", made]
         file = swin_quant("export", calibrated, *words).strip().splitlines()[-1]
         found = swin_quant("align", calibrated, file, "--policy", row.policy, "--engine", row.engine, *compare)
-        lines.append(line(name, fake, f"{row.engine} INT8{row.note or policy_of(row)}", found))
+        lines.append(line(fake, f"{row.engine} INT8{row.note or policy_of(row)}", found))
     return lines
 
 
@@ -103,14 +107,14 @@ def policy_of(row: Row) -> str:
     return f", {row.policy}" if row.engine in HALF else ""
 
 
-def line(name: str, a: str, b: str, text: str) -> str:
+def line(a: str, b: str, text: str) -> str:
     """One line of the table from what `align --json` printed."""
     found = json.loads(text)
     rows = {row["name"]: row for row in found["tensors"] if row["sqnr_db"] is not None}
     worst = min(rows.values(), key=lambda row: row["sqnr_db"]) if rows else None
     fall = found["largest_fall"]
     behind = f"{found['fall_from_db']:.1f} to {rows[fall]['sqnr_db']:.1f}" if fall else "-"
-    cells = [name.removesuffix("_cifar10"), a, b, len(found["tensors"]),
+    cells = [a, b, len(found["tensors"]),
              *((f"{worst['sqnr_db']:.1f}", worst["name"]) if worst else ("equal", "-")),
              fall or "-", behind, f"{rows['logits']['sqnr_db']:.1f}" if "logits" in rows else "equal",
              f"{found['first'] or 'none'} ({found['below_db']:g})"]  # fmt: skip

@@ -69,6 +69,7 @@ def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.base.progress import log
+    from swin_quant.config.families import families
     from swin_quant.data.sources import has_split
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.engines.scoring import open_labelled
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     if statistics and not args.checkpoint and not args.cfg:
         args.checkpoint = str(calibrated_beside(statistics))
     cfg = options.config_of(args)
-    policies = options.policies_of(args) or [load_policy("ft-mode1")]
+    policies = options.policies_of(args) or [load_policy(families()[cfg.MODEL.TYPE].policy)]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
     plan = plan_of(args, cfg.SEED)

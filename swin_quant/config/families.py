@@ -31,7 +31,7 @@ class Family:
     value of the type. `check` refuses, by UsageError, values that no model can be built from; it is given the source to
     name. `derived`: ends of the names of buffers that the config determines, which a checkpoint may leave out; `head`:
     the parameters of its classifier. `rename` undoes other ways of naming: a state_dict to that under the family's
-    names, and what the ways are called.
+    names, and what the ways are called. `policy`: the one to calibrate under where nobody names one.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Family:
     derived: tuple[str, ...] = ()
     head: tuple[str, ...] = ("head.weight", "head.bias")
     rename: Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]] | None = None
+    policy: str = "qdq"
 
     @property
     def section(self) -> str:

@@ -85,5 +85,6 @@ def _check_values(swin: CfgNode, node: str, source: str) -> None:
     need(all(window == 0 or window > 1 for window in pretrained), source, problem)
 
 
-SWIN = Family("swin", {**_BOTH, "QK_SCALE": None}, _check, optional={"QK_SCALE": 1.0}, derived=_DERIVED)
-SWINV2 = Family("swinv2", {**_BOTH, "PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]}, _check, derived=_DERIVED)
+_POLICY = "ft-mode1"  # FasterTransformer's kernels have these alone
+SWIN = Family("swin", {**_BOTH, "QK_SCALE": None}, _check, {"QK_SCALE": 1.0}, _DERIVED, policy=_POLICY)
+SWINV2 = Family("swinv2", {**_BOTH, "PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]}, _check, derived=_DERIVED, policy=_POLICY)

@@ -40,10 +40,10 @@ def tracing(model: nn.Module) -> Iterator[Trace]:
         yield found
 
 
-def torch_trace(model: nn.Module, engine: Engine) -> Callable[[Tensor], Trace]:
+def torch_trace(model: nn.Module, engine: Engine, name: str) -> Callable[[Tensor], Trace]:
     """From images [B, 3, H, W] to what `model` computes when `engine`, which runs it, is given them.
 
-    SwinQuantError for images that it does not take.
+    SwinQuantError, which calls it `name`, for images that it does not take.
     """
 
     def run(images: Tensor) -> Trace:
@@ -52,7 +52,7 @@ def torch_trace(model: nn.Module, engine: Engine) -> Callable[[Tensor], Trace]:
                 output = engine(images)
             except RuntimeError as error:
                 why = str(error).splitlines()[0]
-                raise SwinQuantError(f"the model does not take images of {list(images.shape)}: {why}") from error
+                raise SwinQuantError(f"{name}: does not take images of {list(images.shape)}: {why}") from error
         return {**found, **of_output(output)}
 
     return run

@@ -11,6 +11,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.progress import track
 from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
+from swin_quant.config.families import Family, families
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.calibration import Method
@@ -34,7 +35,7 @@ BATCHES, BATCH_SIZE = 10, 8  # those of the command
 def calibrate(
     model: Model | nn.Module,
     pictures: Source,
-    policy: str | Policy = "ft-mode1",
+    policy: str | Policy | None = None,
     *,
     method: str | None = None,
     percentile: float = DEFAULT_PERCENTILE,
@@ -43,6 +44,7 @@ def calibrate(
 ) -> Model:
     """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
 
+    `policy` None: ft-mode1 of a Swin, qdq of all else.
     The ranges are those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None
     is the one that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where
     the ranges lose the signal, and which method does better; `card.calibration` keeps all advice.
@@ -51,6 +53,8 @@ def calibrate(
     weights or activations, naming the module.
     """
     model = model if isinstance(model, Model) else Model(model)
+    if policy is None:
+        policy = families()[model.config.MODEL.TYPE].policy if model.card.config else Family.policy
     policy = load_policy(policy) if isinstance(policy, str) else policy
     apply_policy(model.module, policy)
     if isinstance(passes, str):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -124,7 +124,7 @@ def of_model(
 ) -> Side:
     """A model run by torch, under the policy if there is one that enables a node."""
     engine = list(torch_engines(model, world.device, None, policies).values())[-1]
-    run = torch_trace(model, engine)
+    run = torch_trace(model, engine, name)
     return Side(
         f"{name} ({engine.label})",
         lambda images: run(images.to(world.device)),
@@ -245,7 +245,9 @@ def preprocessing_of(a: Side, b: Side | None) -> Preprocess:
     if not found:
         raise UsageError("neither side says how a picture becomes its input: two dumps need no pictures")
     if found[0] != found[-1]:
-        raise UsageError(f"{a.name} takes pictures as {found[0]}, but {b.name if b else ''} as {found[-1]}")
+        mine, theirs = map(asdict, found)
+        apart = [f"{field} is {value} and {theirs[field]}" for field, value in mine.items() if value != theirs[field]]
+        raise UsageError(f"{a.name} and {b.name if b else ''} take pictures differently: {'; '.join(apart)}")
     return found[0]
 
 

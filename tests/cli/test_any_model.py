@@ -124,3 +124,10 @@ def test_analyze_takes_it_by_its_name_and_by_its_checkpoint(resnet, run):
     assert {one["name"]: one["calls"] for one in report["operators"]}["conv2d"] == 13
     says = run("analyze", "--cfg", "timm:resnet18", "--target", "tvm").error(2)
     assert "--target 'tvm': there are cuda, " in says
+
+
+def test_it_is_calibrated_without_a_word_on_policy(resnet, run, pictures, tmp_path):
+    words = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--pictures", 2, "--no-eval")
+    done = run("calibrate", resnet / "resnet.pth", *words, "--output", tmp_path)
+    assert done.code == 0, done.err
+    assert RunCard.read(tmp_path / "micro_calib.json").policy["name"] == "qdq"

@@ -53,6 +53,11 @@ def _nodes(model):
     return [row for row in list_nodes(model.module, (1, 3, 8, 8)) if row.enabled]
 
 
+def test_without_a_policy_it_is_the_one_of_engines(module):
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [torch.randn(4, 3, 8, 8)], passes=[])
+    assert model.card.policy["name"] == "qdq"
+
+
 @pytest.mark.slow
 def test_it_is_exported_and_run(module, tmp_path):
     pytest.importorskip("openvino")

@@ -1,6 +1,7 @@
 """Two sides layer by layer: what was broken is found where it was broken, from memory and from dumps."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint.mindspore import to_mindspore
-from swin_quant.tasks.align import align, align_step, dump, of_model, side_of, step_of
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from swin_quant.tasks.align import align, align_step, dump, of_model, preprocessing_of, side_of, step_of
 
 BLOCK = "layers.0.blocks.1."
 
@@ -74,10 +76,20 @@ def test_dumps_of_other_names_other_pictures_or_another_model_are_refused(tiny_m
     found = align(own, side_of(tmp_path / "nan.npz"))
     assert found.first.name == "head" and found.first.problem == "NaN or infinity in B"
     np.savez(tmp_path / "size.npz", images=np.zeros((2, 3, 30, 34), np.float32), head=np.ones((2, 10), np.float32))
-    with pytest.raises(SwinQuantError, match=r"does not take images of \[2, 3, 30, 34\]"):
+    with pytest.raises(SwinQuantError, match=r"^x: does not take images of \[2, 3, 30, 34\]"):
         align(own, side_of(tmp_path / "size.npz"))
     with pytest.raises(UsageError, match="is a dump of tensors"):
         side_of(tmp_path / "nan.npz", engine="onnxruntime")
+
+
+def test_sides_that_prepare_pictures_differently_say_in_what(tiny_model):
+    mine = Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
+    both = {"a": mine, "b": replace(mine, size=40)}
+    a, b = (of_model(tiny_model(), [], World(), name, one) for name, one in both.items())
+    with pytest.raises(
+        UsageError, match=r"^a \(float32\) and b \(float32\) take pictures differently: size is 32 and 40$"
+    ):
+        preprocessing_of(a, b)
 
 
 # One training step
