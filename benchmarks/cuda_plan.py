@@ -40,17 +40,18 @@ measured. The engine fuses launches where that is less by this model, and by two
 have whole rows: fewer programs than multiprocessors leave the rest idle, and each reads all weights from the cache, at
 {CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor. *At most*: fp16 over int8, both with the fusions of int8. *Apart*:
 without fusions; *all that fit*: with every fusion whose kernel fits, paying or not. *Fused, by stage*: q, a norm into
-qkv or fc1; p, a norm into proj, fc2 or the merging; m, one MLP; - none.
+qkv or fc1; p, a norm into proj, fc2 or the merging; m, one MLP; a, attention with
+proj and a norm; - none.
 
 | fusion | what it saves |
 | --- | --- |
 | norm1 into qkv, norm2 into fc1 | the int8 tokens between the norm and the product |
 | norm2 into proj | the same behind the projection, where one program owns whole rows |
 | one MLP | the hidden channels, four times as wide as the tokens |
-| attention with proj | the context; there is no kernel for it |
+| attention, proj and norm2 | the context and the tokens behind the norm: a program has a window's whole rows, one head after another |
 
 """
-KERNELS = {"norm_gemm": "q", "gemm_norm": "p", "mlp": "m"}
+KERNELS = {"norm_gemm": "q", "attention_norm": "a", "gemm_norm": "p", "mlp": "m"}
 SUMMARY: tuple[Column[CudaPlan], ...] = (
     Column("model", "model", lambda row: row.model),
     figure("batch", "batch", lambda row: row.batch),

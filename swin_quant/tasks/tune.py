@@ -9,7 +9,8 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.ahead import compile_ahead
-from swin_quant.backends.cuda.engine import capability_here
+from swin_quant.backends.cuda.choice import check_batch
+from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
@@ -46,7 +47,11 @@ def tune(
     if strange := [batch for batch in batches if batch < 1]:
         raise UsageError(f"‹batch› {strange[0]}: must be at least 1")
     artifact = open_artifact(path)
-    spec, place, file = read_network(artifact.file).spec, here(), Path(to or tiles_path(artifact.file))
+    spec = read_network(artifact.file).spec
+    check_gpu(spec.format)
+    for batch in batches:
+        check_batch(spec, batch)
+    place, file = here(), Path(to or tiles_path(artifact.file))
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))

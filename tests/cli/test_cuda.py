@@ -19,7 +19,7 @@ from swin_quant.models import build_model
 
 
 @pytest.fixture(scope="session")
-def calibrated(tmp_path_factory, pictures, randomise):
+def wide(tmp_path_factory, pictures, randomise):
     """A calibrated checkpoint of channels that int8 products take."""
     folder = tmp_path_factory.mktemp("wide")
     sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
@@ -34,14 +34,14 @@ def calibrated(tmp_path_factory, pictures, randomise):
 
 
 @pytest.fixture(scope="session")
-def files(calibrated, tmp_path_factory):
+def files(wide, tmp_path_factory):
     """What `export --for cuda` writes of the calibrated micro model, by its flags."""
     made, folder = {}, tmp_path_factory.mktemp("cuda")
 
     def make(*flags):
         if flags not in made:
             out = folder / str(len(made))
-            words = ["export", calibrated, "--for", "cuda", *flags, "--output", out, "--quiet"]
+            words = ["export", wide, "--for", "cuda", *flags, "--output", out, "--quiet"]
             assert main([str(word) for word in words]) == 0
             (made[flags],) = out.glob("*.safetensors")
         return made[flags]
@@ -59,8 +59,8 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_export_says_what_it_made(run, calibrated, tmp_path):
-    done = run("export", calibrated, "--for", "cuda", "--policy", "cuda-fp8", "--output", tmp_path)
+def test_export_says_what_it_made(run, wide, tmp_path):
+    done = run("export", wide, "--for", "cuda", "--policy", "cuda-fp8", "--output", tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     assert done.code == 0 and done.out.strip() == str(file) and file.name.endswith("_fp8_cuda.safetensors")
     assert "cuda: fp8, policy cuda-fp8" in done.err and f"swin-quant verify {file}" in done.err
@@ -78,16 +78,16 @@ def test_export_says_what_it_made(run, calibrated, tmp_path):
         ("--policy", "cuda", "--uint8-input"),
     ],
 )
-def test_verify_finds_every_form_to_be_the_model(run, files, calibrated, pictures, flags):
-    words = ("--checkpoint", calibrated, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
+def test_verify_finds_every_form_to_be_the_model(run, files, wide, pictures, flags):
+    words = ("--checkpoint", wide, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
     done = run("verify", files(*flags), *words)
     assert done.code == 0, done.err
     assert "cuda (emulated)" in done.out + done.err
 
 
-def test_check_runs_it_before_it_leaves_the_house(run, calibrated, tmp_path):
+def test_check_runs_it_before_it_leaves_the_house(run, wide, tmp_path):
     flags = ("--for", "cuda", "--policy", "cuda", "--uint8-input", "--check", "--output", tmp_path)
-    done = run("export", calibrated, *flags)
+    done = run("export", wide, *flags)
     assert done.code == 0 and "check: cuda against" in done.err
 
 
@@ -109,23 +109,23 @@ def test_predict_evaluate_and_bench(run, file, pictures):
 
 
 @pytest.mark.parametrize("command", ["run", "evaluate", "predict", "verify", "bench", "align"])
-def test_without_a_gpu_that_is_asked_for(run, file, calibrated, pictures, no_gpu, command, tmp_path):
+def test_without_a_gpu_that_is_asked_for(run, file, wide, pictures, no_gpu, command, tmp_path):
     data = ("--data-path", pictures)
     words = {
         "run": (file, *data, "--output", tmp_path),
         "evaluate": (file, *data),
         "predict": (file, pictures / "val"),
-        "verify": (file, "--checkpoint", calibrated, *data),
+        "verify": (file, "--checkpoint", wide, *data),
         "bench": (file,),
-        "align": (calibrated, file, "--policy", "cuda", *data),
+        "align": (wide, file, "--policy", "cuda", *data),
     }
     message = run(command, *words[command], "--device", "cuda").error(2)
     assert "finds no GPU" in message or "no GPU" in message
 
 
-def test_policies_and_flags_that_it_does_not_run(run, calibrated, tmp_path):
+def test_policies_and_flags_that_it_does_not_run(run, wide, tmp_path):
     def refused(*flags):
-        message = run("export", calibrated, "--for", "cuda", *flags, "--output", tmp_path / "x").error(2)
+        message = run("export", wide, "--for", "cuda", *flags, "--output", tmp_path / "x").error(2)
         assert not list(tmp_path.rglob("*.safetensors"))
         return message
 
@@ -135,6 +135,36 @@ def test_policies_and_flags_that_it_does_not_run(run, calibrated, tmp_path):
     assert "--float-type bfloat16: ft-mode2 is" in refused("--policy", "ft-mode2", "--float-type", "bfloat16")
     assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused("--float-type", "float32")
     assert "--batch 5000: must be at least 1, at most 4096" in refused("--batch", 5000)
+
+
+def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
+    message = run("export", calibrated, "--for", "cuda", "--policy", "cuda", "--output", tmp_path / "x").error(2)
+    assert "cannot run this model: EMBED_DIM 16: int8 products need a multiple of 32" in message
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "predict", "verify", "bench", "tune"])
+def test_a_gpu_that_is_too_old(run, files, wide, pictures, monkeypatch, tmp_path, command):
+    def refused(file, gpu, capability):
+        words = {
+            "run": ("--data-path", pictures, "--output", tmp_path),
+            "evaluate": ("--data-path", pictures),
+            "predict": (pictures / "val",),
+            "verify": ("--checkpoint", wide, "--data-path", pictures),
+            "bench": (),
+            "tune": (),
+        }
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
+        device = () if command == "tune" else ("--device", "cuda")
+        return run(command, file, *words[command], *device).error(2)
+
+    said = refused(files("--policy", "cuda"), "Tesla T4", (7, 5))
+    assert "Tesla T4: is of compute capability 7.5, and the CUDA engine needs 8.0 or above" in said
+    said = refused(files("--policy", "cuda-fp8"), "NVIDIA A100", (8, 0))
+    assert "float8 needs 8.9 or above: export with --policy cuda, in int8" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
@@ -201,9 +231,9 @@ def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, 
 
 
 @pytest.mark.slow
-def test_align_by_layers(run, file, calibrated, pictures):
+def test_align_by_layers(run, file, wide, pictures):
     words = ("--policy", "cuda", "--data-path", pictures, "--pictures", 3, "--device", "cpu", "--json", "--quiet")
-    done = run("align", calibrated, file, *words)
+    done = run("align", wide, file, *words)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     names = {row["name"] for row in found["tensors"]}

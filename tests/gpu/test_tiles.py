@@ -14,7 +14,9 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
 
 
-@pytest.mark.parametrize("op", ["norm_quantize", "gemm", "attention", "norm_gemm", "gemm_norm", "mlp"])
+@pytest.mark.parametrize(
+    "op", ["norm_quantize", "gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"]
+)
 def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config, op):
     if gpu.type != "cuda":
         pytest.skip("tiles are those of Triton's kernels")

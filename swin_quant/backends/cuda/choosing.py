@@ -2,15 +2,23 @@
 
 The model is that of floors, and two limits more for kernels whose programs have whole rows: where these are fewer than
 multiprocessors, the others idle; and each reads all weights, from the cache, at the rate of one multiprocessor. It says
-what can at best be won, not that a kernel is as near to its floor as those that it replaces.
+what can at best be won, not that a kernel is as near to its floor as those that it replaces. Attention with its
+projection does heads one after another that are programs apart: what each waits for no floor knows, so that it is taken
+only where its programs are at least half as many as multiprocessors.
 """
 
 from collections.abc import Callable, Sequence
-from math import nan
+from math import inf, nan
 
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
-from swin_quant.backends.cuda.kernels.tiles import column_groups, gemm_norm_tiles, mlp_tiles, norm_gemm_tiles
+from swin_quant.backends.cuda.kernels.tiles import (
+    attention_norm_tiles,
+    column_groups,
+    gemm_norm_tiles,
+    mlp_tiles,
+    norm_gemm_tiles,
+)
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.spec import NetworkSpec
@@ -69,6 +77,8 @@ def modelled_us(launch: Launch, machine: Machine, fp8: bool = False) -> float:
         return floor.us
     programs, weights = _PROGRAMS[launch.op](launch)
     sms = gpu_of(machine).sms
+    if launch.op == "attention_norm" and 2 * programs < sms:
+        return inf
     idle = max(1.0, sms / programs)
     return max(floor.us, floor.compute_us * idle, weights * max(1.0, programs / sms) / CACHE_BYTES_US)
 
@@ -91,8 +101,14 @@ def _mlp(launch: Launch) -> tuple[int, float]:
     return -(-m // mlp_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize).rows), 2 * w.nbytes
 
 
+def _attention_norm(launch: Launch) -> tuple[int, float]:
+    w, m, length = launch.operands["w"], launch.operands["qkv"].shape[0], launch.arguments["windows"].tokens
+    return m // length * -(-length // attention_norm_tiles(length, w.shape[0]).rows), w.nbytes
+
+
 _PROGRAMS: dict[str, Callable[[Launch], tuple[int, float]]] = {
     "norm_gemm": _norm_gemm,
     "gemm_norm": _gemm_norm,
     "mlp": _mlp,
+    "attention_norm": _attention_norm,
 }

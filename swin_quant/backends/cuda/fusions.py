@@ -21,14 +21,14 @@ class Fusion:
     """Launches in a row, each by a pattern of its `label`, that become one.
 
     `op`: the kernel that does it; `arguments` makes its own of the launches. `widest`: channels by bytes of an operand
-    up to which what it keeps on the chip fits there. Without `op` there is no such kernel: the fusion is only planned.
+    up to which what it keeps on the chip fits there.
     """
 
     title: str
     patterns: tuple[str, ...]
-    op: str = ""
-    arguments: Callable[..., dict[str, Any]] = dict
-    widest: Mapping[int, int] | None = None
+    op: str
+    arguments: Callable[..., dict[str, Any]]
+    widest: Mapping[int, int]
 
     def fits(self, launches: Sequence[Launch]) -> bool:
         """Whether the first of these launches are such a row, and the kernel takes what they compute."""
@@ -36,7 +36,7 @@ class Fusion:
         named = len(row) == len(self.patterns) and all(
             re.fullmatch(p, label(one)) for p, one in zip(self.patterns, row, strict=True)
         )
-        return named and (not self.op or self._takes([one.arguments for one in row if one.op == "gemm"]))
+        return named and self._takes([one.arguments for one in row if one.op == "gemm"])
 
     def _takes(self, products: Sequence[Mapping[str, Any]]) -> bool:
         """One type, whole steps of channels, no more than fit, and none of FasterTransformer's roundings."""
@@ -46,7 +46,7 @@ class Fusion:
             len({weight.dtype for weight in weights}) == 1
             and all(side % STEP == 0 for side in sides)
             and all(one["epilogue"].product_levels is None for one in products)
-            and min(sides) <= (self.widest or {}).get(weights[0].dtype.itemsize, 0)
+            and min(sides) <= self.widest.get(weights[0].dtype.itemsize, 0)
         )
 
     def merged(self, group: Group) -> Launch:
@@ -90,6 +90,11 @@ def _gemm_norm(linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _attention_norm(attention: Mapping[str, Any], linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, Any]:
+    behind = {word: value for word, value in _gemm_norm(linear, norm).items() if word != "a"}
+    return {word: value for word, value in attention.items() if word != "out"} | behind
+
+
 def _mlp(fc1: Mapping[str, Any], fc2: Mapping[str, Any], norm: Mapping[str, Any] | None = None) -> dict[str, Any]:
     made = {
         "a": fc1["a"],
@@ -116,9 +121,15 @@ MERGING_NORM = Fusion(
 )
 MLP = Fusion("one MLP", (_FC1, r"gemm\.residual:.*mlp\.fc2"), "mlp", _mlp, {1: 384, 2: 192})
 MLP_NORM = Fusion("one MLP with V2's norm", (_FC1, _FC2, _POST2), "mlp", _mlp, {1: 384, 2: 192})
-ATTENTION = Fusion("attention with proj", (r"attention:.*", _PROJ))
+ATTENTION = Fusion(
+    "attention, proj and norm2",
+    (r"attention:.*", _PROJ, _NORM2),
+    "attention_norm",
+    _attention_norm,
+    {1: 768, 2: 768},
+)
 
-FUSIONS = (PROLOGUE, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING_NORM, PROLOGUE2)
+FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING_NORM, PROLOGUE2)
 """Those that there are kernels for."""
 APART, ALL = "each apart", "all that fit"
 CHOICES: dict[str, tuple[Fusion, ...]] = {
@@ -126,7 +137,7 @@ CHOICES: dict[str, tuple[Fusion, ...]] = {
     "norm1 into qkv": (PROLOGUE,),
     "norm2 into proj": (EPILOGUE,),
     "one MLP, where it fits": (MLP_NORM, MLP),
-    "attention with proj (no kernel)": (ATTENTION,),
+    "attention, proj and norm2": (ATTENTION,),
     ALL: FUSIONS,
 }
 """By name, what could be fused: of those that fit at a launch the first."""

@@ -25,10 +25,16 @@ SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # times the default's
 WARPS = (4, 8)
-STAGES = {"norm_gemm": (1, 2, 3), "gemm_norm": (1, 2, 3), "mlp": (1, 2, 3)}  # of kernels with a loop over weights
+STAGES = {
+    "norm_gemm": (1, 2, 3),
+    "gemm_norm": (1, 2, 3),
+    "mlp": (1, 2, 3),
+    "attention_norm": (1, 2),
+}  # of kernels with a loop over weights
 SIDES = {
     "gemm": ("BM", "BN", "BK"), "norm_gemm": ("BM", "BN", "BK"), "gemm_norm": ("BM", "BN", "BK"),
     "mlp": ("BM", "BC", "BH"), "attention": ("BQ", "BKEYS", "D"),
+    "attention_norm": ("BQ", "BKEYS", "BN"),
 }  # fmt: skip
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 

@@ -14,6 +14,8 @@ from swin_quant.quant.policy import apply_policy
 
 # Two stages, windows of 2 on 4 x 4 and 2 x 2 tokens: shifted and plain blocks, a mask and a patch merging.
 MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2, "NUM_CLASSES": 5}
+# Four heads of 24 channels and eight, in windows of 8 on 16 x 16 and 8 x 8 tokens.
+HEADS_OF_24 = {"IMG_SIZE": 32, "EMBED_DIM": 96, "NUM_HEADS": [4, 8], "WINDOW_SIZE": 8}
 MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 
@@ -45,10 +47,10 @@ def calibrated(tiny_model):
 
 @pytest.fixture
 def exported(tmp_path, calibrated):
-    """exported("swin", "cuda", precision="int8", ...) -> the artifact, opened again, and its model."""
+    """exported("swin", "cuda", {KEY: value}, precision="int8", ...) -> the artifact, opened again, and its model."""
 
-    def make(kind="swin", policy="cuda", **options):
-        model = calibrated(kind, policy)
+    def make(kind="swin", policy="cuda", keys=None, **options):
+        model = calibrated(kind, policy, **(keys or {}))
         chosen = load_policy(policy) if isinstance(policy, str) else policy
         made = export(model, RunCard("micro", {}, {}, policy=chosen.to_dict()), tmp_path, CudaOptions(**options))
         return open_artifact(made.file), model

@@ -17,6 +17,7 @@ from swin_quant.config.files import find_config
 pytest.importorskip("triton")
 KERNELS = {
     "gemm", "attention", "norm_quantize", "norm_residual", "merge_quantize", "norm_gemm", "gemm_norm", "mlp",
+    "attention_norm",
 }  # fmt: skip
 MODELS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 
@@ -59,7 +60,7 @@ def of_float8():
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [89, 90, 100, 120])
 def test_float8_runs_on_its_tensor_cores(of_float8, capability):
-    assert {call.name for call in of_float8} == {"gemm", "attention", "norm_gemm", "gemm_norm", "mlp"}
+    assert {call.name for call in of_float8} == {"gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"}
     for call in of_float8:
         made = cross_compile(call, capability)
         spilled = 16 if capability == 100 else 0  # Triton 3.7 puts four registers of attention into memory there

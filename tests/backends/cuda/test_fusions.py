@@ -22,7 +22,7 @@ from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.operators.roofline import load_machine
-from tests.backends.cuda.conftest import pictures
+from tests.backends.cuda.conftest import HEADS_OF_24, pictures
 from tests.backends.cuda.test_program import overlapping
 
 MODELS = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_patch4_window8_256"}
@@ -52,18 +52,16 @@ def test_fused_launches_move_what_the_floors_say_and_compute_the_same(kind, prec
     assert whole.bytes_moved < 0.8 * program.bytes_moved
 
 
-def test_four_launches_a_block():
+def test_three_launches_a_block():
     v1, v2 = (fused(p := full_size(kind, 32), rows(p.launches, FUSIONS)).launches for kind in MODELS)
     assert of_block(v1, "layers.1.blocks.0") == [
         "norm_gemm: layers.1.blocks.0.norm1 + attn.qkv",
-        "attention: layers.1.blocks.0.attn",
-        "gemm_norm: layers.1.blocks.0.attn.proj + norm2",
+        "attention_norm: layers.1.blocks.0.attn + attn.proj + norm2",
         "mlp: layers.1.blocks.0.mlp.fc1 + fc2",
     ]
     assert of_block(v2, "layers.1.blocks.0") == [
         "norm_gemm: layers.1.blocks.0.attn.qkv._input_quantizer + qkv",
-        "attention: layers.1.blocks.0.attn",
-        "gemm_norm: layers.1.blocks.0.attn.proj + norm1",
+        "attention_norm: layers.1.blocks.0.attn + attn.proj + norm1",
         "mlp: layers.1.blocks.0.mlp.fc1 + mlp.fc2 + norm2",
     ]
 
@@ -75,6 +73,7 @@ def test_the_model_of_floors_chooses_by_shape_and_gpu():
     large, one = (fused_program(spec, batch, h200).launches for batch in (32, 1))
     ops = [[launch.op for launch in large if f"layers.{stage}." in launch.name] for stage in range(4)]
     assert "mlp" in ops[0] and "mlp" not in ops[3]
+    assert "attention_norm" in ops[2] and "attention_norm" not in ops[3] + [launch.op for launch in one]
     assert len(one) < len(program_of(spec, 1).launches) and len(large) < len(program_of(spec, 32).launches)
     assert [x.op for x in large] != [x.op for x in fused_program(spec, 32, rtx4090).launches]
     assert fused_program(spec, 32, None).launches == program_of(spec, 32).launches
@@ -153,7 +152,7 @@ def test_a_network_with_fusions_equals_one_without(calibrated, kind, precision):
     network = pack(model, spec_for(model, precision))
     program = program_of(network.spec, 3)
     whole = fused(program, rows(program.launches, FUSIONS))
-    assert {"norm_gemm", "gemm_norm", "mlp"} <= {one.op for one in whole.launches}
+    assert {"norm_gemm", "attention_norm", "mlp"} <= {one.op for one in whole.launches}
     assert torch.equal(logits_of(whole, network, pictures(3)), logits_of(program, network, pictures(3)))
 
 
@@ -173,16 +172,14 @@ for file in sys.argv[2:]:
 
 
 @pytest.mark.slow
-def test_networks_by_fused_kernels(exported, tmp_path):
+@pytest.mark.parametrize(("kind", "keys"), [("swin", {}), ("swinv2", {}), ("swin", HEADS_OF_24)])
+def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
     """Interpreted: as without fusions, but for sums of norms in another order, which move a tie now and then."""
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")
-    files = []
-    for kind in ("swin", "swinv2"):
-        files.append(exported(kind)[0].file.rename(tmp_path / f"{kind}.safetensors"))
-    torch.save(pictures(2, seed=4), tmp_path / "images.pt")
-    words = [sys.executable, "-c", CHILD, str(tmp_path / "images.pt"), *map(str, files)]
+    artifact, model = exported(kind, keys=keys)
+    torch.save(pictures(2, model.image_size, seed=4), tmp_path / "images.pt")
+    words = [sys.executable, "-c", CHILD, str(tmp_path / "images.pt"), str(artifact.file)]
     subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
-    for file in files:
-        apart, together = torch.load(f"{file}.found")
-        torch.testing.assert_close(together, apart, rtol=0, atol=5e-3)
+    apart, together = torch.load(f"{artifact.file}.found")
+    torch.testing.assert_close(together, apart, rtol=0, atol=5e-3)

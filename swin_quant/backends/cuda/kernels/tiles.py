@@ -66,6 +66,13 @@ def attention_tiles(tokens: int, head_dim: int) -> Tiles:
     return Tiles(64, 64 if tokens % 64 == 0 else 32, head_dim, warps=4, stages=2)
 
 
+def attention_norm_tiles(tokens: int, n: int) -> Tiles:
+    """For a program that has all heads and all n columns of the projection: `inner` of these at a time."""
+    apart = attention_tiles(tokens, 0)
+    rows = min(apart.rows, 64 if n <= WIDE else 32)
+    return Tiles(rows, apart.columns, _divisor(n, 128), warps=4 if rows * n <= 8192 else 8, stages=apart.stages)
+
+
 def patch_tiles(channels: int, taps: int) -> Tiles:
     """For a patch embedding of weight [channels, taps]."""
     block = power_of_two(channels)

@@ -27,6 +27,7 @@ from tests.backends.cuda.kernels.test_kernels import (
     operands,
     poisoned,
     seeds,
+    windowed,
 )
 
 maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0)])
@@ -74,6 +75,14 @@ def epilogue(draw, dtype, m, batch, channels, k, post):
     arguments = linear(draw, dtype, rows, channels, k) | norm_of(draw, channels) | {"windows": Windows(*m)}
     arguments |= {"residual": x, "out": x, "levels": 20.0, "post": post}
     return arguments | {"out_quantized": poisoned(quantized, rows, channels)}
+
+
+def whole_attention(draw, dtype, m, batch, channels, post, heads=2):
+    """attention_norm's; q, k and v in the type of the weights."""
+    arguments = epilogue(draw, dtype, m, batch, channels, 32 * heads, post) | windowed(draw, dtype, m, heads, batch)
+    levels = {torch.int8: (127.0, 1 / 127), FLOAT8: (448.0, 1 / 448)}.get(dtype, (None, 1.0))
+    del arguments["a"]
+    return arguments | {"softmax_levels": levels[0], "context_scale": levels[1]}
 
 
 def whole_mlp(draw, dtype, side, batch, channels, v2):
@@ -133,6 +142,16 @@ def test_linear_residual_and_norm(run, seed, dtype, m, batch, channels, post, la
 
 
 @few
+@example(seed=1, dtype=FLOAT8, m=(4, 2, 1), batch=2, channels=96, post=False)
+@example(seed=2, dtype=torch.int8, m=(14, 7, 3), batch=1, channels=32, post=True)
+@given(seed=seeds, dtype=operands, m=maps, batch=st.integers(1, 3), channels=widths, post=st.booleans())
+def test_attention_projection_and_norm(run, seed, dtype, m, batch, channels, post):
+    arguments = whole_attention(Draw(seed), dtype, m, batch, channels, post)
+    step = LARGEST_WEIGHT * arguments["scale"].max().item() * 20.0 if dtype == torch.int8 else 0.05
+    near(run, "attention_norm", ["out", "out_quantized"], arguments, step)
+
+
+@few
 @example(seed=1, dtype=FLOAT8, side=3, batch=2, v2=False)
 @example(seed=2, dtype=FLOAT8, side=3, batch=1, v2=True)
 @given(seed=seeds, dtype=operands, side=st.sampled_from([1, 3, 7]), batch=st.integers(1, 3), v2=st.booleans())
@@ -147,6 +166,7 @@ def test_every_window(run, m):
     draw = Draw(m[0])
     near(run, "norm_gemm", ["out"], prologue(draw, torch.int8, m, 1, 32, 32, "quantize", v2=True), NEAR)
     near(run, "gemm_norm", ["out", "out_quantized"], epilogue(draw, torch.int8, m, 1, 32, 32, post=False), 0.05)
+    assert_as_apart(run, whole_attention(draw, torch.int8, m, 1, 32, post=False, heads=1))
 
 
 def assert_equal(run, got, other):
@@ -155,6 +175,31 @@ def assert_equal(run, got, other):
     else:
         assert (got == other).float().mean() > 1 - FEW
         torch.testing.assert_close(got.float(), other.float(), rtol=2e-3, atol=1.0 if got.dtype == torch.int8 else 0.02)
+
+
+def assert_as_apart(run, whole):
+    """attention_norm's results are those of attention and gemm_norm."""
+    words = ("qkv", "windows", "heads", "logits_scale", "position_bias", "softmax_levels", "context_scale")
+    context = poisoned(whole["w"].dtype, len(whole["qkv"]), whole["w"].shape[1])
+    before = run("attention", ["out"], {word: whole[word] for word in words} | {"out": context})["out"]
+    behind = {word: value for word, value in whole.items() if word == "windows" or word not in words} | {"a": before}
+    apart, found = (
+        run(operation, ["out", "out_quantized"], arguments)
+        for operation, arguments in (("gemm_norm", behind), ("attention_norm", whole))
+    )
+    for word in apart:
+        assert_equal(run, found[word], apart[word])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FLOAT8, torch.float16])
+@pytest.mark.parametrize("post", [False, True])
+def test_attention_with_its_projection_equals_them_apart(run, dtype, post):
+    """Of several parts of columns, too: both sum up a norm's parts in one order; float products add up in another."""
+    whole = whole_attention(Draw(3), dtype, (6, 3, 1), 2, 96, post)
+    if dtype == torch.int8:
+        assert_as_apart(run, whole)
+    else:
+        near(run, "attention_norm", ["out", "out_quantized"], whole, 0.05)
 
 
 def test_they_equal_the_kernels_that_they_replace(run):

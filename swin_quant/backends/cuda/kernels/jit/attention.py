@@ -1,4 +1,4 @@
-"""Attention of BQ queries of one head in one window, over its keys in tiles of BKEYS.
+"""Attention of BQ queries of one head in one window, over its keys in tiles of BKEYS; alone, and with the projection.
 
 Where a window is one tile its logits are computed once. Otherwise int8 (or float8) probabilities, which need
 the whole sum before they are rounded, take two passes over the keys; half ones one, as in flash attention.
@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, region_of, rounded
+from swin_quant.backends.cuda.kernels.jit.parts import accumulated, finish_rows, zeros
 
 MASKED = tl.constexpr(-100.0)
 
@@ -47,15 +48,14 @@ def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl
 
 
 @triton.jit
-def attention(
-    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
+def _context(
+    qkv, queries, window, head, logits_scale, position_bias, softmax_levels, product_levels, product_step,
     softmax_epsilon, bias_row,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
+    """float32 [BQ, D]: of int8 or float8 probabilities still times `softmax_levels`."""
     L: tl.constexpr = WINDOW * WINDOW
-    window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
     d = tl.arange(0, D)
     rows = (window * L + queries)[:, None]
     q = tl.load(qkv + rows * (3 * HEADS * D) + head * D + d[None, :], mask=(queries < L)[:, None], other=0.0)
@@ -111,6 +111,52 @@ def attention(
             context = sums.to(tl.float32)
         else:
             context = context / total[:, None]
+    return context
 
-    result = as_type(context * context_scale, out.dtype.element_ty)
-    tl.store(out + rows * (HEADS * D) + head * D + d[None, :], result, mask=(queries < L)[:, None])
+
+@triton.jit
+def attention(
+    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
+    softmax_epsilon, bias_row,
+    SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
+):  # fmt: skip
+    L: tl.constexpr = WINDOW * WINDOW
+    window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
+    context = _context(
+        qkv, queries, window, head, logits_scale, position_bias, softmax_levels, product_levels, product_step,
+        softmax_epsilon, bias_row, SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+    )  # fmt: skip
+    places = (window * L + queries)[:, None] * (HEADS * D) + head * D + tl.arange(0, D)[None, :]
+    tl.store(out + places, as_type(context * context_scale, out.dtype.element_ty), mask=(queries < L)[:, None])
+
+
+@triton.jit
+def attention_norm(
+    qkv, w, scale, bias, residual, out, norm_weight, norm_bias, out_quantized, logits_scale, position_bias,
+    softmax_levels, context_scale, bias_row, rows_in_all, eps, levels,
+    N: tl.constexpr, POST: tl.constexpr,
+    SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """All heads one after another: each is D channels of what the projection sums up."""
+    L: tl.constexpr = WINDOW * WINDOW
+    OPERAND: tl.constexpr = w.dtype.element_ty
+    SUM: tl.constexpr = tl.int32 if OPERAND == tl.int8 else tl.float32
+    window = tl.program_id(0)
+    queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
+    w_places = w + tl.arange(0, BN)[:, None] * (HEADS * D) + tl.arange(0, D)[None, :]
+    sums = zeros(N // BN, BQ, BN, SUM)
+    for head in range(0, HEADS):
+        context = _context(
+            qkv, queries, window, head, logits_scale, position_bias, softmax_levels, None, 1.0, 0.0, bias_row,
+            SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+        )  # fmt: skip
+        part = as_type(context * context_scale, OPERAND)
+        sums = accumulated(sums, part, w_places + head * D, HEADS * D, BN, SUM)
+    rows = tl.where(queries < L, window * L + queries, rows_in_all)  # behind the window: written nowhere
+    finish_rows(
+        sums, rows, scale, bias, residual, out, norm_weight, norm_bias, out_quantized, rows_in_all, eps, levels,
+        POST, SIDE, WINDOW, SHIFT, BQ, BN,
+    )  # fmt: skip
