@@ -48,7 +48,7 @@ proj and a norm; - none.
 | norm1 into qkv, norm2 into fc1 | the int8 tokens between the norm and the product |
 | norm2 into proj | the same behind the projection, where one program owns whole rows |
 | one MLP | the hidden channels, four times as wide as the tokens |
-| attention, proj and norm2 | the context and the tokens behind the norm: a program has a window's whole rows, one head after another |
+| attention, proj and norm2 | the context and what is behind it: a program does all heads of its rows in turn |
 
 """
 KERNELS = {"norm_gemm": "q", "attention_norm": "a", "gemm_norm": "p", "mlp": "m"}
