@@ -124,6 +124,18 @@ class GraphSession:
                 f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB are "
                 "free: give a smaller ‹batch›"
             ) from error
+        except Exception as error:
+            if not _is_tritons(error):
+                raise
+            raise SwinQuantError(
+                f"{torch.cuda.get_device_name(self.device)}: Triton has no kernel of {what} for it: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _is_tritons(error: Exception) -> bool:
+    """Whether its compiler or its launcher refused a kernel: out of shared memory, say, or what a GPU has not."""
+    return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
 
 
 def sizes(largest: int) -> list[int]:

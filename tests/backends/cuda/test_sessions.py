@@ -30,3 +30,18 @@ def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch):
     ) as e:
         session._on_gpu(full, "a batch of 64", 300 * 2**20)
     assert "\n" not in str(e.value)
+
+
+def test_a_kernel_that_the_gpu_cannot_have_is_one_line(monkeypatch):
+    errors = pytest.importorskip("triton.runtime.errors")
+    session = object.__new__(GraphSession)
+    session.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+
+    def refused():
+        raise errors.OutOfResources(150_000, 101_376, "shared memory")
+
+    with pytest.raises(SwinQuantError, match="NVIDIA L4: Triton has no kernel of a batch of 8 .* Required: 150000"):
+        session._on_gpu(refused, "a batch of 8", 0)
+    with pytest.raises(ZeroDivisionError):
+        session._on_gpu(lambda: 1 // 0, "a batch of 8", 0)
