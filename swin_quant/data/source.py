@@ -54,15 +54,18 @@ class DataSource:
 def files_of(asked: Wanted, ending: str, inside: str) -> list[Path]:
     """The files with an `ending` that a place means: itself, or what its pattern means (`{0..9}`, `{a,b}`, `*`).
 
-    Of a folder those of the pattern `inside` the folder `<split>`, if it holds no folders of classes; where there is no
-    such folder, `<split>.csv`, or else `<split>-*.csv`, also below `data`.
+    Of a folder those of the pattern `inside` the folder `<split>`, where there are any, else `<split>.csv`, or else
+    `<split>-*.csv`, also below `data`; none where the folder `<split>` holds folders of classes.
     """
     if not os.path.isdir(asked.place):
         place = asked.place.replace(SPLIT, asked.split)
         return [file for each in _braces(place) for file in _matches(each)] if place.endswith(ending) else []
     root, split = Path(asked.place), glob.escape(asked.split)
     if asked.folder.is_dir():
-        return [] if subfolders(asked.folder) else sorted(asked.folder.glob(inside))
+        if subfolders(asked.folder):
+            return []
+        if held := sorted(asked.folder.glob(inside)):
+            return held
     whole = root / f"{asked.split}{ending}"
     parts = (sorted(folder.glob(f"{split}[-_]*{ending}")) for folder in (root, root / "data"))
     return [whole] if whole.is_file() else next(filter(None, parts), [])

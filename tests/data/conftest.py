@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from swin_quant.base.compat import import_timm
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures
 
@@ -47,7 +48,5 @@ def alike(folders):
 @pytest.fixture
 def imagenet() -> list[str]:
     """The 1000 wnids in the order of published heads, as timm's file has them."""
-    import timm.data
-
-    listing = Path(timm.data.__file__).parent / "_info" / "imagenet_synsets.txt"
+    listing = Path(str(import_timm().__file__)).parent / "data" / "_info" / "imagenet_synsets.txt"
     return listing.read_text().split()

@@ -1,5 +1,7 @@
 """Tables of pictures: the columns that people write, and every bad line by its number."""
 
+from pathlib import Path
+
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
@@ -28,6 +30,17 @@ def test_a_table_gives_the_pictures_and_labels_of_the_folders(folders, alike, ca
         alike(pictures)
         assert pictures.names == folders.names
     assert pictures.class_names == (["cat", "dog", "fox"] if "class" in header else ["0", "1", "2"])
+
+
+def test_a_table_may_lie_beside_the_folder_of_its_pictures(folders, alike, tmp_path):
+    (tmp_path / "val").mkdir()
+    lines = ["path,label"]
+    for number, (path, label) in enumerate(zip(folders.names, folders.labels, strict=True)):
+        name = f"val/{number}{Path(path).suffix}"
+        (tmp_path / name).write_bytes((folders.folder / path).read_bytes())
+        lines.append(f"{name},{label}")
+    (tmp_path / "val.csv").write_text("\n".join(lines))
+    alike(open_pictures(str(tmp_path), "val", num_classes=3))
 
 
 def test_one_table_may_hold_several_splits(folders, alike):

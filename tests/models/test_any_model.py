@@ -126,6 +126,9 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     made_by = {output: node.op_type for node in graph.node for output in node.output}
     pools = [made_by[node.input[0]] for node in graph.node if node.op_type == "MaxPool"]
     assert pools == ["DequantizeLinear"] * name.startswith("resnet"), "OpenVINO pools int8 only behind a pair"
+    if name.startswith("resnet"):
+        (head,) = [node for node in graph.node if "fc._input_quantizer.scale" in node.input and node.op_type[0] == "Q"]
+        assert made_by[head.input[0]] == "ReduceMean", "OpenVINO averages to int8 only in front of a pair"
 
 
 def test_resnet_has_a_node_at_every_product_and_addition(images):

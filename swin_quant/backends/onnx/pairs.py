@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
+
 
 def share_pairs(graph: "ir.Graph") -> None:
     """One pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
@@ -23,12 +25,14 @@ def share_pairs(graph: "ir.Graph") -> None:
 
 
 def raise_pairs(graph: "ir.Graph") -> None:
-    """A pair behind a max pooling moves before it: rounding keeps order, so that the values are the same.
+    """A pair behind a max pooling moves before it: rounding keeps order, so that the values are the same. And so does
+    one behind the reshape of an average.
 
-    OpenVINO moves none across, and would pool, and write what is pooled, in float: twice the largest map of a ResNet.
+    OpenVINO moves none across. It would pool, and write what is pooled, in float, twice the largest map of a ResNet,
+    and give what its head reads in float.
     """
     for pool in list(graph):
-        quantize = _only_reader(pool.outputs[0]) if pool.op_type == "MaxPool" else None
+        quantize = _only_reader(pool.outputs[0]) if _is_crossed(pool) else None
         back = _only_reader(quantize.outputs[0]) if quantize and quantize.op_type == "QuantizeLinear" else None
         if quantize is None or back is None or back.outputs[0].is_graph_output() or len(pool.outputs) > 1:
             continue
@@ -37,6 +41,13 @@ def raise_pairs(graph: "ir.Graph") -> None:
         pool.replace_input_with(0, back.outputs[0])
         graph.remove([quantize, back])
         graph.insert_before(pool, [quantize, back])
+
+
+def _is_crossed(node: "ir.Node") -> bool:
+    if node.op_type == "Reshape":
+        source = node.inputs[0].producer() if node.inputs[0] else None
+        return source is not None and source.op_type in _AVERAGES
+    return node.op_type == "MaxPool"
 
 
 def make_unsigned(graph: "ir.Graph") -> None:
