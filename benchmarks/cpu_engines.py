@@ -58,6 +58,7 @@ CALIBRATION = 16  # pictures
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
+PLUGGED = (("qdq", "bfloat16"), ("cuda", "bfloat16"), ("cuda", None))  # cuda: the softmax is not rounded
 AMX = ("amx_int8", "amx_bf16")
 
 
@@ -148,11 +149,14 @@ def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[Cont
 
 
 def plugged(model: Classifier, card: RunCard, folder: Path, library: Path) -> list[Contender]:
-    """Our int8 file with attention as one operator, which the library computes."""
+    """Our int8 files with attention as one operator, which the library computes."""
     options = OnnxOptions(target="openvino", plugin=("attention=swin_quant::Attention",))
-    artifact = exported(model, replace(card, policy=load_policy("qdq").to_dict()), folder / "plugged", options)
-    name = "openvino int8 qdq, ours +bfloat16, attention plugged in"
-    return [on("openvino", artifact, name, "bfloat16", (str(library.resolve()),))]
+    contenders = []
+    for policy, float_type in PLUGGED:
+        artifact = under(policy, model, card, folder / "plugged", options)
+        name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, attention plugged in"
+        contenders.append(on("openvino", artifact, name, float_type, (str(library.resolve()),)))
+    return contenders
 
 
 def int4(model: Classifier, card: RunCard, folder: Path) -> list[Contender]:

@@ -17,8 +17,7 @@ namespace swin_quant {
 // The same on any CPU, for heads and windows of any size.
 inline void attend(const Rows& x, const float* constant, int8_t* result, size_t stride, const Scales& scales) {
     const auto level = [](float value) { return int(std::nearbyint(std::min(std::max(value, -128.0f), 127.0f))); };
-    std::vector<float> shares(x.length);
-    std::vector<int> sums(x.depth);
+    std::vector<float> shares(x.length), sums(x.depth);  // of integers exact: below 2^24 up to 1024 tokens
     for (size_t i = 0; i < x.length; ++i) {
         float top = -INFINITY, total = 0;
         for (size_t j = 0; j < x.length; ++j) {
@@ -32,7 +31,7 @@ inline void attend(const Rows& x, const float* constant, int8_t* result, size_t 
             total += share = std::exp(share - top);
         std::fill(sums.begin(), sums.end(), 0);
         for (size_t j = 0; j < x.length; ++j) {
-            const int share = level(shares[j] / total * scales.shares);
+            const float exact = shares[j] / total, share = scales.shares ? level(exact * scales.shares) : exact;
             for (size_t d = 0; d < x.depth; ++d)
                 sums[d] += share * x.v[j * x.stride + d];
         }
@@ -42,7 +41,7 @@ inline void attend(const Rows& x, const float* constant, int8_t* result, size_t 
 }
 
 // q, k, v [B, T, 3C] and a constant [nW * heads, L, L] -> softmax(q k^T + constant) v [B, T, C]. Scales: of q, k, v, the
-// softmax and the result. Tokens lie window by window, and windows come in rounds of nW.
+// softmax (0: it is not rounded) and the result. Tokens lie window by window, and windows come in rounds of nW.
 class Attention : public ov::op::Op {
 public:
     OPENVINO_OP("Attention", "swin_quant");
@@ -94,7 +93,8 @@ public:
         const auto* x = inputs[0].data<const int8_t>();
         const auto* constants = inputs[1].data<const float>();
         auto* result = outputs[0].data<int8_t>();
-        const Scales scales{m_scales[0] * m_scales[1], 1 / m_scales[3], m_scales[3] * m_scales[2] / m_scales[4]};
+        const float softmax = m_scales[3], of_levels = softmax > 0 ? softmax : 1;
+        const Scales scales{m_scales[0] * m_scales[1], softmax > 0 ? 1 / softmax : 0, of_levels * m_scales[2] / m_scales[4]};
         const bool fast = has_vnni() && depth == VNNI_DEPTH && length <= VNNI_LENGTH;
         for_each(outputs[0].get_size() / (length * channels), [&](size_t window) {
             for (size_t head = 0; head < heads; ++head) {

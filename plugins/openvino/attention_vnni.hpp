@@ -13,11 +13,13 @@ struct Rows {
     size_t stride, length, depth;
 };
 
-// What integers are multiplied with: q k^T for logits, the softmax for its levels, levels times v for those of the result.
+// What integers are multiplied with: q k^T for logits, the softmax for its levels (0: it has none of its own), levels
+// times v for those of the result.
 struct Scales {
     float logits, shares, result;
 };
 
+constexpr float POWERS = 255;  // levels of exp(logit - largest) where the softmax has none
 constexpr size_t VNNI_DEPTH = 32, VNNI_LENGTH = 64;
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -52,6 +54,10 @@ SWIN_QUANT_VNNI inline __m128i levels(__m512 x) {
     return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));  // saturates
 }
 
+SWIN_QUANT_VNNI inline __m128i unsigned_levels(__m512 x) {
+    return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
+}
+
 // 2^x to float32's last bits but one, for -126 <= x <= 0.
 SWIN_QUANT_VNNI inline __m512 exp2(__m512 x) {
     const float series[] = {9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.0f};
@@ -69,7 +75,7 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
                                         const Scales& scales) {
     alignas(64) uint8_t keys[8][VNNI_LENGTH][4];   // of 4 channels each: what one instruction multiplies and adds
     alignas(64) int8_t values[16][VNNI_DEPTH][4];  // of 4 tokens each
-    alignas(64) int8_t shares[4][VNNI_LENGTH];
+    alignas(64) uint8_t shares[4][VNNI_LENGTH];
     static const int8_t zeros[VNNI_DEPTH] = {};
     const __m128i flip = _mm_set1_epi8(char(0x80));  // k + 128 is uint8; a row's logits all move by 128 sum(q): no matter
     for (size_t j = 0; j < VNNI_LENGTH; j += 4) {
@@ -93,6 +99,7 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
     }
     const __m512 never = _mm512_set1_ps(-1e30f), log2e = _mm512_set1_ps(1.44269504f);
     const __m512 lowest = _mm512_set1_ps(-126.0f), scale = _mm512_set1_ps(scales.logits);
+    const __m512 most = _mm512_set1_ps(scales.shares ? 127 : POWERS);
     __mmask16 present[4];
     for (size_t c = 0; c < 4; ++c) {
         const size_t left = x.length > 16 * c ? x.length - 16 * c : 0;
@@ -101,6 +108,7 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
     for (size_t i = 0; i < x.length; i += 4) {
         const size_t rows = x.length - i < 4 ? x.length - i : 4;
         const int8_t* q[4];
+        float factors[4];
         __m512i products[4][4], sums[4][2];
         SWIN_QUANT_UNROLL
         for (size_t r = 0; r < 4; ++r) {
@@ -141,10 +149,12 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
             for (size_t c = 0; c < 4; ++c)
                 e[c] = exp2(_mm512_max_ps(_mm512_fmsub_ps(e[c], log2e, shift), lowest));
             const __m512 total = _mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3]));
-            const __m512 share = _mm512_set1_ps(scales.shares / _mm512_reduce_add_ps(total));
+            const float sum = _mm512_reduce_add_ps(total);
+            const __m512 share = _mm512_set1_ps(scales.shares ? scales.shares / sum : POWERS);
+            factors[r] = scales.shares ? scales.result : scales.result / (POWERS * sum);
             SWIN_QUANT_UNROLL
             for (size_t c = 0; c < 4; ++c)
-                store(shares[r] + 16 * c, levels(_mm512_mul_ps(e[c], share)));
+                store(shares[r] + 16 * c, unsigned_levels(_mm512_min_ps(_mm512_mul_ps(e[c], share), most)));
         }
         for (size_t g = 0; 4 * g < x.length; ++g) {
             const __m512i low = _mm512_load_si512(values[g][0]), high = _mm512_load_si512(values[g][16]);
@@ -152,15 +162,14 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
             for (size_t r = 0; r < 4; ++r) {
                 int32_t four;
                 std::memcpy(&four, shares[r] + 4 * g, 4);
-                const __m512i share = _mm512_set1_epi32(four);  // 0 to 127: as good as uint8
+                const __m512i share = _mm512_set1_epi32(four);
                 sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], share, low);
                 sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], share, high);
             }
         }
-        const __m512 factor = _mm512_set1_ps(scales.result);
         for (size_t r = 0; r < rows; ++r)
             for (size_t half = 0; half < 2; ++half) {
-                const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][half]), factor);
+                const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][half]), _mm512_set1_ps(factors[r]));
                 _mm_storeu_si128(reinterpret_cast<__m128i*>(result + (i + r) * stride + 16 * half), levels(sum));
             }
     }

@@ -153,10 +153,10 @@ def test_a_library_that_is_none(plugged, tmp_path):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
 
 
-@pytest.fixture(scope="session", params=["swin", "swinv2"])
+@pytest.fixture(scope="session", params=[("swin", "qdq"), ("swinv2", "qdq"), ("swinv2", "cuda")], ids="-".join)
 def attending(exported, request):
     """Windows of 16 tokens, shifted and not: as they are exported otherwise, and with the operator."""
-    return exported(request.param), exported(request.param, plugin=("attention=swin_quant::Attention",))
+    return exported(*request.param), exported(*request.param, plugin=("attention=swin_quant::Attention",))
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_attention_as_one_operator_on_int8(attending, run):
 @pytest.mark.parametrize(
     "kind, policy, options, said",
     [
-        ("swin", "cpu", {}, "is not all int8 without zero points: choose a policy as qdq"),
+        ("swin", "cpu", {}, "is not all int8 without zero points: choose a policy as qdq or cuda"),
         ("swin", "zero points", {}, "is not all int8 without zero points"),
         ("swin", "ft-mode1", {}, "rounds its logits or qkv too"),
         ("swinv2", "ft-mode1", {}, "rounds its logits or qkv too"),
@@ -207,12 +207,13 @@ def test_attention_is_alone_and_float32(options, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
 @pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1), (256, 1)])
-def test_compiled_attention(width, length, rounds, library):
+@pytest.mark.parametrize("of_softmax", [1 / 127, 0.0])
+def test_compiled_attention(width, length, rounds, of_softmax, library):
     """Heads of 32 channels have a kernel of their own where the CPU has VNNI, others run anywhere: levels are those of
-    the definition, but where one lies between two."""
+    the definition, but where one lies between two. A softmax that is not rounded: that kernel rounds exponentials."""
     import openvino
 
-    heads, scales = 3, [0.02, 0.03, 0.02, 1 / 127, 0.004]
+    heads, scales = 3, [0.02, 0.03, 0.02, of_softmax, 0.004]
     seeded = torch.Generator().manual_seed(length)
     levels = torch.randint(-128, 128, (2, rounds * length, 3 * heads * width), dtype=torch.int8, generator=seeded)
     constant = torch.randn(rounds * heads, length, length, generator=seeded)
@@ -234,7 +235,8 @@ def test_compiled_attention(width, length, rounds, library):
     found = core.compile_model(core.read_model(model.SerializeToString()), "CPU")([levels.numpy(), constant.numpy()])[0]
     wanted = attention(levels, constant, heads, scales).numpy()
     difference = np.abs(found.astype(int) - wanted)
-    assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= 1 and (difference > 0).mean() < 0.01
+    most, some = (1, 0.01) if of_softmax or width != 32 else (4, 0.1)  # an exponential's half level is 1.3 of v's here
+    assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= most and (difference > 0).mean() < some
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUND
 
 
 class OperatorAttention(nn.Module):
-    """What `QuantizedAttention` computes where q, k, v, the softmax and the input of `proj` are int8.
+    """What `QuantizedAttention` computes where q, k, v and the input of `proj` are int8; the softmax may be.
 
     Everything is rounded as there. Levels go into the operator and come out of it: nothing is read as float between.
     V2 normalises q and k in front of that, where the linear left them.
@@ -27,7 +27,7 @@ class OperatorAttention(nn.Module):
         self.heads = attn.heads
         self.qkv: Linear = attn.qkv
         self.proj: Linear = attn.proj
-        scales = [node.scale for node in _pairs(attn)]
+        scales = [node.scale if isinstance(node, Pair) else torch.zeros(()) for node in _nodes(attn)]
         self.scales = [float(scale) for scale in scales]
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
@@ -68,19 +68,22 @@ def as_operator(model: nn.Module) -> None:
             parent.attn = OperatorAttention(attn)
 
 
-def _pairs(attn: QuantizedAttention) -> list[Any]:
+def _nodes(attn: QuantizedAttention) -> list[Any]:
     names = _ROUNDED_V2 if isinstance(attn, CosineAttention) else _ROUNDED
     return [*(getattr(attn, name) for name in names), attn.proj._input_quantizer]
 
 
 def _fault(attn: QuantizedAttention) -> str | None:
     """Why the operator cannot compute this."""
-    pairs = [node for node in _pairs(attn) if isinstance(node, Pair)]
-    if len(pairs) < len(_ROUNDED) + 1 or any(node.zero_point is not None or node.format != "int8" for node in pairs):
-        return "is not all int8 without zero points: choose a ‹policy› as qdq"
+    *of_qkv, of_softmax, of_result = _nodes(attn)
+    pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]
+    if any(not isinstance(x, Pair) or x.zero_point is not None or x.format != "int8" for x in pairs):
+        return "is not all int8 without zero points: choose a ‹policy› as qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
     if isinstance(attn, CosineAttention):
         others += [getattr(attn, name) for name in _ROUNDED[:2]]
     return (
-        "rounds its logits or qkv too: choose a ‹policy› as qdq" if any(isinstance(x, Pair) for x in others) else None
+        "rounds its logits or qkv too: choose a ‹policy› as qdq or cuda"
+        if any(isinstance(x, Pair) for x in others)
+        else None
     )
