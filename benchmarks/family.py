@@ -1,8 +1,9 @@
 """A family of checkpoints in one command: writes docs/results/family.md.
 
-    python benchmarks/family.py --data-path DIR [--passes best] [--pictures 80] [--work W]
+    python benchmarks/family.py --data-path DIR [--reference DIR] [--passes best] [--pictures 80] [--work W]
 
-DIR is CIFAR-10 as zip files and maps, the family that of examples/checkpoints. It is what a user with ImageNet does
+DIR is CIFAR-10 as zip files and maps, the family that of examples/checkpoints, with --reference also the Swin V1 and V2
+of that folder, whose names get `reference` in place of `cifar10`. It is what a user with ImageNet does
 with Swin-T to L: `swin-quant quantize CHECKPOINT ... --data-path imagenet --for openvino --passes best --output W`.
 What was cut off goes on where it stopped when the command is given again, which is done here, too: every step of the
 second time has to be done before.
@@ -16,16 +17,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "family.md"
 FAMILY = ("swin_micro_cifar10", "swinv2_micro_cifar10", "resnet_micro_cifar10")
+REFERENCES = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-path", type=Path, required=True)
+    parser.add_argument("--reference", type=Path)
     parser.add_argument("--passes", default="best")
     parser.add_argument("--pictures", type=int, default=80)
     parser.add_argument("--work", type=Path, default=Path("out/family"))
     args = parser.parse_args()
     family = [Path("examples", "checkpoints", f"{name}.safetensors") for name in FAMILY]
+    if args.reference:
+        family += [renamed(args.reference / name, args.work) for name in REFERENCES]
     words = ["--for", "openvino", "--passes", args.passes, "--pictures", args.pictures, "--half", "none"]
     command = ["quantize", *family, "--data-path", args.data_path, "--zip", *words, "--output", args.work]
     swin_quant(*command)
@@ -33,11 +38,11 @@ def main() -> None:
     steps = [line for line in told.splitlines() if " swin-quant " in line]
     if undone := [line for line in steps if not line.endswith(": done before")]:
         raise SystemExit("\n".join(["the second time, this was done again:", *undone]))
-    swin_quant("report", *(args.work / name for name in FAMILY), "--output", args.work)
+    swin_quant("report", *(args.work / file.stem for file in family), "--output", args.work)
     page = [
         "# A family in one command",
         "",
-        f"`swin-quant quantize {' '.join(f'{name}.safetensors' for name in FAMILY)} --data-path cifar10 --zip "
+        f"`swin-quant quantize {' '.join(file.name for file in family)} --data-path cifar10 --zip "
         f"{' '.join(map(str, words))} --output family`: {args.pictures} training pictures calibrate, all of `val` "
         f"score on OpenVINO. Given again, each of its {len(steps)} steps was found done before. Written by",
         "`python benchmarks/family.py`; latencies beside other work.",
@@ -45,6 +50,16 @@ def main() -> None:
         (args.work / "accuracy.md").read_text(),
     ]
     PAGE.write_text("\n".join(page))
+
+
+def renamed(source: Path, work: Path) -> Path:
+    """A checkpoint under another name, by which its folder is told from that of the example: with a run card."""
+    name = source.name.replace("cifar10", "reference")
+    made = work / "checkpoints" / f"{name}.safetensors"
+    if not made.exists():
+        cfg = ("--cfg", source.with_suffix(".yaml"), "--opts", "MODEL.NAME", name)
+        swin_quant("convert", source.with_suffix(".pth"), *cfg, "--to", made)
+    return made
 
 
 def swin_quant(*words: object) -> str:

@@ -5,7 +5,8 @@
     python benchmarks/zero_points.py saturation --data-path DIR        (OpenVINO held to AVX2, 1,000 of `val`)
     python benchmarks/zero_points.py latency --data-path DIR           (on a machine that does nothing else)
 
-DIR is CIFAR-10 as zip files and maps. Each keeps what it measured in `--work`; the page is made of all that is there.
+DIR is CIFAR-10 as zip files and maps. Each keeps what it measured in `--work`; sections of the page that are not there
+stay as they were.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         name, engine, pictures = args.one
-        print(json.dumps(measured(args, name, engine, int(pictures), batch=100, rounds=1)))
+        print(json.dumps(measured(args, name, engine, int(pictures), batch=100)))
         return
     args.work.mkdir(parents=True, exist_ok=True)
     rows = {"choose": choose, "accuracy": accuracy, "saturation": saturation, "latency": latency}[args.what](args)
@@ -145,9 +146,9 @@ def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]
 
 
 def measured(
-    args: argparse.Namespace, name: str, engine: str, pictures: int, batch: int, rounds: int
+    args: argparse.Namespace, name: str, engine: str, pictures: int, batch: int, rounds: int = 1
 ) -> dict[str, Any]:
-    """Way -> its row beside the float model."""
+    """Way -> its row: beside the float model, or with several `rounds` those without "safe" in turns, timed."""
     from swin_quant.backends.registry import engine_named
     from swin_quant.bench import pictures as shown
     from swin_quant.bench.measure import BenchPlan, measure
@@ -162,11 +163,13 @@ def measured(
     files, checkpoint = prepare(args, name, engine), args.work / f"{name}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config
     contenders = [Contender(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
+    if rounds > 1:
+        contenders, files = [], {way: file for way, file in files.items() if "safe" not in way}
     for way, file in files.items():
         load = partial(artifact_engine, str(file), engine_named(engine), EngineOptions(args.threads))
         contenders.append(Contender(way, load, None, None if way == "linears" else "linears"))
     scored = shown.load(str(checkpoint), str(args.data_path), "val", True, pictures)
-    plan = BenchPlan((batch,), rounds, 1.0 if rounds > 1 else 0.001, args.threads)
+    plan = BenchPlan((batch,), rounds, 0.25 if rounds > 1 else 0.001, args.threads)
     rows = json.loads(as_json(measure(name, contenders, plan, config["DATA"]["IMG_SIZE"], scored)))["rows"]
     return {row["contender"]: row for row in rows if row["contender"] in files}
 
@@ -207,15 +210,18 @@ def scores(
 
 
 def latency(args: argparse.Namespace) -> list[list[str]]:
+    from swin_quant.bench.cpu import features
+    from swin_quant.cards.versions import versions
+
+    cpu = f"{versions()['cpu']} ({', '.join(features(('avx2', 'avx512_vnni', 'amx_int8')))})"
     rows = []
     for name in MODELS:
         for engine in ENGINES:
             for batch in (1, 8):
-                for way, row in measured(args, name, engine, 64, batch, rounds=20).items():
-                    if "safe" not in way:
-                        speedup = f"{row['speedup']:.3f}" if row["speedup"] else ""
-                        rows.append([name, engine, str(batch), way, f"{row['p50_ms']:.2f}", speedup])
-                        print(*rows[-1], sep=" | ", flush=True)
+                for way, row in measured(args, name, engine, 64, batch, rounds=16).items():
+                    speedup = f"{row['speedup']:.3f}" if row["speedup"] else ""
+                    rows.append([name, cpu, engine, str(batch), way, f"{row['p50_ms']:.2f}", speedup])
+                    print(*rows[-1], sep=" | ", flush=True)
     return rows
 
 
@@ -239,14 +245,15 @@ SECTIONS = {
     ),
     "latency": (
         "Latency",
-        "Milliseconds of a batch (median), and how many times as fast as without zero points.",
-        ["model", "engine", "batch", "policy", "ms", "speedup"],
+        "Milliseconds of a batch (median), and how many times as fast as without zero points, by rounds in turns.",
+        ["model", "CPU", "engine", "batch", "policy", "ms", "speedup"],
     ),
 }
 
 
 def write_page(work: Path) -> None:
-    """All sections that were measured."""
+    """All sections that were measured, here or before."""
+    before = {part.partition("\n")[0]: part for part in PAGE.read_text().split("\n## ")[1:]} if PAGE.exists() else {}
     lines = [
         "# Zero points",
         "",
@@ -258,6 +265,8 @@ def write_page(work: Path) -> None:
         if kept.exists():
             lines += [f"## {title}", "", words, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
             lines += [f"| {' | '.join(row)} |" for row in json.loads(kept.read_text())] + [""]
+        elif title in before:
+            lines += [f"## {before[title].rstrip()}", ""]
     PAGE.write_text("\n".join(lines))
 
 
