@@ -3,15 +3,19 @@
 from typing import TypedDict
 
 
-class LossRecord(TypedDict):
-    """Logits beside the float model's (`quant.distance.Loss`): SQNR in dB (None if equal), divergence (KL) in nats,
-    top-1 agreement in percent, expected drop of top-1 in points.
-    """
-
+class _Loss(TypedDict):
     sqnr_db: float | None
     kl: float
     agreement: float
     drop: float
+
+
+class LossRecord(_Loss, total=False):
+    """Logits beside the float model's (`quant.distance.Loss`): SQNR in dB (None if equal), divergence (KL) in nats,
+    top-1 agreement in percent, expected drop of top-1 in points, and its standard error.
+    """
+
+    drop_error: float
 
 
 class GroupRecord(TypedDict):

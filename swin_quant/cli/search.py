@@ -10,6 +10,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import deployed, options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, put
+from swin_quant.quant.names import SEARCHED_ON
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -21,8 +22,9 @@ EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.yaml --output out   (what it found)
 
 It goes on where it was cut off. The drop is expected from the float model's own probabilities where the two disagree:
-no labels are needed. Exit code 1 says that the budget cannot be met; the best that was found is written even so."""
-COUNT, SPLIT = 256, "train"
+no labels are needed; it counts with two standard errors. Exit code 1 says that the budget cannot be met; the best that
+was found is written even so."""
+SPLIT = "train"
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", required=True, metavar="NAME", help="what latency is measured on")
     add_budget(parser)
     options.add_data(parser, half=False)
-    parser.add_argument("--pictures", type=whole, default=COUNT, metavar="N", help=f"how many (default {COUNT})")
+    parser.add_argument("--pictures", type=whole, default=SEARCHED_ON, metavar="N",
+                        help=f"how many (default {SEARCHED_ON})")  # fmt: skip
     parser.add_argument("--split", default=SPLIT, help=f"pictures to draw them from (default {SPLIT})")
     options.add_policy(parser)
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")

@@ -61,6 +61,7 @@ def calibrate(
         plan = PassPlan.of(load_passes(passes))
     else:
         plan = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
+    plan = plan.for_model(model.module)
     how, world = Method(method, percentile, exact), World(device=model.device)
     if isinstance(pictures, PictureSet):
         found = _on_pictures(model, pictures, how, world)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-FIGURES = 6  # of `distance`
+FIGURES = 7  # of `distance`
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,19 @@ class Loss:
     top-1 agreement in percent, and the expected drop of top-1 accuracy in points.
 
     The drop needs no labels: where the two disagree, the float model's own probabilities say how often either class is
-    the right one. It is as good as these probabilities are.
+    the right one. It is as good as these probabilities are. `drop_error`: its standard error.
     """
 
     sqnr_db: float
     kl: float
     agreement: float
     drop: float
+    drop_error: float = 0.0
+
+    @property
+    def most_drop(self) -> float:
+        """What the drop hardly exceeds: two standard errors more."""
+        return self.drop + 2 * self.drop_error
 
 
 @dataclass
@@ -38,23 +44,26 @@ class Totals:
         return int(self.values[-1])
 
     def loss(self) -> Loss:
-        signal, noise, divergence, agreeing, regret, pictures = self.values
+        signal, noise, divergence, agreeing, regret, squares, pictures = self.values
         return Loss(
             decibels(signal, noise),
             max(0.0, divergence / pictures),
             100 * agreeing / pictures,
             100 * regret / pictures,
+            100 * math.sqrt(max(0.0, squares - regret**2 / pictures)) / pictures,
         )
 
 
 def distance(logits: Tensor, expected: Tensor) -> list[float]:
-    """Of logits [B, classes]: signal, noise, divergence, how many agree, probability that is given up, pictures."""
+    """Of logits [B, classes]: signal, noise, divergence, how many agree, probability that is given up, the sum of its
+    squares, pictures."""
     logits, expected = logits.double(), expected.double()
     target, guess = expected.log_softmax(1), logits.log_softmax(1)
     chosen, wanted = logits.argmax(1, keepdim=True), expected.argmax(1, keepdim=True)
     divergence = (target.exp() * (target - guess)).sum().item()
-    regret = (target.exp().gather(1, wanted) - target.exp().gather(1, chosen)).sum().item()
-    return [*noise(logits, expected), divergence, (chosen == wanted).sum().item(), regret, len(logits)]
+    regret = target.exp().gather(1, wanted) - target.exp().gather(1, chosen)
+    given_up = regret.sum().item(), regret.square().sum().item()
+    return [*noise(logits, expected), divergence, (chosen == wanted).sum().item(), *given_up, len(logits)]
 
 
 def noise(values: Tensor, expected: Tensor) -> tuple[float, float]:

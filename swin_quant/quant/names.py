@@ -10,3 +10,4 @@ DEFAULT_PERCENTILE = 99.99
 # as wide as percentile's cost more than clipping.
 BY_BITS = {8: "percentile", 2: "mse"}
 INT8_MODES = {1: "ft-mode1", 2: "ft-mode2"}  # FasterTransformer's modes and our names for them
+SEARCHED_ON = 1024  # pictures that tell a search what policies lose: some ten of them, where that is about 0.1 points

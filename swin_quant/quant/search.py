@@ -7,9 +7,10 @@ layers never lose much), then every layer of it is tried again in int8.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swin_quant.base.errors import UsageError
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy
 
@@ -38,15 +39,22 @@ class Unit:
 
 @dataclass(frozen=True)
 class Budget:
-    """The loss that may be: expected drop of top-1 in points, agreement in percent, SQNR in dB; None: any."""
+    """The loss that may be: expected drop of top-1 in points, agreement in percent, SQNR in dB; None: any.
+
+    The drop counts with two standard errors: among many policies, some one is good by chance on the pictures at hand.
+    """
 
     max_drop: float | None = None
     min_agreement: float | None = None
     min_sqnr: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            check_limit(name, value, math.inf if name == "min_sqnr" else 100.0)
+
     def allows(self, loss: Loss) -> bool:
         return (
-            (self.max_drop is None or loss.drop <= self.max_drop)
+            (self.max_drop is None or loss.most_drop <= self.max_drop)
             and (self.min_agreement is None or loss.agreement >= self.min_agreement)
             and (self.min_sqnr is None or loss.sqnr_db >= self.min_sqnr)
         )
@@ -87,6 +95,13 @@ class SearchResult:
     met: bool
     left_float: tuple[Unit, ...]
     cost_ms: float
+
+
+def check_limit(name: str, value: float | None, most: float = math.inf) -> None:
+    """UsageError for a limit, called `name` where it was given, that no policy keeps, or that every one does."""
+    if value is not None and not (0 <= value <= most and value < math.inf):
+        limits = "a number from 0" + (f" to {most:g}" if most < math.inf else " up")
+        raise UsageError(f"‹{name}› {value:g}: must be {limits}")
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:

@@ -13,6 +13,7 @@ COLUMNS: tuple[Column[TriedPolicy], ...] = (
     figure("sqnr_db", "SQNR dB", lambda row: row.loss.sqnr_db, "{:.1f}"),
     figure("agreement", "agree %", lambda row: row.loss.agreement, "{:.2f}"),
     figure("drop", "expected\ndrop", lambda row: row.loss.drop, "{:.3f}"),
+    figure("drop_error", "±", lambda row: row.loss.drop_error, "{:.3f}"),
     figure("kl", "KL", lambda row: row.loss.kl, "{:.1e}"),
     Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
 )

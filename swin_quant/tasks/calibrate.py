@@ -107,14 +107,17 @@ def calibrate_checkpoint(
     before = trained_before(checkpoint, source)
     if checkpoint is None:
         log.warning("no checkpoint: these are random weights, good for timing only")
+    elif source and not source.calibrated and path.exists() and path.samefile(checkpoint):
+        raise UsageError(f"‹output› {output}: the result would be written over {checkpoint}: give another folder")
     apply_policy(model, policy)
+    passes = plan.passes.for_model(model)
     model.to(world.device)
 
     preprocess = Preprocess.from_config(cfg)
     pictures, transform = _open(cfg, plan), _transform(cfg, preprocess, plan)
     found = calibrate_pictures(model, pictures, transform, plan, world, _workers(cfg, plan, world))
     scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
-    found = found.improved(model, plan.passes, world, before, scratch)
+    found = found.improved(model, passes, world, before, scratch)
     record = found.checked(model, policy, world)
     card = RunCard(
         name=cfg.MODEL.NAME,

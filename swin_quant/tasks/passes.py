@@ -18,7 +18,7 @@ from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes.equalize import outliers
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
-from swin_quant.quant.passes.run import Gain, run_passes
+from swin_quant.quant.passes.run import Gain, refuse, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.standouts import Standout, standouts
@@ -45,9 +45,11 @@ class PassPlan:
         return cls(recipe.steps, words=words, below_8_bits=recipe.below_8_bits)
 
     def for_model(self, model: nn.Module) -> "PassPlan":
-        """What is to run for the bits of a model's enabled nodes."""
+        """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
         bits = min((node.bits for node in enabled_nodes(model).values()), default=8)
-        return replace(self, steps=PassRecipe(self.steps, self.below_8_bits).for_bits(bits), below_8_bits=None)
+        steps = PassRecipe(self.steps, self.below_8_bits).for_bits(bits)
+        refuse(model, steps)
+        return replace(self, steps=steps, below_8_bits=None)
 
     def made(self, records: Sequence[PassRecord]) -> bool:
         """Whether a calibration with these passes behind it was asked for as here."""

@@ -34,6 +34,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
 from swin_quant.quant.distance import Loss, Totals, distance
 from swin_quant.quant.listing import list_nodes
+from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
 from swin_quant.quant.search import Unit
@@ -62,7 +63,7 @@ class Measuring:
     folder: Path
     base: Policy | None = None
     batch: int = 1
-    sampling: Sampling = Sampling(256, seed=1)
+    sampling: Sampling = Sampling(SEARCHED_ON, seed=1)
     options: EngineOptions = EngineOptions()
     rounds: int = 5
     seconds: float = 0.5
@@ -159,9 +160,9 @@ class Measured:
 
     def loss(self, policy: Policy) -> Loss:
         """Of the model in fake-quant under a policy."""
-        found: LossRecord = self.journal.remember(f"loss {policy.sha256}", LossRecord, partial(self._loss, policy))
+        found: LossRecord = self.journal.remember(f"losses {policy.sha256}", LossRecord, partial(self._loss, policy))
         sqnr = math.inf if found["sqnr_db"] is None else found["sqnr_db"]
-        return Loss(sqnr, found["kl"], found["agreement"], found["drop"])
+        return Loss(sqnr, found["kl"], found["agreement"], found["drop"], found["drop_error"])
 
     def nodes_on(self, policy: Policy) -> int:
         apply_policy(self.model, policy)

@@ -16,6 +16,7 @@ from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
@@ -65,7 +66,7 @@ class Quantization:
         if self.budget == Budget() and self.max_ms is None:
             return None
         plan, calibrated = self.plan, str(self.calibrated)
-        sampling = Sampling(256, plan.split, plan.seed + 1, max_unreadable=plan.max_unreadable)
+        sampling = Sampling(SEARCHED_ON, plan.split, plan.seed + 1, max_unreadable=plan.max_unreadable)
         of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options)
         return PolicySearch(of, self.budget, self.max_ms)
 

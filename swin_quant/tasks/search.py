@@ -25,6 +25,7 @@ from swin_quant.quant.search import (
     TriedPolicy,
     Unit,
     cheapest,
+    check_limit,
     front,
     in_order,
     prefix,
@@ -35,6 +36,7 @@ from swin_quant.tasks.sensitivity import loss_record
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
 _FLOAT = "float"
+_FEW = 50  # pictures times points: where none of so many differs, the drop may still be that
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class PolicySearch:
     def __post_init__(self) -> None:
         if self.max_ms is None and self.budget == Budget():
             raise UsageError("no budget: give ‹max_drop›, ‹min_agreement›, ‹min_sqnr› or ‹max_ms›")
+        check_limit("max_ms", self.max_ms)
 
     @property
     def limits(self) -> str:
@@ -80,6 +83,10 @@ def search(asked: PolicySearch) -> SearchResult:
     ensure_writable_dir(asked.of.folder)
     bench = Measured(asked.of)
     units = bench.units
+    least = math.ceil(_FEW / asked.budget.max_drop) if asked.budget.max_drop else 0
+    if bench.pictures < least:
+        log.warning("%d pictures hardly tell a drop of %g points: give %d or more (‹pictures›)",
+                    bench.pictures, asked.budget.max_drop, least)  # fmt: skip
     off = _choose(asked, bench, units)
     chosen = bench.policy(off)
     tried, left_float = {chosen.name: chosen}, {chosen.name: off}
@@ -105,7 +112,8 @@ def search(asked: PolicySearch) -> SearchResult:
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
     atomic_write_bytes(asked.place, _as_yaml(found, still))
     written = load_policy(str(asked.place))  # whose layers have another order: `found_before` compares with the file
-    bench.journal.keep({asked.found: written.sha256}, str)
+    if met:  # else `quantize`, given again, would take it for what was asked for
+        bench.journal.keep({asked.found: written.sha256}, str)
     log.info("policy: %s", asked.place)
     by_time = tuple(sorted(candidates, key=lambda one: one.ms))
     cost = times[best] - times[bench.policy(frozenset()).name]
@@ -179,7 +187,7 @@ def _why(asked: PolicySearch, loss: Loss, times: Mapping[str, float], name: str)
     return (
         f"Found for {of.engine}, batch {of.batch}: {asked.limits}. Measured on {of.sampling.count} pictures of "
         f"{of.sampling.split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
-        f"{loss.drop:.3f} points; {times[name]:.3f} ms."
+        f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; {times[name]:.3f} ms."
     )
 
 

@@ -141,4 +141,5 @@ def recorded_as(found: Sensitivity, policy: Policy, pictures_sha256: str | None)
 
 def loss_record(loss: Loss) -> LossRecord:
     """For a run card."""
-    return LossRecord(sqnr_db=loss.sqnr_db, kl=loss.kl, agreement=loss.agreement, drop=loss.drop)
+    return LossRecord(sqnr_db=loss.sqnr_db, kl=loss.kl, agreement=loss.agreement, drop=loss.drop,
+                      drop_error=loss.drop_error)  # fmt: skip

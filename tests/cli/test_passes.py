@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
@@ -110,6 +111,33 @@ def test_figures_compare_with_the_float_file_that_the_user_had(run, float_flags,
 def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
     done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags)
     assert message in done.error(2)
+
+
+def test_the_pass_that_a_policy_forbids_is_named(run, float_flags, write_config, tmp_path):
+    flags = ["--cfg", write_config(tmp_path, "swin", EMBED_DIM=32), "--random-weights", *float_flags[4:]]
+    done = run("calibrate", *flags, "--policy", "w4a16-blocks", "--passes", "fast", "--no-eval", "--output", tmp_path)
+    assert done.code == 2 and "error: gptq: takes no weights in blocks" in done.err.splitlines()[-1], done
+    assert "equalize" not in done.err and [file.name for file in tmp_path.iterdir()] == ["swin.yaml"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count, grey, says", [(1, False, "1 picture is too few"), (1, True, "too few"), (8, True, "are all alike")]
+)
+def test_of_one_picture_or_grey_ones_there_is_a_checkpoint_and_a_word(
+    count, grey, says, run, float_flags, own_pictures, tmp_path, card_of
+):
+    if grey:
+        for file in (own_pictures / "train").rglob("*.png"):
+            Image.new("RGB", (32, 32), (128, 128, 128)).save(file)
+    recipe = tmp_path / "some.yaml"
+    recipe.write_text("passes:\n  - {name: equalize, alpha: [0.5]}\n  - gptq\n  - {name: distill, iterations: 2}\n")
+    flags = [*float_flags, "--data-path", own_pictures, "--pictures", count, "--batch", count, "--no-eval"]
+    done = run("calibrate", *flags, "--policy", "cpu", "--passes", recipe, "--output", tmp_path)
+    assert done.code == 0 and says in done.err, done
+    passes = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]["passes"]
+    assert all(one["sqnr_db"][1] > one["sqnr_db"][0] - 0.5 for one in passes if one["kept"])
+    assert (count > 1) or "none is left to judge by" in passes[-1]["note"]
 
 
 @pytest.fixture

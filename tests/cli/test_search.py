@@ -84,14 +84,27 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
 
 
 @pytest.mark.slow
-def test_a_budget_that_cannot_be_met_still_gives_the_best(search):
+def test_a_budget_that_cannot_be_met_still_gives_the_best(search, small):
     done, result, text = search("--max-ms", 1e-6)
     assert "cannot be met (at most 1e-06 ms)" in done.err and done.code == 1
     assert not result["met"] and "enable" in text
+    journal = small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json"
+    assert "found: at most 1e-06 ms" not in json.loads(journal.read_text())["entries"]
+
+
+@pytest.mark.slow
+def test_few_pictures_tell_little_of_a_drop_and_it_is_said(search):
+    done, result, _ = search("--max-drop", 5)
+    assert "8 pictures hardly tell a drop of 5 points: give 10 or more (--pictures)" in done.err, done
+    found = next(row for row in result["candidates"] if row["front"] == "found")
+    assert result["met"] is (found["drop"] + 2 * found["drop_error"] <= 5)
 
 
 def test_wrong_input_is_one_line(small, run):
     assert "no budget" in run(*small[1]).error(2)
+    for flag, value in (("--max-drop", "nan"), ("--max-drop", -1), ("--min-agreement", 101), ("--min-sqnr", "inf"),
+                        ("--max-ms", -0.5)):  # fmt: skip
+        assert f"{flag} {value}: must be a number from 0" in run(*small[1], flag, value).error(2)
     words = [word for word in small[1] if word != "onnxruntime"]
     words.insert(words.index("--engine") + 1, "fastertransformer")
     assert "latency is measured on" in run(*words, "--max-drop", 1).error(2)

@@ -99,6 +99,11 @@ def test_a_budget(budget, met):
     assert budget.allows(Loss(math.inf, 0.0, 100.0, 0.0))
 
 
+def test_a_drop_that_a_few_pictures_tell_counts_with_what_it_may_be():
+    assert not Budget(max_drop=0.3).allows(Loss(16.2, 2e-2, 98.0, 0.23, drop_error=0.13))
+    assert Budget(max_drop=0.3).allows(Loss(35.0, 2e-4, 99.8, 0.02, drop_error=0.02))
+
+
 def test_where_no_time_could_be_told_only_the_worst_layers_stay_float():
     units = [Unit(name, (), error, 0.0) for name, error in (("a", 0.01), ("b", 0.5), ("c", 0.02), ("d", 0.3))]
     assert cheapest(units, lambda off: left(units, off) <= 0.05) == {"b", "d"}

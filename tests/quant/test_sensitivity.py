@@ -54,16 +54,17 @@ def logits(model, batches):
 
 
 def by_hand(found, expected):
-    """SQNR, divergence, agreement and expected drop from logits, in numpy."""
+    """SQNR, divergence, agreement, expected drop and its standard error from logits, in numpy."""
     p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (expected, found))
     sqnr = 10 * np.log10((expected**2).sum() / ((found - expected) ** 2).sum())
     agreeing, rows = found.argmax(1) == expected.argmax(1), range(len(p))
-    drop = 100 * (p.max(1) - p[rows, found.argmax(1)]).mean()
-    return sqnr, (p * np.log(p / q)).sum(1).mean(), 100 * agreeing.mean(), drop
+    drops = 100 * (p.max(1) - p[rows, found.argmax(1)])
+    error = drops.std() / len(drops) ** 0.5
+    return sqnr, (p * np.log(p / q)).sum(1).mean(), 100 * agreeing.mean(), drops.mean(), error
 
 
 def values(loss):
-    return loss.sqnr_db, loss.kl, loss.agreement, loss.drop
+    return loss.sqnr_db, loss.kl, loss.agreement, loss.drop, loss.drop_error
 
 
 @pytest.mark.kernels

@@ -65,6 +65,8 @@ def run(piece: Workpiece, options: DistillOptions) -> str:
     batches = piece.first(options.pictures)
     key = key_of([piece.model, piece.original], batches, ["distill", asdict(options)])
     images, before = torch.cat(batches), state_of(piece.model)
+    if len(images) < 2:  # it would judge itself by what it learned from
+        return "one picture: none is left to judge by"
     held_out = max(1, round(_HELD_OUT * len(images)))
     judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
     judging = varied(judging, torch.Generator().manual_seed(_JUDGES))

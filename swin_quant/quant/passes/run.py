@@ -70,16 +70,25 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
     return gains
 
 
+def refuse(model: nn.Module, steps: Sequence[PassStep]) -> None:
+    """UsageError where the model's policy has no use for the steps, or forbids one, which is named."""
+    if steps and not enabled_nodes(model):
+        raise UsageError(f"{_names(steps)}: the policy quantizes nothing: there is nothing to make better")
+    if of_ranges := [step for step in steps if step.kind.of_ranges]:
+        refuse_blocks(model, _names(of_ranges))
+
+
+def _names(steps: Sequence[PassStep]) -> str:
+    return ", ".join(dict.fromkeys(step.name for step in steps))
+
+
 def _check(piece: Workpiece, steps: Sequence[PassStep]) -> None:
-    names = ", ".join(dict.fromkeys(step.name for step in steps))
-    if not enabled_nodes(piece.model):
-        raise UsageError(f"{names}: the policy quantizes nothing: there is nothing to make better")
+    refuse(piece.model, steps)
+    names = _names(steps)
     if not piece.units:
         raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
     if not len(piece.images) or not len(piece.images[0]):
         raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
-    if any(step.kind.of_ranges for step in steps):
-        refuse_blocks(piece.model, names)
     check_weights(piece.model)
 
 

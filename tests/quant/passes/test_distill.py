@@ -1,5 +1,7 @@
 """Distillation: what it is worth on other pictures, what it leaves behind, and that it goes on where it was cut off."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pieces import same, sqnr
@@ -71,6 +73,13 @@ def test_it_is_judged_on_pictures_that_no_pass_has_seen_as_they_are(pieced, monk
     given = torch.cat(list(piece.images))
     assert len(judged) == 2 and torch.equal(*judged) and len(judged[0]) == 6
     assert not any(torch.equal(one, other) for one in judged[0] for other in given)
+
+
+def test_of_one_picture_nothing_is_learned_since_none_is_left_to_judge(pieced):
+    piece = pieced()
+    piece = replace(piece, images=[piece.images[0][:1]])
+    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+    assert "judge" in run(piece, SHORT) and same(piece.model.state_dict(), before)
 
 
 @pytest.mark.parametrize("policy", ["ft-mode1", "cpu"])

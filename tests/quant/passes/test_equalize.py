@@ -158,3 +158,17 @@ def test_a_layer_without_a_bias_takes_no_offset(tiny_model):
     for exchange in exchanges_of(model):
         assert not (exchange.offset and exchange.into and "norm1" in exchange.shown.name)
         assert exchange.before, "an exchange with nothing to change is left out"
+
+
+def test_a_norm_without_factors_of_its_own_is_no_place_and_the_others_are_evened_out(
+    shallow, images, pieced, use_policy
+):
+    model = plant(use_policy(shallow("swin"), "qdq"), "norms", 100)
+    block = model.layers[0].blocks[0]
+    block.norm1 = torch.nn.LayerNorm(block.norm1.normalized_shape, elementwise_affine=False)
+    expected = logits(model, images)
+    before, piece = worth(model, images, expected), pieced(model, images)
+    assert "layers.0.blocks.0.norm1" not in {place.shown.name for place in piece.exchanges}
+    run(piece, EqualizeOptions())
+    torch.testing.assert_close(logits(model, images), expected, rtol=1e-3, atol=1e-3)
+    assert worth(model, images, expected) > before + 3
