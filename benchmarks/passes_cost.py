@@ -9,6 +9,7 @@ calibrates and runs one pass, or one recipe; "none" is the calibration alone. Ro
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -51,16 +52,20 @@ def main() -> None:
         rows[name] = json.loads(done.stdout.splitlines()[-1])
         kept.write_text(json.dumps(rows))
         print(name, rows[name], flush=True)
-    write({name: rows[name] for name in names if name in rows}, args)
+        write({name: rows[name] for name in names if name in rows}, args)
 
 
 def write(rows: dict, args: argparse.Namespace) -> None:
+    from swin_quant.cards.versions import versions
+
+    threads = os.environ.get("OMP_NUM_THREADS", os.cpu_count())
     page = [
         "# What passes cost",
         "",
         f"{MODEL}, random weights, {args.pictures} pictures of 224 x 224, policy {args.policy}: calibration and what",
         "runs behind it. *none*: the calibration alone. CPU seconds of all threads; peak: the largest resident set of",
-        f"the process, Python and torch included. Written by `python benchmarks/passes_cost.py`. {args.note}".rstrip(),
+        f"the process, Python and torch included. {versions()['cpu']}, {threads} threads. Written by",
+        f"`python benchmarks/passes_cost.py`. {args.note}".rstrip(),
         "",
         "| passes | seconds | CPU s | peak memory, MB |",
         "|---|---:|---:|---:|",

@@ -22,8 +22,8 @@ EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.yaml --output out   (what it found)
 
 It goes on where it was cut off. The drop is expected from the float model's own probabilities where the two disagree:
-no labels are needed; it counts with two standard errors. Exit code 1 says that the budget cannot be met; the best that
-was found is written even so."""
+no labels are needed. It counts with two standard errors, and twice on training pictures, which a network is surer of
+than of others. Exit code 1 says that the budget cannot be met; the best that was found is written even so."""
 SPLIT = "train"
 
 

@@ -36,7 +36,7 @@ from swin_quant.tasks.sensitivity import loss_record
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
 _FLOAT = "float"
-_FEW = 50  # pictures times points: where none of so many differs, the drop may still be that
+_FEW = 100  # pictures times points: where none of so many differs, the drop may still be that
 
 
 @dataclass(frozen=True)

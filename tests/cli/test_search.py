@@ -95,7 +95,7 @@ def test_a_budget_that_cannot_be_met_still_gives_the_best(search, small):
 @pytest.mark.slow
 def test_few_pictures_tell_little_of_a_drop_and_it_is_said(search):
     done, result, _ = search("--max-drop", 5)
-    assert "8 pictures hardly tell a drop of 5 points: give 10 or more (--pictures)" in done.err, done
+    assert "8 pictures hardly tell a drop of 5 points: give 20 or more (--pictures)" in done.err, done
     found = next(row for row in result["candidates"] if row["front"] == "found")
     assert result["met"] is (found["drop"] + 2 * found["drop_error"] <= 5)
 
