@@ -115,12 +115,14 @@ def prefix(units: Sequence[Unit], length: int) -> frozenset[str]:
     return frozenset(unit.name for unit in in_order(units)[:length])
 
 
-def cheapest(units: Sequence[Unit], within: Within) -> frozenset[str] | None:
+def cheapest(
+    units: Sequence[Unit], within: Within, again: Callable[[frozenset[str]], Within] | None = None
+) -> frozenset[str] | None:
     """The names of the units to leave float, so that `within` holds and no one of them could be quantized as well;
     those that int8 makes slower stay float.
 
     None where it does not even hold for all of them. `within` is asked about log2(n) times, and once for each that
-    the first search leaves float.
+    the first search leaves float: that may be by another condition, `again` of what that search found.
     """
     low, high = 0, len(units)
     if not within(prefix(units, high)):
@@ -132,6 +134,7 @@ def cheapest(units: Sequence[Unit], within: Within) -> frozenset[str] | None:
         else:
             low = middle + 1
     found = prefix(units, high)
+    within = again(found) if again else within
     for unit in sorted(units, key=lambda unit: (-unit.saved_ms, unit.error)):
         if unit.name in found and unit.saved_ms >= 0 and within(found - {unit.name}):
             found -= {unit.name}

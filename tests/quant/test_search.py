@@ -54,6 +54,18 @@ def test_none_where_even_float_is_not_good_enough():
     assert cheapest(units, lambda off: True) == frozenset()
 
 
+def test_what_is_quantized_again_may_have_a_condition_of_its_own():
+    units = [Unit("a", ("a.x",), 0.5, 0.1), Unit("b", ("b.x",), 0.4, 0.01), Unit("c", ("c.x",), 0.01, 0.1)]
+    asked = []
+
+    def strictly(found):
+        asked.append(found)
+        return lambda off: left(units, off) <= 0.02
+
+    assert cheapest(units, lambda off: left(units, off) <= 0.45) == {"a"}
+    assert cheapest(units, lambda off: left(units, off) <= 0.45, strictly) == {"a", "b"} == asked[0]
+
+
 def test_layers_that_only_cost_time_stay_float_first():
     slow, bad, good = Unit("slow", (), 0.1, -0.2), Unit("bad", (), 0.5, 0.1), Unit("good", (), 0.01, 1.0)
     assert in_order([good, bad, slow]) == [slow, bad, good]
