@@ -23,6 +23,7 @@ def test_the_built_in_policies():
         "onnxruntime",
         "qdq",
         "tensorrt",
+        "tensorrt-centred",
         "tensorrt-fp8",
         "w4a16",
         "w4a16-blocks",
@@ -63,7 +64,7 @@ def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch
 def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
         UsageError,
-        match="cpu, cpu-amx, cuda, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, tensorrt-fp8, ",
+        match="cpu, cpu-amx, cuda, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, tensorrt-centred, ",
     ):
         load_policy(name)
 

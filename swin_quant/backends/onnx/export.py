@@ -19,6 +19,7 @@ from swin_quant.backends.onnx.ends import check_ends, names_of_ends
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.int4 import store_int4
+from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import network, pictures_of
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
@@ -110,11 +111,13 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
     for fault, is_at_fault in FAULTS.items():
         if names := [name for name, node in nodes.items() if is_at_fault(node)]:
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
-    if options.is_symmetric and (names := [name for name, node in nodes.items() if not node.symmetric]):
-        raise UsageError(
-            f"{card.name}: {options.target} takes no zero points, and policy {policy} has them at "
-            f"{listed(names, 3)}: choose a ‹policy› without"
-        )
+    if options.is_symmetric:
+        centred = {f"{name}._input_quantizer" for name, layer in model.named_modules() if takes_offset(layer)}
+        if names := [name for name, node in nodes.items() if not node.symmetric and name not in centred]:
+            raise UsageError(
+                f"{card.name}: {options.target} takes no zero points but those that a linear's bias can hold, and "
+                f"policy {policy} has them at {listed(names, 3)}: choose a ‹policy› without"
+            )
     _check_blocks(card.name, nodes, options)
     names = [name for name, node in nodes.items() if node.format == FP8]
     if names and not options.takes_fp8:

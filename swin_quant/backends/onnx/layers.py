@@ -17,19 +17,21 @@ from swin_quant.quant.watch import watching
 class Pair(nn.Module):
     """A node as one QuantizeLinear / DequantizeLinear pair: of int8, of uint8 where it has a zero point, or of float8.
 
-    Its scale has the type of what it quantizes.
+    Its scale has the type of what it quantizes. `centred`: for engines without zero points; the middle of the range,
+    `offset`, is taken off in front of a pair of int8, and what reads it has to give it back.
     """
 
-    def __init__(self, node: Quantizer) -> None:
+    def __init__(self, node: Quantizer, centred: bool = False) -> None:
         super().__init__()
         self.scale: Tensor
         qmin, qmax = node.grid
         self.register_buffer("scale", node.tensor_range.detach() / qmax)
-        self.zero_point = None if node.symmetric else -qmin
+        self.zero_point = None if node.symmetric or centred else -qmin
+        self.offset = (qmin + 128) * self.scale.item() if centred and not node.symmetric else 0.0
         self.format = node.format
 
     def forward(self, x: Tensor) -> Tensor:
-        return qdq(x, self.scale, self.zero_point, self.format)
+        return qdq(x - self.offset if self.offset else x, self.scale, self.zero_point, self.format)
 
 
 def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
@@ -123,14 +125,17 @@ class Product(nn.Module):
 
 
 class Linear(nn.Module):
-    """y = aftergemm(input(x) W) + bias, W stored [in, out] so that no transposition is left. x: [..., in]."""
+    """y = aftergemm(input(x) W) + bias, W stored [in, out] so that no transposition is left. x: [..., in].
 
-    def __init__(self, layer: nn.Linear) -> None:
+    `centred`: an input with a zero point c is x - c in int8, and the bias has c W.
+    """
+
+    def __init__(self, layer: nn.Linear, centred: bool = False) -> None:
         super().__init__()
         weight = layer.weight.detach()
         bias = layer.effective_bias() if isinstance(layer, QuantizedLayer) else layer.bias
         if isinstance(layer, QuantizedLayer):
-            self._input_quantizer = lowered(layer._input_quantizer)
+            self._input_quantizer = lowered(layer._input_quantizer, centred)
             self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
             node = layer._weight_quantizer
             self._weight_quantizer = StoredWeight(weight, node) if node.enabled else FloatWeight(weight)
@@ -139,6 +144,9 @@ class Linear(nn.Module):
             self._weight_quantizer = FloatWeight(weight)
         self.bias: Tensor | None
         self.register_buffer("bias", None if bias is None else bias.detach())
+        if offset := getattr(self._input_quantizer, "offset", 0.0):
+            given_back = offset * self._weight_quantizer().double().sum(0)
+            self.bias = (given_back if self.bias is None else self.bias + given_back).to(weight.dtype)
         self.dtype = torch.float32
 
     def scale_outputs(self, factors: Tensor) -> None:
@@ -151,17 +159,25 @@ class Linear(nn.Module):
         return x if self.bias is None else x + self.bias
 
 
-def lowered(node: Quantizer) -> nn.Module:
+def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
     """What takes a node's place: a pair where the policy enabled it, else nothing."""
-    return Pair(node) if node.enabled else nn.Identity()
+    return Pair(node, centred) if node.enabled else nn.Identity()
 
 
-def lower(model: nn.Module) -> None:
-    """Replace every layer with a weight and every node of `model`, policy applied, in place."""
+def takes_offset(layer: nn.Module) -> bool:
+    """Whether a layer's bias can give back what was taken off its input: the product is float, nothing is padded."""
+    return isinstance(layer, nn.Linear) and isinstance(layer, QuantizedLayer) and not layer._aftergemm_quantizer.enabled
+
+
+def lower(model: nn.Module, centred: bool = False) -> None:
+    """Replace every layer with a weight and every node of `model`, policy applied, in place.
+
+    `centred`: zero points are for no pair, but for offsets in front of pairs and in biases behind them.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                parent.add_module(name, Linear(child))
+                parent.add_module(name, Linear(child, centred))
             elif isinstance(child, QuantizedLayer):
                 parent.add_module(name, Product(child))
             elif isinstance(child, Quantizer) and not isinstance(parent, QuantizedLayer):

@@ -30,7 +30,7 @@ def network(
     folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
     if folded and preprocess:
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
-    lower(model)
+    lower(model, options.is_symmetric)
     rewriter.apply(model, names, plugins_of(options.plugin))
     if options.floats == "float16" and rewriter.halve:
         rewriter.halve(model, beyond_half)

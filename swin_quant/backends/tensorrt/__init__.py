@@ -13,7 +13,7 @@ BACKEND = Backend(
         OnnxTarget(
             "tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True, ends=False
         ),
-        ("tensorrt", "qdq", "tensorrt-fp8", "cuda-fp8"),
+        ("tensorrt", "qdq", "tensorrt-centred", "tensorrt-fp8", "cuda-fp8"),
         ("swin-quant inspect {file} --engine tensorrt", "swin-quant build-engine {file} --data-path DIR"),
     ),
     runs=("tensorrt",),
