@@ -4,13 +4,14 @@
 
 The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
 of the models named by --half and --float8 also in those types. One kernel takes about a second of CPU for each kind of
-GPU, and Triton's cache keeps it: a run that was stopped goes on there. Exit code 1 if one spills, does not fit, or has
-no products on the tensor cores of its type where it must.
+GPU. What was found of it is kept in the file --kept, for these sources and this compiler: a run that was stopped goes
+on there. Exit code 1 if one spills, does not fit, or has no products on the tensor cores of its type where it must.
 """
 
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from swin_quant.backends.cuda.cases import cases
@@ -18,6 +19,8 @@ from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, TARGETS, Compil
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.tuning import kernels_hash
+from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 
@@ -49,11 +52,14 @@ def main() -> None:
     parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")
     parser.add_argument("--capabilities", type=int, nargs="+", default=TARGETS)
     parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--kept", type=Path, default=Path("out/cuda_kernels.json"), help="what was found already")
     args = parser.parse_args()
     named = [one for one in kernels(args.models, args.half, args.float8) if not args.ops or one[1].name in args.ops]
     rows: list[Row] = []
+    kept = Kept(args.kept)
     for precision, call in named:
-        rows.append((precision, call, [made(call, capability) for capability in args.capabilities]))
+        rows.append((precision, call, [made(call, capability, kept) for capability in args.capabilities]))
+        kept.save()
         print(f"{len(rows)} of {len(named)}: {title(call)}", file=sys.stderr, flush=True)
     wrong = list(failures(rows))
     args.output.write_text("".join(page(rows, args, wrong)), encoding="utf-8")
@@ -77,9 +83,32 @@ def kernels(models: Iterable[str], half: Iterable[str], float8: Iterable[str]) -
     return list(found.values())
 
 
-def made(call: KernelCall, capability: int) -> CompiledKernel | None:
+class Kept:
+    """What kernels became, in a file, by their sources, types, constants, options, compiler and GPU."""
+
+    def __init__(self, file: Path) -> None:
+        import triton
+
+        self.file, self.place, self.new = file, [kernels_hash(), triton.__version__], False
+        self.found: dict[str, dict] = read_json(file, "what kernels became") if file.exists() else {}
+
+    def compiled(self, call: KernelCall, capability: int) -> CompiledKernel:
+        what = [call.name, call.types, call.constants, call.aligned, call.options]
+        key = sha256_of_data([*self.place, capability, repr(what)])
+        if key not in self.found:
+            self.found[key], self.new = asdict(cross_compile(call, capability)), True
+        return CompiledKernel(**self.found[key])
+
+    def save(self) -> None:
+        if self.new:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.file, self.found)
+            self.new = False
+
+
+def made(call: KernelCall, capability: int, kept: Kept) -> CompiledKernel | None:
     """None: it has float8, and GPUs of that capability have none."""
-    return None if capability < OLDEST_FLOAT8 and is_float8(call) else cross_compile(call, capability)
+    return None if capability < OLDEST_FLOAT8 and is_float8(call) else kept.compiled(call, capability)
 
 
 def is_float8(call: KernelCall) -> bool:
