@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--extension", type=Path, help="libswin_quant_plugins.so")
+    parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     set_up()
@@ -183,7 +184,8 @@ def heading(args: argparse.Namespace) -> str:
         f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
         f"{', weights of 4 bits' if args.int4 else ''}\n\n"
         f"Random weights, seeded noise: latencies are real, accuracies would mean nothing.{hidden} "
-        f"Written by `{' '.join(['python benchmarks/cpu_engines.py', *flags])}`.\n\n"
+        f"Written by `{' '.join(['python benchmarks/cpu_engines.py', *flags])}`."
+        f"{args.note and f' {args.note}'}\n\n"
     )
 
 
