@@ -8,6 +8,7 @@ import yaml
 
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
+from swin_quant.tasks.policy_costs import Measured
 
 FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
 TWO_KINDS = ["--policy", "qdq", "--off", "*.qkv.*", "*.proj.*", "*.fc1.*"]  # each kind of layer is exported and timed
@@ -90,6 +91,28 @@ def test_a_budget_that_cannot_be_met_still_gives_the_best(search, small):
     assert not result["met"] and "enable" in text
     journal = small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json"
     assert "found: at most 1e-06 ms" not in json.loads(journal.read_text())["entries"]
+
+
+@pytest.mark.slow
+def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(search, small, monkeypatch):
+    done, result, text = search("--min-sqnr", 30)
+    place = small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json"
+    journal = json.loads(place.read_text())
+    journal["entries"] = {key: one for key, one in journal["entries"].items() if not key.startswith("losses")}
+    place.write_text(json.dumps(journal))
+    loss, measured = Measured._loss, []
+
+    def cut_off(self, policy):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(policy)
+        return loss(self, policy)
+
+    monkeypatch.setattr(Measured, "_loss", cut_off)
+    assert search("--min-sqnr", 30)[0].code == 130
+    assert sum(key.startswith("losses") for key in json.loads(place.read_text())["entries"]) == 2
+    monkeypatch.setattr(Measured, "_loss", loss)
+    assert search("--min-sqnr", 30)[1:] == (result, text)
 
 
 @pytest.mark.slow
