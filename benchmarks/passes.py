@@ -1,6 +1,6 @@
 """What passes win back, on pictures that are kept apart: writes docs/results/passes.md.
 
-    python benchmarks/passes.py --shared DIR [--work DIR] [--reference] [--limit N]
+    python benchmarks/passes.py --shared DIR [--work DIR] [--model NAME] [--reference] [--limit N]
     python benchmarks/passes.py --shared DIR --planted
     python benchmarks/passes.py --shared DIR --training
 
@@ -16,6 +16,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 MICRO = ("swinv2_micro_cifar10", "swin_micro_cifar10")
-POLICIES = ("ft-mode1", "qdq", "ft-mode2", "cpu")
+POLICIES = ("ft-mode1", "ft-mode2", "qdq", "tensorrt-centred", "cpu")
 VARIANTS: dict[str, object] = {
     "plain": [],
     "equalize": ["equalize"],
@@ -41,12 +42,19 @@ VARIANTS: dict[str, object] = {
 }
 RECIPES = ("plain", "fast", "best")
 # What is measured, the most wanted first: bits, policies, variants.
+CHEAP = ("equalize", "bias correction", "ridge", "gptq", "range search", "range search, gptq")
 PLAN = (
     ((4, 4), ("qdq",), RECIPES),
-    ((8, 8), ("ft-mode1", "qdq", "cpu"), RECIPES),
+    ((8, 8), ("ft-mode1", "qdq", "cpu", "tensorrt-centred"), RECIPES),
     ((6, 6), ("qdq",), RECIPES),
     ((4, 8), ("qdq",), RECIPES),
     ((8, 8), ("ft-mode2",), RECIPES),
+    ((4, 4), ("tensorrt-centred",), RECIPES),
+    ((8, 8), ("ft-mode1", "cpu"), CHEAP),
+    ((4, 4), ("qdq",), CHEAP),
+    ((8, 8), ("qdq", "ft-mode2"), CHEAP),
+    ((6, 6), ("qdq",), CHEAP),
+    ((4, 8), ("qdq",), CHEAP),
     ((4, 4), ("qdq",), tuple(VARIANTS)),
     ((8, 8), ("ft-mode1",), tuple(VARIANTS)),
     ((4, 8), ("qdq",), tuple(VARIANTS)),
@@ -71,11 +79,15 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--planted", action="store_true")
     parser.add_argument("--training", action="store_true")
+    parser.add_argument("--model", nargs="+", choices=MICRO, default=MICRO)
     parser.add_argument("--limit", type=int, help="end after so many measurements")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     args.work.mkdir(parents=True, exist_ok=True)
-    wanted = planted_rows(args.shared) if args.planted else accuracy_rows(args.shared, args.reference, args.training)
+    wanted = (
+        planted_rows(args.shared) if args.planted
+        else accuracy_rows(args.shared, args.model, args.reference, args.training)
+    )  # fmt: skip
     kept = args.work / f"{'planted' if args.planted else 'training' if args.training else 'accuracy'}.json"
     rows = json.loads(kept.read_text()) if kept.exists() else {}
     for key, measure in wanted:
@@ -93,7 +105,7 @@ def main() -> None:
         write(args.work)
 
 
-def accuracy_rows(shared: Path, reference: bool, training: bool) -> list:
+def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training: bool) -> list:
     places = {"example": (ROOT / "examples" / "checkpoints", "safetensors")}
     if reference:
         places["reference"] = (shared / "checkpoints", "pth")
@@ -103,7 +115,7 @@ def accuracy_rows(shared: Path, reference: bool, training: bool) -> list:
         for variant in variants
         for policy in policies
         for title, (folder, suffix) in places.items()
-        for name in MICRO
+        for name in models
     )
     return [
         (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",
