@@ -12,10 +12,13 @@ def _chosen(channels, share, generator):
 def plant(model, where, scale, share=0.03, seed=0):
     """Make `share` of the channels `scale` times as large, and what reads them as much smaller; in place.
 
-    `where`: norms (before qkv, fc1 and patch merging's reduction), v (against proj), qk (q against k); of V2, v and
-    heads (q and k of one whole head, whose length cosine attention takes off). Returns the model.
+    `where`: norms (before qkv, fc1 and patch merging's reduction), v (against proj), qk (q against k); of V2, v,
+    heads (q and k of one whole head, whose length cosine attention takes off) and stream (what the first stage's
+    residual stream is made of, against what reads it). Returns the model.
     """
     generator = torch.Generator().manual_seed(seed)
+    if where == "stream":
+        _plant_in_stream(model, scale, share, generator)
     for module in model.modules():
         readers = [(getattr(module, norm, None), reader(module)) for norm, reader in _READERS if where == "norms"]
         for norm, linear in readers:
@@ -34,6 +37,19 @@ _READERS = (
     ("norm2", lambda block: block.mlp.fc1 if block.__class__.__name__ == "SwinBlock" else None),
     ("norm", lambda merging: getattr(merging, "reduction", None)),
 )
+
+
+def _plant_in_stream(model, scale, share, generator):
+    stage = model.layers[0]
+    dim = model.patch_embed.norm.weight.shape[0]
+    at = _chosen(dim, share, generator)
+    for norm in (model.patch_embed.norm, *(norm for block in stage.blocks for norm in (block.norm1, block.norm2))):
+        norm.weight[at] *= scale
+        norm.bias[at] *= scale
+    for linear in (linear for block in stage.blocks for linear in (block.attn.qkv, block.mlp.fc1)):
+        linear.weight[:, at] /= scale
+    for neighbour in range(4):
+        stage.downsample.reduction.weight[:, neighbour * dim + at] /= scale
 
 
 def _plant_in_attention(attn, where, scale, share, generator):

@@ -89,6 +89,12 @@ class RunCard:
         return self.is_qat or any(one["kept"] and not one["keeps_function"] for one in passes)
 
     @property
+    def rescales_features(self) -> bool:
+        """Whether maps of stages have other sizes than the source's, though the logits are the same."""
+        passes = self.calibration.get("passes", []) if self.calibration else []
+        return any(one["kept"] and not one.get("keeps_features", True) for one in passes)
+
+    @property
     def original_sha256(self) -> str | None:
         """Which float model deltas are to: the source, or the checkpoint itself where that was trained in float."""
         record = self.checkpoint if self.training and not self.is_qat else self.source

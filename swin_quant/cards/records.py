@@ -70,7 +70,13 @@ class _SearchRecord(TypedDict):
     dead_nodes: list[str]
 
 
-class PassRecord(TypedDict):
+class _MaybeMaps(TypedDict, total=False):
+    """`keeps_features`: what the stages give in float is what it was before, too."""
+
+    keeps_features: bool
+
+
+class PassRecord(_MaybeMaps):
     """A pass behind the calibration: what it did to the logits' SQNR in dB and top-1 agreement in percent with float,
     [before, after]. `kept`: it was not taken back; `keeps_function`: the float network computes what it did before it.
     """

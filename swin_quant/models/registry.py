@@ -5,7 +5,7 @@ blocks of every stage of Swin.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,6 +16,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.patterns import filled, matched
 from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, Family, register_family
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.passes.places import Exchange, Part, found, of_norm
 from swin_quant.quant.passes.units import inside
@@ -31,7 +32,8 @@ class Architecture:
     `build(cfg)` gives a `Classifier` with freshly initialised weights, nodes off. `blocks` are the parts that repeat,
     in the order of the forward pass: what is computed anew to save memory, sharded, and counted by layer decay.
     `stages` are those whose outputs are features. `pairs`: a norm and the linears that read its output and nothing
-    else does, so that a factor can move from one to the others; stars stand for the same words in all. `no_decay`:
+    else does, so that a factor can move from one to the others; stars stand for the same words in all. `exchanges`:
+    other places of such a kind; `streams(model)`: those of residual streams, which depend on the depth. `no_decay`:
     what is in the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module
     that rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
     `backbone` names a function "module:function" from a config to the model that gives maps; None: there is none.
@@ -44,6 +46,7 @@ class Architecture:
     stages: str | None = None
     pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    streams: Callable[[nn.Module], Iterable[Exchange]] | None = None
     units: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     no_decay: tuple[str, ...] = ()
@@ -109,7 +112,9 @@ def exchanges_of(model: nn.Module) -> list[Exchange]:
         return [one for one in found(getattr(model, "own_exchanges", ()), model) if _within_one(one, own)]
     architecture = architecture_of(model)
     pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
-    return list(found(pairs + architecture.exchanges, model))
+    whole = architecture.streams and getattr(model, "output_kind", LOGITS) != FEATURES  # maps are what the stream is
+    streams = tuple(architecture.streams(model)) if architecture.streams and whole else ()
+    return list(found(pairs + architecture.exchanges + streams, model))
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:

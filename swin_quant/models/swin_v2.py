@@ -5,6 +5,8 @@ docs/reference, sections 1.3 and 1.4.
 """
 
 import math
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -146,11 +148,33 @@ def start(model: Swin) -> Swin:
     return model
 
 
+def streams(model: nn.Module) -> Iterator[Exchange]:
+    """The residual stream of each stage: what adds to it, what reads it. Of the last none: `norm` compares channels."""
+    swin = cast(Swin, model)
+    source = "patch_embed.proj" if isinstance(swin.patch_embed.norm, nn.Identity) else "patch_embed.norm"
+    position = () if swin.absolute_pos_embed is None else (Part("absolute_pos_embed", dim=2),)
+    for at, stage in ((f"layers.{number}", stage) for number, stage in enumerate(swin.layers) if stage.downsample):
+        blocks = [f"{at}.blocks.{number}" for number in range(len(stage.blocks))]
+        adding = [source, *(f"{block}.{norm}" for block in blocks for norm in ("norm1", "norm2"))]
+        reading = [f"{block}.{linear}" for block in blocks for linear in ("attn.qkv", "mlp.fc1")]
+        merging = [(f"{at}.downsample.reduction", neighbour) for neighbour in range(4)]
+        shown, *also = (Part(f"{linear}._input_quantizer") for linear in reading)
+        yield Exchange(
+            shown=shown,
+            also=(*also, *(Part(f"{linear}._input_quantizer", index=index, of=4) for linear, index in merging)),
+            before=(*(Part(f"{layer}.{kind}") for layer in adding for kind in ("weight", "bias")), *position),
+            after=(*(Part(f"{linear}.weight", dim=1) for linear in reading),
+                   *(Part(f"{linear}.weight", dim=1, index=index, of=4) for linear, index in merging)),
+            stream=True,
+        )  # fmt: skip
+        source, position = f"{at}.downsample.norm", ()
+
+
 _ATTN = "layers.*.blocks.*.attn"
 _Q, _K, _V = (Part(f"{_ATTN}.qkv", index=index, of=3) for index in range(3))
 _WQ, _WK, _WV = (Part(f"{_ATTN}.qkv.weight", index=index, of=3) for index in range(3))
 
-# No pairs: what a norm gives is added to the residual stream, which no factor can leave.
+# No pairs: what a norm gives is added to the residual stream, which all that adds to it and reads it share.
 ARCHITECTURE = Architecture(
     SWINV2,
     _build,
@@ -168,6 +192,7 @@ ARCHITECTURE = Architecture(
         Exchange(shown=_Q, before=(_WQ, Part(f"{_ATTN}.q_bias")), answered=_V, heads=_ATTN),
         Exchange(shown=_K, before=(_WK,), answered=_V, heads=_ATTN),
     ),
+    streams=streams,
     units=("layers.*.blocks.*", "layers.*.downsample"),
     outputs=("layers.*.blocks.*.norm2.bias", "layers.*.downsample.norm.bias"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),

@@ -10,7 +10,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard
@@ -19,6 +19,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.config.outputs import FEATURES
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.answers import Keeping
@@ -85,6 +86,11 @@ def load_for_scoring(
     """
     card_file: Path | None = card_path(checkpoint)
     card = card_of(checkpoint)
+    if card and card.rescales_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
+        raise SwinQuantError(
+            f"{checkpoint}: `equalize` gave its residual streams another size, which logits do not feel and features "
+            "do: calibrate the float checkpoint with ‹output_kind› features"
+        )
     policies = list(policies)
     if not policies and card and card.policy:
         policies = [policy_from_dict(card.policy, str(card_file))]

@@ -152,6 +152,7 @@ def _record(gain: Gain) -> PassRecord:
             seconds=round(gain.seconds, 1),
             kept=gain.kept,
             keeps_function=kind.keeps_function,
+            keeps_features=gain.keeps_features,
             sqnr_db=list(gain.sqnr_db),
             agreement=list(gain.agreement),
         )

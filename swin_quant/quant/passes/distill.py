@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,9 @@ from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in
+from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import dequantize, quantize
 from swin_quant.quant.quantizer import Role
-from swin_quant.quant.watch import watching
 
 _VALUES = 1_300_000  # of pictures at a time, whose activations are all that is kept: 8 of 3 x 224 x 224
 _HELD_OUT = 0.25  # of the pictures
@@ -109,13 +109,8 @@ def _relative(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    seen: dict[str, Tensor] = {}
-
-    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
-        seen[name] = y.float()
-
-    with watching({name: model.get_submodule(name) for name in units}, look):
-        return rows(model(x)).float(), seen
+    found, inside = given_by(units, model, x)
+    return rows(found).float(), inside
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ quantized unit gives better than without.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +21,7 @@ from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, copied, restore
-from swin_quant.quant.passes.units import UnitRun, inside, through
+from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
@@ -95,16 +95,35 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 
 def run(piece: Workpiece, options: EqualizeOptions) -> str:
-    """Equalize `piece.model`, unit after unit, in float's own activations, which stay what they are."""
+    """Equalize `piece.model`: residual streams, then unit after unit, in float's own activations behind that."""
     gains: list[float] = []
+    along_streams = _equalize_streams(piece, options)
+    if along_streams:
+        piece = replace(piece)  # the same function, in which units take and give other sizes
+    own = [exchange for exchange in piece.exchanges if not exchange.stream]
     for step in piece.walk(options.pictures):
-        places = [exchange for exchange in piece.exchanges if inside(exchange.shown.name, step.name)]
+        places = [exchange for exchange in own if inside(exchange.shown.name, step.name)]
         spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
         if places and (not options.only_outliers or max(map(outlier, places, spreads)) > OUTLIER):
             gains.append(_equalize(piece, step, places, spreads, options))
-    if not any(gains):
-        return "no unit gains"
-    return f"{sum(gain > 0 for gain in gains)} of {len(piece.units)} units gain, {max(gains):.1f} dB at most"
+    said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams else []
+    if any(gains):
+        said += [f"{sum(gain > 0 for gain in gains)} of {len(piece.units)} units gain, {max(gains):.1f} dB at most"]
+    return "; ".join(said) or "no unit gains"
+
+
+def _equalize_streams(piece: Workpiece, options: EqualizeOptions) -> float:
+    """Choose for each residual stream, by what the last unit gives; the gain there in dB. What reads a stream feels
+    one factor a channel, and units alone would say nothing of what those behind them gain."""
+    places = [exchange for exchange in piece.exchanges if exchange.stream]
+    if not places:
+        return 0.0
+    images = piece.first(options.pictures)
+    spreads = _spreads(piece.model, piece.model, places, images)
+    if options.only_outliers and max(map(outlier, places, spreads)) <= OUTLIER:
+        return 0.0
+    whole = UpTo(piece.model, piece.units[[*piece.units][-1]])
+    return _equalize(piece, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
 
 
 def outlier(place: Exchange, spread: Spread) -> float:
@@ -218,7 +237,7 @@ def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
 
 
 def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inputs: Sequence[Tensor]) -> list[Spread]:
-    parts = [part for place in places for part in (place.shown, place.answered, *place.peers) if part]
+    parts = [part for place in places for part in (place.shown, place.answered, *place.peers, *place.also) if part]
     modules = {part.name: model.get_submodule(part.name) for part in parts}
     owners = {name: _owner(model, name, module) for name, module in modules.items()}
     low: dict[str, Tensor] = {}
@@ -252,8 +271,9 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
     spreads = []
     for place in places:
         answer = size(place.answered) if place.answered else None
-        spreads.append(Spread(cut(place.shown, low), cut(place.shown, high), answer, _columns(model, place),
-                              level(place, answer)))  # fmt: skip
+        least = torch.stack([cut(part, low) for part in (place.shown, *place.also)]).amin(0)
+        most = torch.stack([cut(part, high) for part in (place.shown, *place.also)]).amax(0)
+        spreads.append(Spread(least, most, answer, _columns(model, place), level(place, answer)))
     return spreads
 
 

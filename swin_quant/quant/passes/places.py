@@ -39,7 +39,8 @@ class Exchange:
     weights; with none, that number has no effect at all. `shown`: the module in whose output the channels are seen,
     `answered` the one in which those of the other side are, where that is no weight. `heads`: a module whose `heads`
     groups of channels take one factor each, which gives them the size of what `answered` shows. `peers`: channels that
-    share ranges with those `shown`, which are brought to their level if they are all far from it.
+    share ranges with those `shown`, which are brought to their level if they are all far from it. `also`: where else
+    the channels are seen. `stream`: they are those of a residual stream: what units take and give changes with them.
     """
 
     shown: Part
@@ -50,6 +51,8 @@ class Exchange:
     into: tuple[str, ...] = ()
     heads: str | None = None
     peers: tuple[Part, ...] = ()
+    also: tuple[Part, ...] = ()
+    stream: bool = False
 
 
 def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
@@ -86,7 +89,8 @@ def _named(exchange: Exchange, words: tuple[str, ...]) -> Exchange:
     def part(one: Part) -> Part:
         return replace(one, name=filled(one.name, words))
 
-    return Exchange(
+    return replace(
+        exchange,
         shown=part(exchange.shown),
         before=tuple(map(part, exchange.before)),
         after=tuple(map(part, exchange.after)),
@@ -95,6 +99,7 @@ def _named(exchange: Exchange, words: tuple[str, ...]) -> Exchange:
         into=tuple(filled(layer, words) for layer in exchange.into),
         heads=filled(exchange.heads, words) if exchange.heads else None,
         peers=tuple(map(part, exchange.peers)),
+        also=tuple(map(part, exchange.also)),
     )
 
 

@@ -20,17 +20,19 @@ from swin_quant.quant.outputs import rows
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 
 PICTURES = 64  # that measure
 _HARM_DB = 0.5  # less may be chance
+_ALIKE = 1e-3  # of the norm: float32 rounds factors of twelve octaves to far less
 
 
 @dataclass(frozen=True)
 class Gain:
     """What a pass did: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after it.
 
-    `kept`: it was not taken back.
+    `kept`: it was not taken back. `keeps_features`: what units give in float is what it was, too, not only logits.
     """
 
     step: PassStep
@@ -39,6 +41,7 @@ class Gain:
     sqnr_db: tuple[float, float]
     agreement: tuple[float, float]
     kept: bool
+    keeps_features: bool = True
 
 
 def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
@@ -55,6 +58,7 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         note = step.kind.run(piece, step.options)
         _agree(piece.model)
         renewed = step.kind.observes_again and not _same(state_of(piece.model), kept)
+        alike = not renewed or _features_alike(piece)
         if renewed:
             observe_again()
         after = _measured(piece.model, shown, expected)
@@ -64,7 +68,7 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         elif renewed:
             piece = replace(piece)  # its function in other weights is what the next ones measure by
         seconds = time.perf_counter() - start
-        gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless))
+        gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, alike))
         _say(gains[-1])
         before = after if harmless else before
     return gains
@@ -113,6 +117,14 @@ def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> t
     finally:
         dequantize(model)
     return agreement, sqnr if sqnr == sqnr else float("-inf")
+
+
+def _features_alike(piece: Workpiece) -> bool:
+    with torch.inference_mode():
+        (_, was), (_, now) = (
+            given_by(piece.units, each, piece.images[0][:1]) for each in (piece.original, piece.model)
+        )
+    return all(bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
 
 
 def _same(one: Values, other: Values) -> bool:

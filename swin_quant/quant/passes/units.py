@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.progress import track
+from swin_quant.quant.watch import watching
 
 
 class _Reached(Exception):
@@ -69,6 +70,31 @@ def walk(
 def inside(name: str, unit: str) -> bool:
     """Whether what is called `name` is of a unit; one without a name is the whole network."""
     return not unit or name.startswith(f"{unit}.")
+
+
+class UpTo(nn.Module):
+    """A network as far as one of its units, `last`: pictures [B, 3, H, W] to what that gives."""
+
+    def __init__(self, model: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.model, self.last = model, (last,)  # in a tuple, else its parameters had two names
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        with watching({"last": self.last[0]}, lambda name, module, given, y: found.append(y)):
+            self.model(images)
+        return found[0]
+
+
+def given_by(units: Mapping[str, nn.Module], model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `model` gives, and by name what those parts of it give that are called as `units` are."""
+    seen: dict[str, Tensor] = {}
+
+    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+        seen[name] = y.float()
+
+    with watching({name: model.get_submodule(name) for name in units}, look):
+        return model(images), seen
 
 
 @torch.inference_mode()

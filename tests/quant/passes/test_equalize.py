@@ -10,10 +10,11 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
 from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.policy import dequantize, quantize
 from tests.outliers import plant
 
-PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads")]
+PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream")]
 
 
 SHALLOW = {
@@ -126,6 +127,30 @@ def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, i
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     cured = worth(model, images, expected)
     assert planted < unplanted - 5 and cured > unplanted - 1.5
+
+
+def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, images, pieced, use_policy):
+    model = use_policy(shallow("swinv2"), "ft-mode1")
+    plant(model, "stream", 100)
+    expected, maps = logits(model, images), {}
+    for stage, layer in enumerate(model.layers):
+        layer.blocks[-1].register_forward_hook(lambda m, i, y, at=stage: maps.setdefault(at, []).append(y))
+    logits(model, images)
+    note = run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    assert note.startswith("residual streams gain")
+    assert torch.allclose(logits(model, images), expected, atol=1e-3)
+    before, after = ((each := y.abs().amax((0, 1))).max() / each.median() for y in (maps[0][0], maps[0][-1]))
+    assert before > 30 and after < 8
+    assert torch.allclose(maps[1][0], maps[1][-1], atol=1e-3)
+
+
+@pytest.mark.parametrize("keys", [{"PATCH_NORM": False}, {"APE": True}])
+def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, use_policy):
+    model = use_policy(tiny_model("swinv2", **SHALLOW["swinv2"], **keys), "qdq")
+    expected = logits(model, images)
+    (stream,) = (each for each in exchanges_of(model) if each.stream)
+    rescale(model, stream, torch.rand(model.layers[0].blocks[0].norm1.weight.shape) + 0.5)
+    assert torch.allclose(logits(model, images), expected, atol=1e-4)
 
 
 def test_no_unit_is_worse(shallow, images, pieced, use_policy):
