@@ -153,12 +153,13 @@ def title(call: KernelCall) -> str:
 def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterator[str]:
     import triton
 
+    named = {"int8": args.models, "half precision": args.half, "float8": args.float8}
+    types = "; ".join(f"{', '.join(models)} in {kind}" for kind, models in named.items() if models)
     yield (
         "# The kernels of the CUDA engine, compiled\n\n"
         f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: "
         f"every kernel {'' if not args.ops else '(' + ', '.join(args.ops) + ') '}"
-        f"that {', '.join(args.models)} launch at batch {BATCH} in int8, {' and '.join(args.half)} in half precision, "
-        f"and {' and '.join(args.float8)} in float8, with and without fusions. Swin-S has those of T; of kernels that "
+        f"that {types} launch at batch {BATCH}, with and without fusions. Swin-S has those of T; of kernels that "
         "differ in the size of the map or the shift alone there is one. *Compiled, not run.*\n\nA cell: registers a "
         "thread / KB of shared memory / programs that a multiprocessor holds / matrix instructions in the machine "
         "code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and QMMA of one warp. 9.0 and "
