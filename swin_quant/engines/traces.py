@@ -40,6 +40,16 @@ def tracing(model: nn.Module) -> Iterator[Trace]:
         yield found
 
 
+@contextmanager
+def taking(images: Tensor, name: str) -> Iterator[None]:
+    """Turn torch's error into one that names the model and the images that it does not take."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise SwinQuantError(f"{name}: does not take images of {list(images.shape)}: {why}") from error
+
+
 def torch_trace(model: nn.Module, engine: Engine, name: str) -> Callable[[Tensor], Trace]:
     """From images [B, 3, H, W] to what `model` computes when `engine`, which runs it, is given them.
 
@@ -47,12 +57,8 @@ def torch_trace(model: nn.Module, engine: Engine, name: str) -> Callable[[Tensor
     """
 
     def run(images: Tensor) -> Trace:
-        with torch.inference_mode(), tracing(model) as found:
-            try:
-                output = engine(images)
-            except RuntimeError as error:
-                why = str(error).splitlines()[0]
-                raise SwinQuantError(f"{name}: does not take images of {list(images.shape)}: {why}") from error
+        with torch.inference_mode(), tracing(model) as found, taking(images, name):
+            output = engine(images)
         return {**found, **of_output(output)}
 
     return run

@@ -29,7 +29,7 @@ from swin_quant.engines.alignment import Differences, Tally
 from swin_quant.engines.carry import readable
 from swin_quant.engines.options import EngineOptions
 from swin_quant.engines.torch_engines import torch_engines
-from swin_quant.engines.traces import IMAGES, LABELS, Trace, from_arrays, of_output, to_arrays, torch_trace
+from swin_quant.engines.traces import IMAGES, LABELS, Trace, from_arrays, of_output, taking, to_arrays, torch_trace
 from swin_quant.quant.policy import Policy
 from swin_quant.tasks.deployed import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.tasks.evaluate import load_for_scoring
@@ -209,7 +209,8 @@ def step_of(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, other
             f"{other.name if other else side.name}: images {list(images.shape)} and labels {list(labels.shape)} are "
             f"not [B, 3, H, W] and [B] of {classes} classes"
         )
-    trace = step_trace(side.model, images.float(), labels.long(), lr)
+    with taking(images, side.name):
+        trace = step_trace(side.model, images.float(), labels.long(), lr)
     if pictures:
         trace |= {IMAGES: pictures[0], LABELS: pictures[1]}
     return replace(side, trace=None, dumped=trace)

@@ -151,9 +151,12 @@ def test_a_step_dumped_under_mindspores_names_meets_ours(tiny_model, images, lab
     assert found.first is None and found.only == (0, 0)
 
 
-def test_a_step_needs_images_labels_and_a_float_model(tiny_model, images, tmp_path):
+def test_a_step_needs_images_labels_and_a_float_model(tiny_model, images, labels, tmp_path):
     with pytest.raises(UsageError, match="needs images and labels"):
         step_of(side(tiny_model()), LR, None)
     np.savez(tmp_path / "x.npz", images=images.numpy(), labels=np.int64([1, 2, 10]))
     with pytest.raises(SwinQuantError, match=r"x.npz: .* are not \[B, 3, H, W\] and \[B\] of 10 classes"):
         step_of(side(tiny_model()), LR, None, side_of(tmp_path / "x.npz"))
+    large = torch.zeros(3, 3, 40, 40)
+    with pytest.raises(SwinQuantError, match=r"^x \(float32\): does not take images of \[3, 3, 40, 40\]"):
+        step_of(side(tiny_model()), LR, (large, labels))
