@@ -39,7 +39,8 @@ def check_operators(model: Any) -> int:
         for node in graph.node:
             if node.domain not in _STANDARD and (node.domain, node.op_type) not in own:
                 raise SwinQuantError(
-                    f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX"
+                    f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX, "
+                    "and no function of the file says what it computes"
                 )
     return opset
 
@@ -228,6 +229,7 @@ def shown(text: str, most: int = 80) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's message."""
+    """The first line of a library's message that says what it is about, and not where in the library it arose."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return shown(lines[0] if lines else type(error).__name__, 200)
+    said = [line for line in lines if not line.startswith("Exception from ")] or lines
+    return shown(said[0] if said else type(error).__name__, 200)

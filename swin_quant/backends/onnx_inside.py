@@ -55,7 +55,7 @@ def modules_of(model: Any, pictures: str) -> dict[str, str]:
     graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
     alive, found = {pictures}, dict[str, str]()
-    for node in graph.node:
+    for node in model.graph.node:  # not those of the inferred graph, where functions of a plugin are written out
         if not alive.intersection(node.input):
             continue
         alive.update(node.output)

@@ -12,6 +12,7 @@ import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_file import open_onnx
+from swin_quant.backends.onnx_inside import modules_of
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -64,6 +65,13 @@ def test_int8_beside_plugins(exported, run):
     kinds = [node.op_type for node in onnx.load(plugged.file).graph.node]
     assert kinds.count("Roll") == 2 and "QuantizeLinear" in kinds
     assert np.abs(run(plugged.file, IMAGES)["logits"] - run(plain.file, IMAGES)["logits"]).mean() < 0.02
+
+
+@pytest.mark.slow
+def test_modules_of_a_file_are_found_behind_plugins(plain, plugged):
+    theirs, ours = (modules_of(onnx.load(one.file), "images") for one in (plugged, plain))
+    assert theirs["patch_embed"] == theirs["patch_embed.norm"] == "patch_embed.norm.Norm"
+    assert {name for name in ours if "norm" in name} <= theirs.keys()
 
 
 @pytest.mark.slow
@@ -149,7 +157,7 @@ def test_a_library_that_is_none(plugged, tmp_path):
     with pytest.raises(UsageError, match="libnone.so: no such file"):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
     file.write_bytes(b"no library")
-    with pytest.raises(SwinQuantError, match="libnone.so: openvino cannot load it as an extension"):
+    with pytest.raises(SwinQuantError, match="libnone.so: openvino cannot load it as an extension: Cannot add"):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
 
 
