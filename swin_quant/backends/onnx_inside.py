@@ -18,6 +18,7 @@ from swin_quant.backends.onnx_file import MAX_FILE_BYTES, OnnxFile, read_model
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 
+_INPUT = "_input_quantizer"
 _FLOATS = (1, 10)  # onnx.TensorProto.FLOAT, FLOAT16
 
 
@@ -55,11 +56,17 @@ def modules_of(model: Any, pictures: str) -> dict[str, str]:
     graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
     alive, found = {pictures}, dict[str, str]()
+    moved: dict[str, str] = {}  # what a pair gives that may stand before the pooling that it was behind -> its node
     for node in model.graph.node:  # not those of the inferred graph, where functions of a plugin are written out
         if not alive.intersection(node.input):
             continue
         alive.update(node.output)
         words = node.name.split(".")[:-1]
+        if node.op_type == "DequantizeLinear" and words and words[-1] == _INPUT:
+            moved[node.output[0]] = ".".join(words)
+        elif node.op_type == "MaxPool" and node.input[0] in moved:
+            found[moved[node.input[0]]] = node.output[0]  # the values that the node gave; what is pooled is not there
+            continue
         if not words or node.output[0] not in floats:
             continue
         for length in range(1, len(words) + 1):

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.restore import holding_activations
+from swin_quant.backends.onnx_inside import modules_of
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
@@ -127,6 +129,8 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     pools = [made_by[node.input[0]] for node in graph.node if node.op_type == "MaxPool"]
     assert pools == ["DequantizeLinear"] * name.startswith("resnet"), "OpenVINO pools int8 only behind a pair"
     if name.startswith("resnet"):
+        inside = modules_of(onnx.load(artifact.file), "images")
+        assert made_by[inside["layer1.0.conv1._input_quantizer"]] == "MaxPool" and "maxpool" not in inside
         (head,) = [node for node in graph.node if "fc._input_quantizer.scale" in node.input and node.op_type[0] == "Q"]
         assert made_by[head.input[0]] == "ReduceMean", "OpenVINO averages to int8 only in front of a pair"
 
@@ -275,3 +279,9 @@ def test_training_moves_norms_and_reaches_every_parameter():
     model.train()(torch.randn(4, 3, 32, 32)).sum().backward()
     assert not torch.equal(model.bn1.running_mean, before)
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_norms_that_hold_an_activation_mean_something_else_in_a_file():
+    names = holding_activations(build_model(config("mobilenetv3_small_050")))
+    assert "bn1" in names and "blocks.0.0.bn1" in names
+    assert not holding_activations(build_model(config("resnet18", layers=[1, 1, 1, 1], channels=[8, 8, 8, 8])))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx.rewriting import rewriter_of
@@ -19,4 +19,12 @@ def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
     """
     model = build_model(from_dict(artifact.card.config, str(artifact.file)))
     restore = rewriter_of(model).restore
-    return restore(model, frozenset(artifact.record["options"].get("rewrites", ()))) if restore else {}
+    if restore:
+        return restore(model, frozenset(artifact.record["options"].get("rewrites", ())))
+    return dict.fromkeys(holding_activations(model))
+
+
+def holding_activations(model: nn.Module) -> list[str]:
+    """Norms of timm that hold their activation: traced, it runs behind them; by its name in a file it is theirs."""
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    return [name for name, module in norms.items() if any(True for _ in module.children())]
