@@ -65,7 +65,8 @@ def test_float8_runs_on_its_tensor_cores(of_float8, capability):
         made = cross_compile(call, capability)
         spilled = 16 if capability == 100 else 0  # Triton 3.7 puts four registers of attention into memory there
         assert made.spilled <= spilled and made.programs > 0, f"{call.name}: {made}"
-        small = capability in (90, 100) and dict(call.constants).get("BM", 64) < 64  # float8 is of whole warp groups
+        rows = min(dict(call.constants).get(key, 64) for key in ("BM", "BQ"))
+        small = capability in (90, 100) and rows < 64  # float8 is of whole warp groups there
         assert made.float8 or (small and made.mma), f"{call.name}: {made}"
 
 
