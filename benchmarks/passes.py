@@ -236,7 +236,8 @@ HEAD = """# What passes win back
 
 CIFAR-10, {calibrate} training pictures calibrate and none of their labels is used; all 5,000 of `val` score. Δ: top-1
 in points against float, ± paired standard error; agreement of the top class and SQNR of the logits with float; CPU
-seconds of calibration and passes, on one shared core. Fewer than 8 bits by the calibrator mse. Written by
+seconds of calibration and passes, on one shared core, of an Intel Xeon in some rows and of an AMD EPYC in others: good
+for orders of magnitude. Fewer than 8 bits by the calibrator mse. Written by
 `python benchmarks/passes.py`, which goes on where it was cut off: combinations that are not here were not measured.
 """
 PLANTED_HEAD = """# Planted outliers
