@@ -48,6 +48,11 @@ def qat(root) -> Path:
     return root / "out" / "swin_micro_qat.pth"
 
 
+def same(result):
+    """The loss of a result of the same logits, whose sums in float64 may be of batches of another size."""
+    return pytest.approx(result.loss, rel=1e-12)
+
+
 def measured(file):
     card = RunCard.read(Path(file).with_suffix(".json"))
     return {(result.weights, result.engine, result.precision): result for result in card.measured()}
@@ -158,11 +163,11 @@ def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, c
     assert run("finetune", *flags_of(runs, pictures), *start).code == 0
     again = runs / "again" / "swin_micro_qat.pth"
     assert list(measured(again)) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
-    assert measured(again)[PTQ].loss == measured(qat(runs))[PTQ].loss
+    assert measured(again)[PTQ].loss == same(measured(qat(runs))[PTQ])
     calibration = ["--checkpoint", again, "--pictures", 4, "--batch", 4, "--output", runs / "new"]
     assert run("calibrate", *flags_of(runs, pictures), *calibration, "--policy", "ft-mode1").code == 0
     found = measured(runs / "new" / "swin_micro_calib.pth")
-    assert found[FLOAT32].loss == measured(again)[FLOAT32].loss and ("qat", "torch fake-quant", "int8") in found
+    assert found[FLOAT32].loss == same(measured(again)[FLOAT32]) and ("qat", "torch fake-quant", "int8") in found
     source = card_of(runs / "ptq" / "swin_micro_calib.pth")["source"]["sha256"]
     for file in (again, runs / "new" / "swin_micro_calib.pth"):
         assert card_of(file)["source"]["sha256"] == source
@@ -194,7 +199,7 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     assert run("evaluate", artifact, *flags, "--fake-quant").code == 0
     found, int8 = measured(artifact), ("torch fake-quant", "int8")
     assert list(found) == [FLOAT32, ("ptq", *int8), ("qat", *int8), UNQUANTIZED, ("qat", "onnxruntime", "int8")]
-    assert found[FLOAT32].loss == measured(qat(runs))[FLOAT32].loss
+    assert found[FLOAT32].loss == same(measured(qat(runs))[FLOAT32])
     result, simulated = found["qat", "onnxruntime", "int8"], found[("qat", *int8)]
     assert result.delta_acc1 == pytest.approx(simulated.delta_acc1) and result.sqnr_db < 30
     qat(runs).unlink()
