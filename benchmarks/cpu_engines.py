@@ -66,7 +66,7 @@ def main() -> None:
     reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
-    parser.add_argument("--work", type=Path, default=Path("out/cpu_engines"))
+    parser.add_argument("--work", type=Path, help="out/cpu_engines/MODEL, unless given")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     set_up()
+    args.work = args.work or Path("out/cpu_engines") / args.model.replace(":", "_")  # files of one model each
     args.work.mkdir(parents=True, exist_ok=True)
     if args.without_amx:
         hide_amx(args.work)
