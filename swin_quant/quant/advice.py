@@ -175,7 +175,8 @@ def _outliers(f: Findings) -> Iterator[Advice]:
     curable = sorted((one for one in f.standouts if one.cure), key=lambda one: -one.times)
     if curable:
         first = curable[0]
-        where = f"between {' and '.join(first.cure)}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
+        few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)  # a stream has dozens
+        where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
         yield Advice(
             "outliers",
             f"channels stand out in {len(curable)} places, in {first.place} by {first.times:.0f} times: the pass "

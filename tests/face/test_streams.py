@@ -23,6 +23,14 @@ def test_a_classifier_whose_stream_was_evened_out_is_no_backbone(micro, tmp_path
     assert "\n" not in str(told.value)
 
 
+def test_advice_names_a_few_of_the_layers_of_a_stream(micro):
+    model = sq.load(micro / "swinv2.pth", config=micro / "swinv2.yaml")
+    plant(model.module, "stream", 100)
+    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq", passes=[])
+    (told,) = (one["text"] for one in model.card.calibration["advice"] if one["kind"] == "outliers")
+    assert "between patch_embed.norm, layers.0.blocks.0.norm1 and " in told and len(told) < 300
+
+
 def test_one_that_nothing_was_moved_in_is(micro, tmp_path):
     maps = sq.load(calibrated(micro, tmp_path / "plain.pth"), output_kind="features")(torch.randn(1, 3, 32, 32))
     assert len(maps) > 1
