@@ -4,8 +4,8 @@
 
 The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
 of the models named by --half and --float8 also in those types. One kernel takes about a second of CPU for each kind of
-GPU. What was found of it is kept in the file --kept, for these sources and this compiler: a run that was stopped goes
-on there. Exit code 1 if one spills, does not fit, or has no products on the tensor cores of its type where it must.
+GPU. What was found of it is kept in the file --kept, for its sources and this compiler: a run that was stopped goes on
+there. Exit code 1 if one spills, does not fit, or has no products on the tensor cores of its type where it must.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, TARGETS, Compil
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.tuning import kernels_hash
 from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
@@ -84,17 +83,18 @@ def kernels(models: Iterable[str], half: Iterable[str], float8: Iterable[str]) -
 
 
 class Kept:
-    """What kernels became, in a file, by their sources, types, constants, options, compiler and GPU."""
+    """What kernels became, in a file, by their sources (and those that they call), types, constants, options, compiler
+    and GPU."""
 
     def __init__(self, file: Path) -> None:
         import triton
 
-        self.file, self.place, self.new = file, [kernels_hash(), triton.__version__], False
+        self.file, self.compiler, self.new = file, triton.__version__, False
         self.found: dict[str, dict] = read_json(file, "what kernels became") if file.exists() else {}
 
     def compiled(self, call: KernelCall, capability: int) -> CompiledKernel:
         what = [call.name, call.types, call.constants, call.aligned, call.options]
-        key = sha256_of_data([*self.place, capability, repr(what)])
+        key = sha256_of_data([call.kernel.cache_key, self.compiler, capability, repr(what)])
         if key not in self.found:
             self.found[key], self.new = asdict(cross_compile(call, capability)), True
         return CompiledKernel(**self.found[key])
@@ -134,7 +134,8 @@ def failures(rows: list[Row]) -> Iterator[str]:
                 yield f"{where}: {one.shared} bytes of shared memory, more than a program may have"
             if operands == "*i8" and not one.int8:
                 yield f"{where}: no int8 tensor-core instructions"
-            small = one.capability in (90, 100) and dict(call.constants).get("BM", 64) < 64  # less than a warp group's
+            rows = min(dict(call.constants).get(side, 64) for side in ("BM", "BQ"))
+            small = one.capability in (90, 100) and rows < 64  # less than a warp group's
             if operands == "*fp8e4nv" and not one.float8 and not (small and one.mma):
                 yield f"{where}: no float8 tensor-core instructions"
             if operands == "*fp16" and not one.mma:

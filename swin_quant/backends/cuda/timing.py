@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from swin_quant.backends.cuda.cases import arguments_of, kernel_module, without_memory
-from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, part_columns
 from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
 from swin_quant.base.progress import log
@@ -56,8 +56,10 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any]) -> Iterator[T
     else:
         least = 16 if op in STAGES or op == "patch_embed" else 1  # of a tensor core
         sizes = sorted({max(least, int(default.rows * factor)) for factor in ROWS})
-        for stages in STAGES.get(op, (default.stages,)):
-            yield from (replace(default, rows=r, warps=w, stages=stages) for r in sizes for w in WARPS)
+        for rows in sizes:
+            inner = part_columns(constants["N"], rows) if op == "attention_norm" else default.inner
+            for stages in STAGES.get(op, (default.stages,)):
+                yield from (replace(default, rows=rows, inner=inner, warps=w, stages=stages) for w in WARPS)
 
 
 def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:

@@ -49,6 +49,24 @@ def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
                 assert "IGMMA" in made.mma, named
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, precision, channels, capability",
+    [
+        ("swin_large_patch4_window7_224_22kto1k_finetune", "int8", 192, 100),
+        ("swinv2_base_patch4_window8_256", "int8", 512, 90),
+        ("swin_tiny_patch4_window7_224", "fp8", 384, 90),
+    ],
+)
+def test_wide_projections_behind_attention_do_not_spill(model, precision, channels, capability):
+    """By the tiles that they had: 64 rows of 192 and 384 channels, parts of 128 of 512."""
+    launches = program_of(spec_of_config(load_config(find_config(model)), precision), 32).launches
+    fused = [call for call in cases(candidates(launches)) if call.name == "attention_norm"]
+    *_, shifted = (call for call in fused if dict(call.constants)["N"] == channels)
+    made = cross_compile(shifted, capability)
+    assert made.spilled == 0 and made.programs > 0, made
+
+
 @pytest.fixture(scope="module")
 def of_float8():
     """Products of SwinV2-T in float8, one of each kind, alone and in what is fused around them."""

@@ -108,6 +108,8 @@ def test_candidates_hold_the_default_and_divide_what_they_must():
     assert {(one.rows, one.columns) for one in tried} == {(64, 64)} and len(tried) > 2
     assert len({one.rows for one in candidates("attention", Tiles(64, 64, 32, 4, 2), {"WINDOW": 16})}) > 1
     assert {(one.rows, one.stages) for one in candidates("mlp", Tiles(16, 32, 64, 4, 2), {})} > {(16, 3), (32, 1)}
+    parts = {(one.rows, one.inner) for one in candidates("attention_norm", Tiles(32, 64, 64, 4), {"N": 192})}
+    assert parts == {(16, 32), (32, 64), (64, 64)}  # 192 has no 128
     assert {one.columns for one in candidates("norm_quantize", Tiles(8, 512), {})} == {512}
 
 

@@ -67,10 +67,21 @@ def attention_tiles(tokens: int, head_dim: int) -> Tiles:
 
 
 def attention_norm_tiles(tokens: int, n: int) -> Tiles:
-    """For a program that has all heads and all n columns of the projection: `inner` of these at a time."""
+    """For a program that has all heads and all n columns of the projection: `inner` of these at a time.
+
+    Their sums stay beside the logits of a head: with more than 64 a thread kernels spill on some GPU. Where n is too
+    large for that, 8 warps have 32 rows.
+    """
     apart = attention_tiles(tokens, 0)
-    rows = min(apart.rows, 64 if n <= WIDE else 32)
-    return Tiles(rows, apart.columns, _divisor(n, 128), warps=4 if rows * n <= 8192 else 8, stages=apart.stages)
+    rows = min(apart.rows, 64 if 64 * n <= REGISTERS else 32)
+    warps = 4 if rows * n <= REGISTERS else 8
+    return Tiles(rows, apart.columns, part_columns(n, rows), warps, apart.stages)
+
+
+def part_columns(n: int, rows: int) -> int:
+    """How many of n columns `attention_norm` multiplies at a time: more than rows, else Triton gives warps rows alone,
+    and where there are fewer than 16 for each, several compute the same."""
+    return _divisor(n, 2 * rows)
 
 
 def patch_tiles(channels: int, taps: int) -> Tiles:

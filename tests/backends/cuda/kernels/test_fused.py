@@ -144,6 +144,7 @@ def test_linear_residual_and_norm(run, seed, dtype, m, batch, channels, post, la
 @few
 @example(seed=1, dtype=FLOAT8, m=(4, 2, 1), batch=2, channels=96, post=False)
 @example(seed=2, dtype=torch.int8, m=(14, 7, 3), batch=1, channels=32, post=True)
+@example(seed=3, dtype=torch.int8, m=(7, 7, 0), batch=1, channels=192, post=False)  # two programs a window
 @given(seed=seeds, dtype=operands, m=maps, batch=st.integers(1, 3), channels=widths, post=st.booleans())
 def test_attention_projection_and_norm(run, seed, dtype, m, batch, channels, post):
     arguments = whole_attention(Draw(seed), dtype, m, batch, channels, post)
