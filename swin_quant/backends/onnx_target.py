@@ -16,8 +16,8 @@ class OnnxTarget:
 
     `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
     `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4. `fp8`: it takes float8.
-    `unsigned`: pairs that a convolution and others read are of uint8. `ends`: it takes pictures of uint8, and files
-    that give more than logits.
+    `fuses_attention`: of rank 4 it makes one operator. `unsigned`: pairs that a convolution and others read are of
+    uint8. `ends`: it takes pictures of uint8, and files that give more than logits.
     """
 
     name: str
@@ -28,6 +28,7 @@ class OnnxTarget:
     int4: bool = False
     fp8: bool = False
     unsigned: bool = False
+    fuses_attention: bool = True
     ends: bool = True
 
 

@@ -100,6 +100,11 @@ class OnnxOptions:
         return onnx_targets()[self.target].constants
 
     @property
+    def fuses_attention(self) -> bool:
+        """Whether the target makes one operator of attention of rank 4."""
+        return onnx_targets()[self.target].fuses_attention
+
+    @property
     def is_symmetric(self) -> bool:
         """Whether the target takes no zero points."""
         return onnx_targets()[self.target].symmetric

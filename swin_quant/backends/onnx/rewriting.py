@@ -21,20 +21,21 @@ class Rewriter:
 
     `table`: name -> a change in place of the lowered model (`layers`), none of which changes a number beyond the
     rounding of float32, or an int8 value of a weight; they apply in this order. `builds_on`: the first, without which
-    there is none. `constants`: those that store what engines could compute, for targets that want it. `for_half`: those
-    that float16 needs. `halve` makes a rewritten model float16, but for what the nodes named in `beyond_half` see.
-    `plugins`: operator -> the change that makes calls of it, where a plugin takes them (`operators/plugins`).
-    `network` makes what is exported: pictures [B, in, S, S] -> logits [B, classes], both of the given type. Both take
-    the architecture's own class. `stem` names the float convolution without padding that reads the pictures, which can
-    take their normalisation in. `restore` says, of a model and names of rewrites, what undoes that they moved a
-    module's tensor; None: it cannot be told. `translations` gives what the operators of its own are in ONNX, as torch's
-    exporter takes it.
+    there is none. `constants`: those that store what engines could compute, for targets that want it; `unfused`: those
+    for targets that fuse no attention. `for_half`: those that float16 needs. `halve` makes a rewritten model float16,
+    but for what the nodes named in `beyond_half` see. `plugins`: operator -> the change that makes calls of it, where a
+    plugin takes them (`operators/plugins`). `network` makes what is exported: pictures [B, in, S, S] -> logits [B,
+    classes], both of the given type. Both take the architecture's own class. `stem` names the float convolution without
+    padding that reads the pictures, which can take their normalisation in. `restore` says, of a model and names of
+    rewrites, what undoes that they moved a module's tensor; None: it cannot be told. `translations` gives what the
+    operators of its own are in ONNX, as torch's exporter takes it.
     """
 
     table: Mapping[str, Callable[[nn.Module], None]]
     network: Callable[[Any, torch.dtype], nn.Module]
     builds_on: str | None = None
     constants: frozenset[str] = frozenset()
+    unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
     plugins: Mapping[str, Callable[[nn.Module], None]] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
@@ -46,7 +47,10 @@ class Rewriter:
         """The names of the rewrites that apply. UsageError for what there is not, or cannot be."""
         everything = frozenset(self.table)
         if options.rewrites is None:
-            names = everything if options.stores_constants else everything - self.constants
+            kept_out = (frozenset() if options.stores_constants else self.constants) | (
+                self.unfused if options.fuses_attention else frozenset()
+            )
+            names = everything - kept_out
         else:
             names = options.rewrites
         if unknown := sorted(names - everything):

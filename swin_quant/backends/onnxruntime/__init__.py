@@ -7,7 +7,7 @@ from swin_quant.base.extras import installing
 BACKEND = Backend(
     name="onnxruntime",
     exports=onnx_target(
-        OnnxTarget("onnxruntime", int4=True, fp8=True, unsigned=True),
+        OnnxTarget("onnxruntime", int4=True, fp8=True, unsigned=True, fuses_attention=False),
         ("onnxruntime", "qdq"),
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
     ),

@@ -1,6 +1,8 @@
 """Every rewrite computes what was trained, in torch and in ONNX Runtime, with fewer operators."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -69,6 +71,21 @@ def test_fewer_operators(kind, graph, count):
     assert after["Slice"] == after["Concat"] == after["Squeeze"] == after["Expand"] == after["Shape"] == 0
     assert after["Split"] == 3 and after["Gather"] == 2 + 3  # the shift and the merging; a table a block
     assert count(graph(kind, rewrites=frozenset(REWRITES)))["Gather"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+@KINDS
+def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count, tmp_path):
+    """Where it fuses no attention, windows are a dimension of their own: of the graph that it makes and runs."""
+    transposed = {}
+    for target in ("portable", "onnxruntime"):
+        settings = onnxruntime.SessionOptions()
+        settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / target), 3
+        file = str(exported(kind, "cpu", target=target).file)
+        onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+        transposed[target] = count(onnx.load(tmp_path / target).graph)["Transpose"]
+    assert transposed["onnxruntime"] == 1 + 3 * 2 < transposed["portable"]  # patches; q, k and v together, the result
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ REWRITER = Rewriter(
     SwinNetwork,
     builds_on="fusible-attention",
     constants=frozenset({"one-constant"}),
+    unfused=frozenset({"windows-apart"}),
     for_half=frozenset({"fusible-attention", "window-order"}),
     plugins={"attention": as_operator},
     halve=halve,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.operators import gather
+from swin_quant.backends.onnx.swin.layouts import Apart, AsHeads, Layout
 from swin_quant.models.swin import WindowAttention
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
 
@@ -18,8 +19,8 @@ from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, Window
 class QuantizedAttention(nn.Module):
     """Attention of V1. The constant is the position bias and, where windows are shifted, their mask.
 
-    A mask differs from window to window: such windows count as heads, and the constant needs no batch.
-    x: [B * nW, L, C] or [B, nW * L, C], any float type; the result is of x's shape.
+    A mask differs from window to window: such windows count as heads, and the constant needs no batch, unless they are
+    set apart (`layouts`). x: [B * nW, L, C] or [B, nW * L, C], any float type; the result is of x's shape.
     """
 
     matmul_q_input_quantizer: nn.Module
@@ -27,6 +28,7 @@ class QuantizedAttention(nn.Module):
     matmul_v_input_quantizer: nn.Module
     matmul_a_input_quantizer: nn.Module
     softmax_input_quantizer: nn.Module
+    layout: Layout = AsHeads()
 
     def __init__(self, attn: Any, mask: Tensor | None) -> None:
         super().__init__()
@@ -69,23 +71,13 @@ class QuantizedAttention(nn.Module):
         self.table, self.index, self.mask = self.addend().contiguous(), None, None
 
     def addend(self) -> Tensor:
-        """[heads, L, L], or [nW * heads, L, L] where windows are shifted."""
+        """[heads, L, L]; where windows are shifted as the layout has it."""
         bias = self.table if self.index is None else gather(self.table, self.index)
-        return bias if self.mask is None else (bias + self.mask.to(bias.dtype)).flatten(0, 1)
+        return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
 
-    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
-        """[..., 3C] -> q, k, v [-1, nW * heads, L, D], nW 1 where windows are not shifted."""
-        groups, depth = 3 * self.heads, qkv.shape[-1] // (3 * self.heads)
-        if self.windows == 1:
-            return qkv.view(-1, self.length, groups, depth).transpose(1, 2).chunk(3, 1)
-        x = qkv.view(-1, self.windows, self.length, 3, self.heads, depth).permute(0, 3, 1, 4, 2, 5)
-        return x.reshape(-1, groups * self.windows, self.length, depth).chunk(3, 1)
-
-    def join(self, x: Tensor, shape: torch.Size) -> Tensor:
-        """The heads of `split`, back to `shape` [..., C]."""
-        if self.windows > 1:
-            x = x.view(-1, self.windows, self.heads, self.length, x.shape[-1])
-        return x.transpose(-3, -2).reshape(-1, *shape[1:])
+    def set_apart(self) -> None:
+        """Windows get a dimension of their own."""
+        self.layout = Apart()
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k^T, quantized, as the first product takes them."""
@@ -94,12 +86,11 @@ class QuantizedAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask` is what the trained block passes; the layer has its own."""
-        q, k, v = self.split(self.qkv(x).to(self.dtype))
+        q, k, v = self.layout.split(self, self.qkv(x).to(self.dtype))
         q, k = self.scaled(q, k)
         logits = self.softmax_input_quantizer(q @ k) + self.addend()
         attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1))
-        x = self.join(attention @ self.matmul_v_input_quantizer(v), x.shape)
-        return self.proj(x)
+        return self.proj(self.layout.join(self, attention @ self.matmul_v_input_quantizer(v), x.shape))
 
 
 class CosineAttention(QuantizedAttention):
@@ -115,6 +106,10 @@ class CosineAttention(QuantizedAttention):
 
     def fold_scale(self) -> None:
         """Nothing: it multiplies what was normalised."""
+
+    def set_apart(self) -> None:
+        super().set_apart()
+        self.head_scale = self.head_scale[: self.heads]
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.matmul_q_input_quantizer(q).float(), self.matmul_k_input_quantizer(k).float()

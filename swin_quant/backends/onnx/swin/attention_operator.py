@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.operators import dequantize, quantize
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
+from swin_quant.backends.onnx.swin.layouts import AsHeads
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.attention import attention
 
@@ -44,6 +45,7 @@ class OperatorAttention(nn.Module):
         self.register_buffer("scale", torch.cat([scale.expand(channels) for scale in scales[:3]]))
         self.register_buffer("result", scales[-1])
 
+    layout = AsHeads()
     addend: Any = QuantizedAttention.addend
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

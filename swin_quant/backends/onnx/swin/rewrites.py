@@ -28,6 +28,12 @@ def scale_in_weights(model: Lowered) -> None:
         attention.fold_scale()
 
 
+def windows_apart(model: Lowered) -> None:
+    """Windows in a dimension of their own, not among the heads: less is transposed where attention is not fused."""
+    for attention in _attentions(model):
+        attention.set_apart()
+
+
 def one_constant(model: Lowered) -> None:
     """Position bias and mask as a stored constant [nW * heads, L, L]; without, engines fold table and mask on load."""
     for attention in _attentions(model):
@@ -56,6 +62,7 @@ Rewrite = Callable[[Lowered], None]
 REWRITES: dict[str, Rewrite] = {
     "fusible-attention": fusible_attention,
     "scale-in-weights": scale_in_weights,
+    "windows-apart": windows_apart,
     "one-constant": one_constant,
     "window-order": window_order,
 }
