@@ -2,12 +2,15 @@
 
 A small error e moves the softmax from float's by a Kullback-Leibler divergence of e^T F e / 2. F is the Fisher matrix,
 and the mean of g g^T: g is the gradient of the logits times A r, where A A^T = diag(p) - p p^T is the divergence's
-Hessian in the logits, and r are random signs. One backward pass a batch gives the diagonal of F for all units.
+Hessian in the logits, and r are random signs. One backward pass a batch gives the diagonal of F for all units: what
+errors cost that know nothing of one another. Those of one picture do, where a scale is wrong or a bias is, and add up
+along its g: a few draws of it are a matrix of low rank, of that picture and over all that the unit gives.
 (Martens, "New insights and perspectives on the natural gradient method", 2020; Li et al., "BRECQ", 2021; Wu et al.,
 "FIMA-Q", 2025.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -50,6 +53,55 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
             felt = root_times_signs(logits.detach(), signs) if classes else signs
             torch.autograd.grad((logits * felt).sum(), x)
     return {name: _relative(total).float() for name, total in sums.items()}
+
+
+def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], rank: int, seed: int) -> Tensor:
+    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *what it gives], of mean square 1.
+
+    The mean of (g e)^2 over the draws of a picture is what its error e costs, on the scale of `channel_weights`.
+    """
+    classes = getattr(model, "classes", 1)
+    generator = torch.Generator().manual_seed(seed)
+    leaf: list[Tensor] = []
+
+    def cut(module: nn.Module, given: object, y: Tensor) -> Tensor:
+        leaf.append(y.detach().requires_grad_())
+        return leaf[-1]
+
+    found: list[Tensor] = []
+    hook = model.get_submodule(unit).register_forward_hook(cut)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), without_gradients(model):
+            for batch in images:
+                logits = rows(model(batch.clone()))
+                shape = (rank, *logits.shape)
+                signs = torch.randint(0, 2, shape, generator=generator).to(logits) * 2 - 1
+                felt = [root_times_signs(logits.detach(), each) if classes else each for each in signs]
+                y = leaf.pop()
+                draws = [torch.autograd.grad((logits * each).sum(), y, retain_graph=True)[0] for each in felt]
+                found.append(torch.stack(draws, dim=1).bfloat16())
+    finally:
+        hook.remove()
+    return torch.cat(found).div_(_size(found))
+
+
+def _size(parts: Sequence[Tensor]) -> float:
+    """The root of the mean square; 1 where that is nothing or not finite."""
+    mean = sum(part.double().square().sum().item() for part in parts) / sum(part.numel() for part in parts)
+    return mean**0.5 if 0 < mean < float("inf") else 1.0
+
+
+@contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """Inside, no parameter of the model asks for a gradient."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in asking:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_()
 
 
 def _relative(total: Tensor) -> Tensor:

@@ -17,13 +17,15 @@ _CHUNK = 32  # pictures at a time
 @dataclass(frozen=True)
 class Lesson:
     """A picture a row: float's `inputs`, the input that is `given`, the `targets`; the `root` of what the square of an
-    error in each channel weighs; how many pictures are `held_out`, the last ones."""
+    error in each channel weighs; how many pictures are `held_out`, the last ones; `gradients` [pictures, rank, *target]
+    along which the errors of a picture add up (`fisher`): then they are half of what counts."""
 
     inputs: Tensor
     given: Tensor
     targets: Tensor
     root: Tensor
     held_out: int
+    gradients: Tensor | None = None
 
     @property
     def shown(self) -> range:
@@ -37,7 +39,12 @@ class Lesson:
 
     def error(self, outputs: Tensor, rows: Tensor | slice) -> Tensor:
         """Weighted squared error of what the unit gives for `rows`, 0-dim."""
-        return ((outputs - self.targets[rows]) * self.root).square().sum()
+        wrong = outputs - self.targets[rows]
+        alone = (wrong * self.root).square().sum()
+        if self.gradients is None:
+            return alone
+        along = (self.gradients[rows] * wrong.unsqueeze(1)).flatten(2).sum(2)
+        return (alone + along.square().mean(1).sum()) / 2
 
     def cost(self, unit: nn.Module, rows: range) -> float:
         """The error a picture of the quantized unit; infinite if it is not finite."""
@@ -48,12 +55,14 @@ class Lesson:
         return total / len(rows) if total < math.inf else math.inf
 
 
-def lesson_of(step: UnitRun, given: Sequence[Tensor], weights: Tensor | None) -> Lesson:
+def lesson_of(
+    step: UnitRun, given: Sequence[Tensor], weights: Tensor | None, gradients: Tensor | None = None
+) -> Lesson:
     """What the unit gives in float, of the batches that it is `given` behind quantized units; `weights` of channels."""
     targets = torch.cat(step.outputs)
     root = targets.new_ones(()) if weights is None else _beside(step.unit, targets, weights.to(targets.device).sqrt())
     held_out = max(1, round(_HELD_OUT * len(targets)))
-    return Lesson(torch.cat(step.inputs), torch.cat(list(given)), targets, root, held_out)
+    return Lesson(torch.cat(step.inputs), torch.cat(list(given)), targets, root, held_out, gradients)
 
 
 def _beside(unit: nn.Module, targets: Tensor, weights: Tensor) -> Tensor:

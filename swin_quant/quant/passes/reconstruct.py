@@ -6,24 +6,22 @@ that nothing was learned from. (Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.base.schema import check_fields, within
-from swin_quant.quant.passes.fisher import channel_weights
+from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.learning import Course, learn
-from swin_quant.quant.passes.lesson import lesson_of
+from swin_quant.quant.passes.lesson import Lesson, lesson_of
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in, quantized
-from swin_quant.quant.passes.units import UnitRun
 
 _PRIME = 7919  # a unit's random numbers are its own: going on at a unit gives what going through gives
 
@@ -31,13 +29,15 @@ _PRIME = 7919  # a unit's random numbers are its own: going on at a unit gives w
 @dataclass(frozen=True)
 class ReconstructOptions:
     """`pictures` at most; `iterations` a unit, each of `batch` pictures; `drop`: how often a value is float's; `seed`;
-    `weighted`: errors by what the logits feel of them."""
+    `weighted`: errors by what the logits feel of them; `rank`: of the matrix that has how those of a picture add up,
+    draws of it a picture (0: they do not)."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
     batch: Annotated[int, within(least=1)] = 32
     drop: Annotated[float, within(least=0, most=0.95)] = 0.5
     weighted: bool = True
+    rank: Annotated[int, within(least=0, most=64)] = 0
     seed: Annotated[int, within(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -59,7 +59,13 @@ def run(piece: Workpiece, options: ReconstructOptions) -> str:
             found = piece.scratch.known(name, [*state_of(step.unit), "gain"], given[0].device)
             known += found is not None
             if found is None:
-                found = _improved(step, given, weights.get(step.name), options, number)
+                gradients = (
+                    picture_gradients(piece.original, step.name, images, options.rank, options.seed)
+                    if options.rank
+                    else None
+                )
+                lesson = lesson_of(step, given, weights.get(step.name), gradients)
+                found = _improved(step.unit, lesson, options, number)
                 piece.scratch.keep(name, found)
             gains[step.name] = found.pop("gain").item()
             give_state(step.unit, found)
@@ -72,21 +78,19 @@ def run(piece: Workpiece, options: ReconstructOptions) -> str:
     return words + (f"; not finite, and left as they were: {listed(lost)}" if lost else "")
 
 
-def _improved(
-    step: UnitRun, given: Sequence[Tensor], weights: Tensor | None, options: ReconstructOptions, number: int
-) -> Values:
+def _improved(unit: nn.Module, lesson: Lesson, options: ReconstructOptions, number: int) -> Values:
     """The state that the unit is to have, and its `gain` in dB: 0 where it stays what it was, NaN if that is because
     something was not finite."""
-    before, lesson = state_of(step.unit), lesson_of(step, given, weights)
+    before = state_of(unit)
     generator = torch.Generator(lesson.given.device).manual_seed(_PRIME * options.seed + number)
     course = Course(options.iterations, options.batch, options.drop)
-    error, after = lesson.cost(step.unit, lesson.judging), math.inf
-    if 0 < error < math.inf and learn(step.unit, lesson, course, generator):
-        after = lesson.cost(step.unit, lesson.judging)
+    error, after = lesson.cost(unit, lesson.judging), math.inf
+    if 0 < error < math.inf and learn(unit, lesson, course, generator):
+        after = lesson.cost(unit, lesson.judging)
     if after < error:
         gain = 10 * math.log10(error / after) if after else math.inf
-        return {**state_of(step.unit), "gain": torch.tensor(gain)}
-    give_state(step.unit, before)
+        return {**state_of(unit), "gain": torch.tensor(gain)}
+    give_state(unit, before)
     return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
 
 

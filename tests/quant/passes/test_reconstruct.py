@@ -52,6 +52,17 @@ def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
     assert "units gain" in note and "finite" not in note
 
 
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_errors_that_add_up_count_too(kind, pieced, images):
+    piece = pieced(kind, bits=3, pictures=24)
+    before = sqnr(piece, images[24:])
+    run(piece, ReconstructOptions(iterations=30, batch=8, rank=2))
+    assert sqnr(piece, images[24:]) > before + 1
+    other = pieced(kind, bits=3, pictures=24)
+    run(other, ReconstructOptions(iterations=30, batch=8))
+    assert any(not torch.equal(x, y) for x, y in zip(piece.model.parameters(), other.model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("policy", ["qdq", "ft-mode1", "cpu"])
 def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, pieced):
     piece = pieced(policy=policy)
