@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from swin_quant.backends.cuda.kernels.call import settle_cache_keys
 from swin_quant.base.errors import UsageError
 
 TARGETS = (80, 86, 89, 90, 100, 120)
@@ -173,6 +174,7 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
+    settle_cache_keys()
     places = {name: index for index, (name, _) in enumerate(call.types)}
     source = ASTSource(
         fn=call.kernel,

@@ -1,5 +1,7 @@
 """Kernels that are compiled ahead lie where the launch looks for them."""
 
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -74,6 +76,28 @@ def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkey
     with recorded() as calls:
         bound()
     assert calls == cases(program.launches)
+
+
+NAMES = """
+import sys
+from swin_quant.backends.cuda.ahead import compile_one
+from swin_quant.backends.cuda.kernels.jit import gemm, norm_gemm
+
+jit = "swin_quant.backends.cuda.kernels.jit"
+for name in sys.argv[1:]:
+    assert compile_one((f"{jit}.{name}", name, ((), (), (), ())), 90)  # it has no types, which is told
+print(gemm.gemm.cache_key, norm_gemm.norm_gemm.cache_key)
+"""
+
+
+@pytest.mark.slow
+def test_the_names_in_the_cache_do_not_depend_on_what_a_process_compiles_first(cache):
+    orders = (["gemm", "norm_gemm"], ["norm_gemm", "gemm"])
+    one, other = (
+        subprocess.run([sys.executable, "-c", NAMES, *order], check=True, capture_output=True, text=True).stdout
+        for order in orders
+    )
+    assert one == other
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """A launch before it is made: which kernel, on what grid, with which arguments."""
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 
@@ -16,7 +19,25 @@ class PreparedLaunch:
     options: Mapping[str, Any]
 
     def run(self) -> None:
+        settle_cache_keys()
         self.kernel[self.grid](**self.arguments, **self.constants, **self.options)
+
+
+@cache
+def settle_cache_keys() -> None:
+    """Have Triton hash all kernels now, in one order: their hashes are names in its cache on disk.
+
+    A kernel's hash has the constants of functions that it calls only where these were hashed before it (triton 3.7,
+    `DependenciesFinder._update_hash`), so that it would depend on what a process compiles first, and no process would
+    find what another has compiled.
+    """
+    from triton.runtime.jit import JITFunction
+
+    package = importlib.import_module(f"{__package__}.jit")
+    for module in sorted(f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)):
+        for _, value in sorted(vars(importlib.import_module(module)).items()):
+            if isinstance(value, JITFunction):
+                value.cache_key  # noqa: B018
 
 
 def power_of_two(least: int) -> int:
