@@ -6,6 +6,7 @@ that nothing was learned from. (Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -22,20 +23,22 @@ from swin_quant.quant.passes.lesson import Lesson, lesson_of
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.passes.units import walk
 
 _PRIME = 7919  # a unit's random numbers are its own: going on at a unit gives what going through gives
 
 
 @dataclass(frozen=True)
 class ReconstructOptions:
-    """`pictures` at most; `iterations` a unit, each of `batch` pictures; `drop`: how often a value is float's; `seed`;
-    `weighted`: errors by what the logits feel of them; `rank`: of the matrix that has how those of a picture add up,
-    draws of it a picture (0: they do not)."""
+    """`pictures` at most; `mirror`: each is shown mirrored, too, where that is not more; `iterations` a unit, each of
+    `batch` pictures; `drop`: how often a value is float's; `weighted`: errors by what the logits feel of them; `rank`:
+    of the matrix that has how those of a picture add up, draws of it a picture (0: they do not); `seed`."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
     batch: Annotated[int, within(least=1)] = 32
     drop: Annotated[float, within(least=0, most=0.95)] = 0.5
+    mirror: bool = True
     weighted: bool = True
     rank: Annotated[int, within(least=0, most=64)] = 0
     seed: Annotated[int, within(least=0)] = 0
@@ -47,12 +50,14 @@ class ReconstructOptions:
 def run(piece: Workpiece, options: ReconstructOptions) -> str:
     """Reconstruct the units in order; one whose output is no better for it is left as it was."""
     images = piece.first(options.pictures)
+    if options.mirror and 2 * sum(map(len, images)) <= options.pictures:
+        images = with_mirrored(images)
     key = key_of([piece.model, piece.original], images, ["reconstruct", asdict(options)])
     weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
     gains: dict[str, float] = {}
     known = 0
     given: list[Tensor] = []
-    for number, step in enumerate(piece.walk(options.pictures)):
+    for number, step in enumerate(walk(piece.model, piece.units, images, piece.original)):
         given = given or step.inputs
         if enabled_in(step.unit):
             name = f"{key}-{number}"
@@ -76,6 +81,13 @@ def run(piece: Workpiece, options: ReconstructOptions) -> str:
     better = [gain for gain in gains.values() if gain > 0]
     words = f"{len(better)} of {len(gains)} units gain, {max(better, default=0.0):.1f} dB at most"
     return words + (f"; not finite, and left as they were: {listed(lost)}" if lost else "")
+
+
+def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
+    """Each picture and its mirror image behind it: what judges, the last quarter, is then no mirror image of what
+    teaches."""
+    pairs = (torch.stack([batch, batch.flip(-1)], dim=1).flatten(0, 1) for batch in images)
+    return [part for both in pairs for part in both.split(len(both) // 2)]
 
 
 def _improved(unit: nn.Module, lesson: Lesson, options: ReconstructOptions, number: int) -> Values:

@@ -1,5 +1,7 @@
 """Block reconstruction: what it is worth, what it leaves behind, and that it goes on where it was cut off."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pieces import same, sqnr
@@ -12,7 +14,7 @@ from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.learning import heads
 from swin_quant.quant.passes.recipe import steps_of
-from swin_quant.quant.passes.reconstruct import ReconstructOptions, run
+from swin_quant.quant.passes.reconstruct import ReconstructOptions, run, with_mirrored
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policies import load_policy
@@ -61,6 +63,26 @@ def test_errors_that_add_up_count_too(kind, pieced, images):
     other = pieced(kind, bits=3, pictures=24)
     run(other, ReconstructOptions(iterations=30, batch=8))
     assert any(not torch.equal(x, y) for x, y in zip(piece.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
+    images = torch.randn(24, 3, 4, 4)
+    batches = with_mirrored(images.split(8))
+    rows = torch.cat(batches)
+    assert [len(batch) for batch in batches] == [8] * 6
+    assert torch.equal(rows[::2], images) and torch.equal(rows[1::2].flip(3), images)
+    teaching, judging = rows[:-12], rows[-12:]
+    assert not any(torch.equal(x.flip(-1), y) for x in teaching for y in judging)
+
+
+def test_mirror_images_count_as_pictures(pieced):
+    few, many = (ReconstructOptions(pictures=count, iterations=2, batch=8) for count in (31, 32))
+    states = {}
+    for name, options in {"few": few, "plain": replace(few, mirror=False), "many": many}.items():
+        piece = pieced(pictures=16)
+        run(piece, options)
+        states[name] = piece.model.state_dict()
+    assert same(states["few"], states["plain"]) and not same(states["many"], states["plain"])
 
 
 @pytest.mark.parametrize("policy", ["qdq", "ft-mode1", "cpu"])
