@@ -12,6 +12,7 @@
 # Nothing is downloaded: packages that the interpreter lacks may lie in folders of PYTHONPATH.
 # --device cpu is a dry run of the script itself, with smaller work: it says so, and measures no GPU.
 set -u
+caller=$PWD
 cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
@@ -22,15 +23,23 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --device) device=${2:?--device cuda or cpu}; shift 2 ;;
         --seconds) seconds=${2:?--seconds N}; shift 2 ;;
-        *) sed -n '2,13p' "$0"; exit 2 ;;
+        *) sed -n '2,13p' scripts/gpu_check.sh; exit 2 ;;
     esac
 done
-out=${OUT:-out/gpu_check}
+case $device in cuda | cpu) ;; *) echo "gpu_check.sh: --device $device: it is cuda or cpu" >&2; exit 2 ;; esac
+[[ $seconds =~ ^[1-9][0-9]{1,4}$ ]] || { echo "gpu_check.sh: --seconds $seconds: 10 or more" >&2; exit 2; }
+# Paths are the caller's; a plain name of an interpreter is looked up.
+from_caller() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
+out=out/gpu_check
+[ -z "${OUT:-}" ] || out=$(from_caller "$OUT")
+case ${PYTHON:-} in */*) PYTHON=$(from_caller "$PYTHON") ;; esac
 if [ -z "${PYTHON:-}" ]; then
     if [ -x .venv/bin/python ]; then PYTHON=.venv/bin/python; else PYTHON=python3; fi
 fi
 mkdir -p "$out" || exit 2
-rm -f "$out"/*.log "$out"/*.md "$out"/cuda_engine.json "$out/steps.tsv"
+# Of the run before; whatever else lies there is not this script's.
+while IFS=$'\t' read -r name _; do rm -f "$out/$name.log"; done 2> /dev/null < "$out/steps.tsv"
+rm -f "$out"/{summary,cuda_engine,memory,step_time}.md "$out/cuda_engine.json" "$out/steps.tsv"
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 SWIN_QUANT_GPU="$device"
@@ -66,7 +75,7 @@ summarize() {
 
 # step NAME LIMIT COMMAND...: run it within LIMIT of $whole seconds, scaled to --seconds; its result goes to steps.tsv.
 step() {
-    local name=$1 limit=$(($2 * seconds / whole)) start=$SECONDS left=$((end - SECONDS)) code result
+    local name=$1 limit=$(($2 * seconds / whole)) start=$SECONDS left=$((end - SECONDS)) code result=
     shift 2
     [ "$left" -lt "$limit" ] && limit=$left
     printf '%s ... ' "$name"
@@ -77,8 +86,13 @@ step() {
         { echo "$*"; timeout -k 5 "$limit" "$@"; } > "$out/$name.log" 2>&1 < /dev/null
         code=$?
     fi
+    if [ "$code" -eq 0 ] && [[ "$*" == *" pytest "* ]]; then
+        result=$(tail -n 1 "$out/$name.log") # how many passed, and how many were skipped
+        [ "$device" = cpu ] || [[ $result == *" passed"* ]] || code=5 # nothing ran
+    fi
     case $code in
-        0) result=passed ;;
+        0) result="passed${result:+: $result}" ;;
+        5) result="failed: no test ran" ;;
         124 | 137) result="failed: more than $limit s" ;;
         *) result="failed: exit code $code" ;;
     esac
@@ -110,11 +124,11 @@ digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
 calibrated=$work/calib/swin_micro_digits_calib.pth
 
-step environment 30 "$PYTHON" scripts/gpu_environment.py "$device"
-if [ $? -eq 2 ]; then
+step environment 60 "$PYTHON" scripts/gpu_environment.py "$device"
+case $? in 2 | 126 | 127) # nothing can run; 126, 127: there is no such interpreter
     echo "$out/summary.md"
-    exit 1
-fi
+    exit 1 ;;
+esac
 # Kernels are compiled by each process that launches them: several share the work, where pytest can start several.
 several=()
 [ "$device" = cuda ] && "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n "$(nproc)" --maxprocesses 12)

@@ -5,11 +5,14 @@ python scripts/gpu_environment.py cuda|cpu
 """
 
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 NEEDED = (
     "torch",
@@ -26,11 +29,14 @@ NEEDED = (
     "hypothesis",
 )
 BY_ALL = {"torch", "timm", "yacs", "termcolor", "numpy", "rich", "yaml"}
+COMPILERS = ("gcc", "clang")
 SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
 
 
 def main(device: str) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if device == "cuda":
+        missing += of_triton()
     print(f"python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {installed(name)}" for name in SHOWN))
     if missing:
@@ -51,6 +57,17 @@ def main(device: str) -> int:
     if shutil.which("nvidia-smi"):
         subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,temperature.gpu", "--format=csv"])
     return 2 if device == "cuda" and not torch.cuda.is_available() else int(bool(missing))
+
+
+def of_triton() -> list[str]:
+    """What is missing of Triton, and of that with which it builds what launches its kernels."""
+    missing = [] if importlib.util.find_spec("triton") else ["triton"]
+    compilers = [os.environ["CC"]] if "CC" in os.environ else COMPILERS
+    if not any(map(shutil.which, compilers)):
+        missing.append(f"a C compiler ({' or '.join(compilers)})")
+    if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").is_file():
+        missing.append("Python.h (of python3-dev)")
+    return missing
 
 
 def installed(name: str) -> str:

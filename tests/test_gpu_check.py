@@ -1,0 +1,70 @@
+"""scripts/gpu_check.sh before its first step: what it refuses, deletes and finds missing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
+
+
+def check(folder, *flags, **environment):
+    return subprocess.run(
+        [SCRIPT, *flags], cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """An interpreter without any package, found from where the script is called."""
+    (tmp_path / "bin").mkdir()
+    file = tmp_path / "bin" / "python"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    file.chmod(0o755)
+    return {"PYTHON": "bin/python", "OUT": "found"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--device", "tpu"), "--device tpu: it is cuda or cpu"),
+        (("--seconds", "nine"), "--seconds nine: 10 or more"),
+        (("--seconds", "0"), "--seconds 0: 10 or more"),
+        (("--fast",), "[--device cuda|cpu] [--seconds N]"),
+    ],
+)
+def test_flags_that_it_does_not_know_are_refused(tmp_path, flags, said):
+    result = check(tmp_path, *flags, OUT="found")
+    assert result.returncode == 2 and said in result.stdout + result.stderr
+    assert not (tmp_path / "found").exists()
+
+
+def test_missing_packages_end_it_and_are_named(tmp_path, bare):
+    result = check(tmp_path, **bare)
+    assert result.returncode == 1 and "environment ... failed: exit code 2" in result.stdout and not result.stderr
+    summary = (tmp_path / "found" / "summary.md").read_text()
+    assert summary.startswith("# GPU check: 1 of 1 steps failed") and "missing: torch, timm, yacs" in summary
+
+
+def test_no_such_interpreter_ends_it_too(tmp_path):
+    result = check(tmp_path, PYTHON="bin/none", OUT="found")
+    assert result.returncode == 1 and "kernels" not in result.stdout
+    assert "bin/none" in (tmp_path / "found" / "summary.md").read_text()
+
+
+def test_only_files_of_the_run_before_are_deleted(tmp_path, bare):
+    out = tmp_path / "found"
+    out.mkdir()
+    for name in ("README.md", "mine.log", "kernels.log", "memory.md"):
+        (out / name).write_text("before")
+    (out / "steps.tsv").write_text("kernels\t3\tpassed\n")
+    check(tmp_path, **bare)
+    assert {file.name for file in out.iterdir()} == {
+        "README.md",
+        "mine.log",
+        "environment.log",
+        "steps.tsv",
+        "summary.md",
+    }
