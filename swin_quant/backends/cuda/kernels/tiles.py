@@ -95,7 +95,10 @@ def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
     inner = _divisor(k, 128 // itemsize)
     rows = 64 if k * itemsize <= WIDE else 32
     columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64
-    return Tiles(_fewer(m, rows), columns, inner, warps=4, stages=2 if k * itemsize <= WIDE else 1)
+    rows = _fewer(m, rows)
+    # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill.
+    warps = 4 if rows * k <= 2 * REGISTERS else 8
+    return Tiles(rows, columns, inner, warps, stages=2 if k * itemsize <= WIDE else 1)
 
 
 def column_groups(m: int, n: int, rows: int, columns: int) -> int:
