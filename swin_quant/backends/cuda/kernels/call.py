@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+# Of a thread, as many as there are: with no limit ptxas spills some where that makes room for another program.
+ALL_REGISTERS = {"maxnreg": 255}
+
 
 @dataclass(frozen=True)
 class PreparedLaunch:

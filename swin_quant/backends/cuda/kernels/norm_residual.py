@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
@@ -66,7 +66,8 @@ def call(
         "levels": levels,
     }
     constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
-    return PreparedLaunch(rows.norm_residual, (-(-m // t.rows),), arguments, constants, t.options())
+    options = t.options() | ALL_REGISTERS
+    return PreparedLaunch(rows.norm_residual, (-(-m // t.rows),), arguments, constants, options)
 
 
 def launch(**arguments: Any) -> None:
