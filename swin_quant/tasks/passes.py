@@ -21,6 +21,7 @@ from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
 from swin_quant.quant.passes.run import Gain, refuse, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.quantizer import Role
 from swin_quant.quant.standouts import Standout, standouts
 
 AUTOMATIC = steps_of([{"name": "equalize", "only_outliers": True}])
@@ -29,7 +30,7 @@ CHUNK = 8  # pictures at a time, whatever the batches were: the same on any numb
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Which passes run behind a calibration, and which instead `below_8_bits`, if others (`PassRecipe`).
+    """Which passes run behind a calibration; `recipe`: by the bits of a policy.
 
     `automatic`: where none is asked for, channels that stand out are evened out. `words`: how a command asks for this.
     """
@@ -37,26 +38,29 @@ class PassPlan:
     steps: tuple[PassStep, ...] = ()
     automatic: bool = False
     words: str = field(default="", compare=False)
-    below_8_bits: tuple[PassStep, ...] | None = None
+    recipe: PassRecipe | None = None
 
     @classmethod
     def of(cls, recipe: PassRecipe, words: str = "") -> "PassPlan":
         """What a recipe says."""
-        return cls(recipe.steps, words=words, below_8_bits=recipe.below_8_bits)
+        return cls(recipe.steps, words=words, recipe=recipe)
 
     def for_model(self, model: nn.Module) -> "PassPlan":
         """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
-        bits = min((node.bits for node in enabled_nodes(model).values()), default=8)
-        steps = PassRecipe(self.steps, self.below_8_bits).for_bits(bits)
+        nodes = enabled_nodes(model).values()
+        bits = min((node.bits for node in nodes), default=8)
+        activations = min((node.bits for node in nodes if node.role is not Role.GEMM_WEIGHT), default=8)
+        steps = self.recipe.for_bits(bits, activations) if self.recipe else self.steps
         refuse(model, steps)
-        return replace(self, steps=steps, below_8_bits=None)
+        return replace(self, steps=steps, recipe=None)
 
     def made(self, records: Sequence[PassRecord]) -> bool:
         """Whether a calibration with these passes behind it was asked for as here."""
         done = [{"name": one["name"], **one["options"]} for one in records]
-        asked = [step.to_dict() for step in self.steps]
-        few = [step.to_dict() for step in self.below_8_bits] if self.below_8_bits is not None else asked
-        return done in (asked, few) or (self.automatic and not asked and done == [step.to_dict() for step in AUTOMATIC])
+        variants = self.recipe.variants if self.recipe else [self.steps]
+        if self.automatic and not self.steps:
+            variants = [*variants, AUTOMATIC]
+        return done in [[step.to_dict() for step in steps] for steps in variants]
 
     def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
         """What comes before ranges are final, since they are observed anew behind it, and what comes after."""

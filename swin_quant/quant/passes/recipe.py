@@ -5,6 +5,8 @@ passes:
   - equalize
   - {name: bias_correction, pictures: 128}
 below_8_bits:      # instead, where a node has fewer; may be left out
+  - gptq
+activations_below_8_bits:  # instead of either, where a node of an activation has fewer; may be left out
   - reconstruct
 """
 
@@ -24,6 +26,7 @@ class _Said(TypedDict, total=False):
     name: str
     description: str
     below_8_bits: list[Any]
+    activations_below_8_bits: list[Any]
 
 
 class _Recipe(_Said):
@@ -50,14 +53,24 @@ class PassStep:
 
 @dataclass(frozen=True)
 class PassRecipe:
-    """The steps of a recipe; those `below_8_bits` instead, where an enabled node has fewer. None: the same."""
+    """The steps of a recipe; those `below_8_bits` instead, where an enabled node has fewer, and those of
+    `activations_below_8_bits`, where one of an activation has. None: no others."""
 
     steps: tuple[PassStep, ...]
     below_8_bits: tuple[PassStep, ...] | None = None
+    activations_below_8_bits: tuple[PassStep, ...] | None = None
 
-    def for_bits(self, bits: int) -> tuple[PassStep, ...]:
-        """The steps for a policy whose nodes have `bits` or more."""
+    def for_bits(self, bits: int, activations: int) -> tuple[PassStep, ...]:
+        """The steps for a policy whose nodes have `bits` or more, those of activations `activations` or more."""
+        if activations < _MANY_BITS and self.activations_below_8_bits is not None:
+            return self.activations_below_8_bits
         return self.steps if bits >= _MANY_BITS or self.below_8_bits is None else self.below_8_bits
+
+    @property
+    def variants(self) -> list[tuple[PassStep, ...]]:
+        """All that it may come to."""
+        found = (self.steps, self.below_8_bits, self.activations_below_8_bits)
+        return [steps for steps in found if steps is not None]
 
 
 _MANY_BITS = 8
@@ -72,10 +85,12 @@ def load_passes(name_or_path: str) -> PassRecipe:
     """A shipped recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
     path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
     data = checked(_Recipe, read_yaml(path, "recipe of passes"), str(path), error=UsageError)
-    few = data.get("below_8_bits")
-    return PassRecipe(
-        steps_of(data["passes"], str(path)), None if few is None else steps_of(few, f"{path}: below_8_bits")
-    )
+    others = {
+        key: steps_of(given, f"{path}: {key}")
+        for key in ("below_8_bits", "activations_below_8_bits")
+        if (given := data.get(key)) is not None
+    }
+    return PassRecipe(steps_of(data["passes"], str(path)), **others)
 
 
 def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:

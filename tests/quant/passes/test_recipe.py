@@ -11,18 +11,25 @@ from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
 def test_every_shipped_recipe_is_read_and_survives_being_written():
     for name in builtin_passes():
         recipe = load_passes(name)
-        for steps in (recipe.steps, recipe.for_bits(4)):
+        for steps in recipe.variants:
             assert steps and steps_of([step.to_dict() for step in steps]) == steps
 
 
 def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("passes: [equalize]\nbelow_8_bits: [reconstruct]\n")
-    names = {bits: [step.name for step in load_passes(str(file)).for_bits(bits)] for bits in (4, 7, 8, 16)}
-    assert names == {4: ["reconstruct"], 7: ["reconstruct"], 8: ["equalize"], 16: ["equalize"]}
-    file.write_text("passes: [equalize]\nbelow_8_bits: [reconstrukt]\n")
-    with pytest.raises(UsageError, match="below_8_bits: pass 1: there is no pass"):
-        load_passes(str(file))
+    few = "passes: [equalize]\nbelow_8_bits: [gptq]\n"
+    wanted = {"W4A4": "gptq", "W4A8": "gptq", "W8A6": "gptq", "W8A8": "equalize", "W16A16": "equalize"}
+    for text in (few, few + "activations_below_8_bits: [reconstruct]\n"):
+        file.write_text(text)
+        recipe = load_passes(str(file))
+        for title, name in wanted.items():
+            w, a = map(int, title[1:].split("A"))
+            assert [step.name for step in recipe.for_bits(min(w, a), a)] == [name], title
+        wanted |= {"W4A4": "reconstruct", "W8A6": "reconstruct"}
+    for key in ("below_8_bits", "activations_below_8_bits"):
+        file.write_text(f"passes: [equalize]\n{key}: [reconstrukt]\n")
+        with pytest.raises(UsageError, match=f" {key}: pass 1: there is no pass"):
+            load_passes(str(file))
 
 
 def test_every_pass_has_options_with_defaults():
