@@ -57,7 +57,7 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import norm_gemm
 
     (n, k), m = w.shape, out.shape[0]
-    t = tiles or norm_gemm_tiles(m, n, k, w.element_size())
+    t = tiles or norm_gemm_tiles(m, n, k, w.element_size(), normed=norm_weight is not None)
     columns = max(t.columns, epilogue.head_dim) if epilogue.kind == "unit" else t.columns
     groups = column_groups(m, n, t.rows, columns)
     arguments = {

@@ -90,14 +90,15 @@ def patch_tiles(channels: int, taps: int) -> Tiles:
     return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, power_of_two(taps)))
 
 
-def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
-    """For a norm over k channels and w [n, k]: rows stay on the chip in steps of `inner`, beside a tile of w."""
+def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True) -> Tiles:
+    """For a norm over k channels (if `normed`; V2 has none there) and w [n, k]: rows stay on the chip in steps of
+    `inner`, beside a tile of w."""
     inner = _divisor(k, 128 // itemsize)
     rows = 64 if k * itemsize <= WIDE else 32
     columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64
     rows = _fewer(m, rows)
     # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill.
-    warps = 4 if rows * k <= 2 * REGISTERS else 8
+    warps = 8 if normed and rows * k > 2 * REGISTERS else 4
     return Tiles(rows, columns, inner, warps, stages=2 if k * itemsize <= WIDE else 1)
 
 
