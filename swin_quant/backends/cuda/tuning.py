@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.kernels.tiles import MOST_WARPS, Tiles
 from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_json, write_json
@@ -139,7 +139,8 @@ def read_tiles(path: Path, place: TunedFor) -> TileTable:
     for number, one in enumerate(file["timed"]):
         if not one["tiles"].are_possible():
             raise SwinQuantError(
-                f"{path}: timed[{number}].tiles: sides and warps must be powers of two: run `swin-quant tune` again"
+                f"{path}: timed[{number}].tiles: sides and warps must be powers of two, warps at most {MOST_WARPS}: "
+                "run `swin-quant tune` again"
             )
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)

@@ -80,6 +80,7 @@ def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"lines": 1}, "us": 1.0}]}, r"timed\[0\].tiles"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": "1"}, "us": 1.0}]}, r"timed\[0\].tiles.rows"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 48}, "us": 1.0}]}, "must be powers of two"),
+        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "warps": 64}, "us": 1.0}]}, "warps at most 32"),
     ],
 )
 def test_a_damaged_file_is_one_line(written, change, said):

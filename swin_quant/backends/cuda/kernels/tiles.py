@@ -8,6 +8,7 @@ from swin_quant.backends.cuda.kernels.call import power_of_two
 FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
 REGISTERS = 8192  # float32 values that a program of row kernels holds at once
 MOST = 1 << 20  # values that Triton lets a tensor have
+MOST_WARPS = 32  # of a program, on every GPU
 WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
 
 
@@ -31,7 +32,8 @@ class Tiles:
     def are_possible(self) -> bool:
         """Whether a kernel can have them at all."""
         sides = (self.rows, self.columns or 1, self.inner or 1, self.warps)
-        return all(0 < side <= MOST and side & (side - 1) == 0 for side in sides) and 0 < self.stages <= MOST
+        powers = all(0 < side <= MOST and side & (side - 1) == 0 for side in sides)
+        return powers and self.warps <= MOST_WARPS and 0 < self.stages <= MOST
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
