@@ -35,30 +35,28 @@ VARIANTS: dict[str, object] = {
     "range search": ["range_search"],
     "range search, gptq": ["range_search", "gptq"],
     "reconstruct": ["reconstruct"],
-    "outliers, reconstruct": [{"name": "equalize", "only_outliers": True}, "reconstruct"],
     "distill": ["distill"],
     "fast": "fast",
     "best": "best",
 }
 RECIPES = ("plain", "fast", "best")
+ALONE = ("equalize", "bias correction", "ridge", "gptq", "range search")
+LEARNED = ("reconstruct", "distill")  # minutes each: of the examples alone
+FEWER = ((6, 6), (4, 8), (4, 4))  # bits, that FasterTransformer's formats do not have
 # What is measured, the most wanted first: bits, policies, variants.
-CHEAP = ("equalize", "bias correction", "ridge", "gptq", "range search", "range search, gptq")
 PLAN = (
-    ((4, 4), ("qdq",), RECIPES),
-    ((8, 8), ("ft-mode1", "qdq", "cpu", "tensorrt-centred"), RECIPES),
-    ((6, 6), ("qdq",), RECIPES),
-    ((4, 8), ("qdq",), RECIPES),
-    ((8, 8), ("ft-mode2",), RECIPES),
+    *((bits, ("qdq",), RECIPES) for bits in FEWER),
+    ((8, 8), ("ft-mode1", "ft-mode2", "qdq", "cpu", "tensorrt-centred"), RECIPES),
     ((4, 4), ("tensorrt-centred",), RECIPES),
-    ((8, 8), ("ft-mode1", "cpu"), CHEAP),
-    ((4, 4), ("qdq",), CHEAP),
-    ((8, 8), ("qdq", "ft-mode2"), CHEAP),
-    ((6, 6), ("qdq",), CHEAP),
-    ((4, 8), ("qdq",), CHEAP),
-    ((4, 4), ("qdq",), tuple(VARIANTS)),
-    ((8, 8), ("ft-mode1",), tuple(VARIANTS)),
-    ((4, 8), ("qdq",), tuple(VARIANTS)),
-    ((8, 8), ("qdq", "cpu"), tuple(VARIANTS)),
+    ((8, 8), ("ft-mode1", "ft-mode2", "qdq", "cpu"), ALONE),
+    *((bits, ("qdq",), ALONE) for bits in FEWER),
+    *((bits, ("cpu",), RECIPES) for bits in FEWER),
+    ((8, 8), ("ft-mode1", "qdq", "cpu"), LEARNED),
+    *((bits, ("qdq",), LEARNED) for bits in FEWER),
+    *((bits, ("cpu",), ALONE) for bits in FEWER),
+    ((8, 8), ("ft-mode1", "cpu"), ("range search, gptq",)),
+    ((4, 4), ("qdq",), ("range search, gptq",)),
+    ((8, 8), ("ft-mode2",), LEARNED),
 )
 PLANTED = (("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"))
 # Times how much, policy, seed: the most wanted first.
@@ -116,6 +114,7 @@ def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training
         for policy in policies
         for title, (folder, suffix) in places.items()
         for name in models
+        if title == "example" or variant not in LEARNED
     )
     return [
         (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",
