@@ -19,14 +19,9 @@ from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.tasks.calibrate import (
-    CalibrationPlan,
-    Found,
-    calibrate_numbered,
-    calibrate_pictures,
-    calibrated_again,
-    found_by,
-)
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures
+from swin_quant.tasks.calibrated import calibrated_again
+from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 
 BATCHES, BATCH_SIZE = 10, 8  # those of the command

@@ -27,7 +27,7 @@ from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.html import html_facts
-from swin_quant.tasks.calibrate import finish, save_with_card
+from swin_quant.tasks.calibrated import finish, save_with_card
 from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.tasks.export import giving
 

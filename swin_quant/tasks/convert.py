@@ -16,7 +16,7 @@ from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
-from swin_quant.tasks.calibrate import calibrated_again
+from swin_quant.tasks.calibrated import calibrated_again
 
 MINDSPORE = ".ckpt"
 FORMATS = (".pth", ".safetensors", MINDSPORE)

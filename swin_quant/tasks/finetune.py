@@ -15,7 +15,7 @@ from swin_quant.cards.records import RangesRecord
 from swin_quant.cards.versions import versions
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
-from swin_quant.tasks.calibrate import save_with_card
+from swin_quant.tasks.calibrated import save_with_card
 from swin_quant.tasks.evaluate import compared, load_for_scoring
 from swin_quant.tasks.train import Request, Trained, run, training_config, with_batch_size
 from swin_quant.train.lock import only_writer

@@ -18,7 +18,8 @@ from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_peaks, read_statistics
 from swin_quant.tasks.advice import told
-from swin_quant.tasks.calibrate import Calibrated, calibrated_again, finish, found_by
+from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish
+from swin_quant.tasks.calibration_found import found_by
 
 
 def recalibrate(

@@ -1,0 +1,132 @@
+"""What a calibration found: improved by passes, checked against float, and recorded."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import finite
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import (
+    CalibrationRecord,
+    CheckRecord,
+    SearchRecord,
+)
+from swin_quant.checkpoint.range_bits import bits_record
+from swin_quant.quant.advice import Findings, advise, figures_of
+from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.policy import Policy
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.standouts import Standout
+from swin_quant.tasks.advice import told
+from swin_quant.tasks.passes import PassPlan, choose, improve, standing_out
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a calibration found, how it is recorded, this rank's numbered batches, its part of the first pictures, for
+    the check, and the channels that stand out of what the passes left."""
+
+    calibration: Calibration
+    record: CalibrationRecord
+    method: Method
+    some: Sequence[CheckBatch]
+    images: Sequence[tuple[int, Tensor]] = ()
+    standouts: Sequence[Standout] = ()
+
+    def improved(
+        self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None,
+        scratch: Scratch = Scratch(),  # noqa: B008
+    ) -> "Found":  # fmt: skip
+        """What is found behind the passes of `plan`, and recorded with those that the weights have seen `before`.
+
+        Calibrator auto chooses between them: behind those after which ranges are observed anew.
+        """
+        plan = plan.for_model(model)
+        if len({batch.shape[1:] for _, batch in self.images}) > 1:
+            return self._of_several_sizes(plan)
+        recorded = before.calibration.get("passes", []) if before and before.calibration else []
+        earlier = [one for one in recorded if one["kept"]]
+        method, record, (first, then) = self.method, self.record, plan.around_ranges()
+        calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)
+        if method.is_auto:
+            method = choose(model, calibration, self.images, method, world)
+            record = {**record, **found_by(method, model, calibration)}
+        calibration, more = improve(model, calibration, self.images, method, then, world, scratch)
+        if passes := [*earlier, *done, *more]:
+            again = found_by(method, model, calibration)
+            record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
+        standouts = standing_out(model, self.images, passes, world)
+        return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
+
+    def _of_several_sizes(self, plan: PassPlan) -> "Found":
+        if plan.steps or self.method.is_auto:
+            what = "‹passes›" if plan.steps else "‹calibrator› auto"
+            raise UsageError(
+                f"{what}: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
+            )
+        return self
+
+    def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
+        """The record, with what the ranges cost under `policy`, which is applied, and advice, which is also said."""
+        check = check_ranges(model, self.calibration, self.method, self.some)
+        passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
+        nodes = named_nodes(model)
+        found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.standouts)
+        record: CalibrationRecord = {**self.record, "advice": told(advise(found), world)}
+        if check is None:
+            return record
+        if world.is_main and not check.better and check.sqnr_db >= RUIN_DB:
+            log.info("%s: %s", policy.name, figures_of(check))
+        cost = CheckRecord(
+            policy=policy.name,
+            pictures=check.pictures,
+            agreement=check.agreement,
+            sqnr_db=finite(check.sqnr_db),
+            others=finite(check.others),
+            at_fault=list(check.at_fault),
+        )
+        return {**record, "check": cost}
+
+
+def calibrate_numbered(
+    model: nn.Module, batches: Iterable[tuple[int, Tensor]], method: Method, batch_size: int
+) -> tuple[Calibration, list[CheckBatch], list[tuple[int, Tensor]]]:
+    """Calibrate on (number, images [B, 3, H, W]); also the first pictures with their float logits, and all batches."""
+    shown: list[tuple[int, Tensor]] = []
+    some: list[CheckBatch] = []
+
+    def images() -> Iterator[Tensor]:
+        for numbered in batches:
+            shown.append(numbered)
+            yield numbered[1]
+
+    def keep(logits: Tensor) -> None:
+        number, batch = shown[-1]
+        if (wanted := PICTURES - number * batch_size) > 0:
+            some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
+
+    return calibrate(model, images(), method, keep), some, shown
+
+
+def _methods(model: nn.Module, method: Method) -> list[str]:
+    """The range methods of the activation nodes that are on, or of all where none is."""
+    nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
+    on = [node for node in nodes if node.enabled] or nodes
+    return sorted({method.for_node(node.name, node.bits) for node in on})
+
+
+def found_by(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
+    """What a calibration record says of the search itself."""
+    methods = _methods(model, method)
+    return {
+        "method": "+".join(methods),
+        "percentile": method.percentile if "percentile" in methods else None,
+        "dead_nodes": calibration.dead,
+        **bits_record(model, method),
+    }
