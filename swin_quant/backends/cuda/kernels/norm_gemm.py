@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels import gemm, norm_quantize
 from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue
-from swin_quant.backends.cuda.kernels.tiles import Tiles, column_groups, norm_gemm_tiles
+from swin_quant.backends.cuda.kernels.tiles import REGISTERS, Tiles, column_groups, norm_gemm_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
@@ -86,7 +86,7 @@ def call(
         "BK": t.inner,
         "GROUP": -(-n // columns) // groups,
     }
-    options = t.options() | (ALL_REGISTERS if t.warps == 8 else {})
+    options = t.options() | (ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {})
     return PreparedLaunch(norm_gemm.norm_gemm, (-(-m // t.rows) * groups,), arguments, constants, options)
 
 
