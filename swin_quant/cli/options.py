@@ -253,8 +253,9 @@ def tell_bits(policies: Sequence[Policy]) -> None:
 
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
         log.info(
-            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8, no smaller and no faster, and "
-            "no such activations; FasterTransformer takes neither",
+            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8, no smaller and no faster ("
+            "those of 4 bits in INT4 with `export --int4-weights`), and no such activations; FasterTransformer takes "
+            "neither",
             listed(few),
         )
 

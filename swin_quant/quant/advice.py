@@ -26,6 +26,7 @@ FEW, ENOUGH = (
     32,
 )  # pictures: a bootstrap of fewer than FEW knows little; 2 cost these models 15 dB, 8 to 80 less than 1
 FEW_BITS = 4
+_BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that chose ranges of activations by what lies behind
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,9 @@ def clipped_share(statistics: Statistics, amax: float) -> float:
 def _clipped(f: Findings) -> Iterator[Advice]:
     """Ranges that cut off what another method keeps, and are the worse for it by the node's own values.
 
-    Calibrator auto has looked at what lies behind them, which counts for more.
+    Calibrator auto and some passes have looked at what lies behind them, which counts for more.
     """
-    if f.method.of_nodes is not None:
+    if f.method.of_nodes is not None or _BY_OUTPUT & set(f.passes):
         return
     shares: dict[str, float] = {}
     better: dict[str, int] = {}
@@ -165,7 +166,7 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         which = max(better, key=better.__getitem__)
         yield Advice(
             "clipped",
-            f"{len(shares)} ranges clip up to {100 * shares[worst[0]]:.1f} % of what their nodes saw: "
+            f"clipping in {_counted(worst, 'range')}: up to {100 * shares[worst[0]]:.1f} % of what their nodes saw: "
             f"{listed(worst, 2)}; ‹calibrator› {which} clips less and keeps more of it",
             tuple(worst),
         )
@@ -179,8 +180,8 @@ def _outliers(f: Findings) -> Iterator[Advice]:
         where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
         yield Advice(
             "outliers",
-            f"channels stand out in {len(curable)} places, in {first.place} by {first.times:.0f} times: the pass "
-            f"equalize could even them out {where}, and was not asked for or taken back",
+            f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: the "
+            f"pass equalize could even them out {where}, and was not asked for or taken back",
             tuple(one.place for one in curable),
         )
     rest = sorted((one for one in f.standouts if not one.cure), key=lambda one: -one.times)
@@ -188,7 +189,7 @@ def _outliers(f: Findings) -> Iterator[Advice]:
         first = rest[0]
         yield Advice(
             "outliers-uncured",
-            f"channels stand out in {len(rest)} tensors where no equalization reaches, in {first.place} by "
+            f"channels stand out in {_counted(rest, 'tensor')} where no equalization reaches, in {first.place} by "
             f"{first.times:.0f} times: `swin-quant sensitivity` says what they cost, ‹off› keeps them float",
             tuple(one.place for one in rest),
         )
@@ -215,8 +216,13 @@ def _sample(f: Findings) -> Iterator[Advice]:
 
 def _few_bits(f: Findings) -> Iterator[Advice]:
     bits = min((node.bits for node in f.enabled.values()), default=8)
-    if bits <= FEW_BITS and not set(f.passes) - {"equalize"}:
+    in_blocks = any(node.block for node in f.enabled.values())  # which the recipe does not take
+    if bits <= FEW_BITS and not in_blocks and not set(f.passes) - {"equalize"}:
         yield Advice("passes", f"{bits} bits: ‹passes› fast wins some of the loss back, see docs/accuracy.md")
+
+
+def _counted(things: Sequence[object], one: str) -> str:
+    return f"{len(things)} {one}{'s' if len(things) > 1 else ''}"
 
 
 Rule = Callable[[Findings], Iterator[Advice]]

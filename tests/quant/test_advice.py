@@ -1,5 +1,7 @@
 """What a calibration advises, and that it says nothing where nothing is wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
-from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.standouts import standouts
 from tests.outliers import plant
 
@@ -63,7 +65,9 @@ def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subje
     (advice,) = [one for one in advise(findings) if one.kind == "clipped"]
     assert advice.nodes == (FC2,) and FC2 in advice.text and "‹calibrator›" in advice.text and not advice.warns
     share = clipped_share(findings.calibration.statistics[FC2], node.amax.item())
-    assert f"{100 * share:.1f} %" in advice.text and share > 0.001
+    assert f"clipping in 1 range: up to {100 * share:.1f} %" in advice.text and share > 0.001
+    for name, says in {"gptq": True, "range_search": False, "reconstruct": False, "distill": False}.items():
+        assert ("clipped" in kinds(replace(findings, passes=[name]))) is says, name
 
 
 def test_few_pictures_of_many_kinds_are_said_to_be_few(subject):
@@ -98,11 +102,13 @@ def test_branches_that_do_nothing_and_values_beyond_float16(subject):
     assert found["beyond-half"].warns and "float16" in found["beyond-half"].text
 
 
-def test_four_bits_ask_for_bias_correction_once(subject):
+def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subject):
     findings = subject(bits=4, method="mse")[1]
     assert "passes" in kinds(findings)
-    corrected = Findings(findings.nodes, findings.calibration, findings.method, "x", passes=["bias_correction"])
-    assert "passes" not in kinds(corrected)
+    assert "passes" not in kinds(replace(findings, passes=["bias_correction"]))
+    for node in findings.nodes.values():
+        node.block = 16 if node.role is Role.GEMM_WEIGHT else None
+    assert "passes" not in kinds(findings)
 
 
 def test_channels_that_stand_out_come_with_their_cure(subject):
