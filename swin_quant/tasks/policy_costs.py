@@ -1,7 +1,7 @@
 """What policies cost, measured once: losses by fake-quant on pictures, milliseconds on an engine; kept in a journal."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import targets
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.base.journal import Journal
@@ -23,12 +24,15 @@ from swin_quant.bench.cpu import features, usable_cores
 from swin_quant.bench.interleave import Timing, interleave
 from swin_quant.bench.runner import Contender
 from swin_quant.cards.costs import LossRecord
+from swin_quant.cards.lineage import original_of
 from swin_quant.cards.versions import versions
+from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import default_workers, load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest, sample
 from swin_quant.data.sources import open_pictures
+from swin_quant.engines.baseline import load_original
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
@@ -115,14 +119,16 @@ class Measured:
         need_logits(asked.cfg, "search")
         subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
         self.model: Classifier = subject.model.eval()
-        self.card_file = subject.card_file
+        self.card, self.card_file = subject.card, subject.card_file
         self.batches, names = _load(asked, Preprocess.from_dict(subject.card.preprocess))
         self.pictures = sum(map(len, self.batches))
+        original = self._original()
         with torch.inference_mode():
-            self.expected = [self.model(images) for images in self.batches]
+            self.expected = [(original or self.model)(images) for images in self.batches]
         self.journal = Journal(
             asked.journal,
-            {
+            ({"original": self.card.original_sha256} if original else {})
+            | {
                 "checkpoint": sha256_of(asked.checkpoint),
                 "pictures": digest(names),
                 "base": asked.start.sha256,
@@ -162,6 +168,14 @@ class Measured:
         others = replace(self.asked.start.and_then(Rule(disable=tuple(nodes))), name=mine)
         return replace(others, name=f"{mine} {others.sha256[:6]}")
 
+    def takes(self, policy: Policy) -> bool:
+        """Whether the checkpoint's ranges are for the bits of a policy."""
+        try:
+            check_bits(self.model, self.card, [policy], self.asked.checkpoint)
+        except UsageError:
+            return False
+        return True
+
     def loss(self, policy: Policy) -> Loss:
         """Of the model in fake-quant under a policy; the drop is that to expect on pictures that it does not know."""
         found: LossRecord = self.journal.remember(f"losses {policy.sha256}", LossRecord, partial(self._loss, policy))
@@ -178,8 +192,8 @@ class Measured:
         """Of a batch on the engine, by the policy's name; timed together, in turns."""
         some = {policy.sha256: policy for policy in policies if self.nodes_on(policy)}
         missing = {sha256: policy for sha256, policy in some.items() if self._known_ms(sha256) is None}
-        ratios = self._timed(missing)
-        self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, float)
+        for ratios in self._timed(missing):
+            self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, float)
         return {p.name: self._known_ms(p.sha256) or 0.0 if p.sha256 in some else self.float_ms for p in policies}
 
     @property
@@ -199,6 +213,18 @@ class Measured:
     def _known_ms(self, sha256: str) -> float | None:
         known: float | None = self.journal.known(f"ms {sha256}", float)
         return known
+
+    def _original(self) -> Classifier | None:
+        """What the user had, where passes changed what the weights compute; a model that QAT trained is its own."""
+        asked, card = self.asked, self.card
+        if card.is_qat or not card.has_own_weights:
+            return None
+        file = original_of(card, [Path(asked.checkpoint).resolve().parent])
+        if file is None:
+            log.warning("%s: losses are against its own weights: the float file that it was made of is not found, "
+                        "where its run card says or beside it", asked.checkpoint)  # fmt: skip
+            return None
+        return load_original(asked.cfg, file, World())[0].eval()
 
     def _alone(self) -> dict[str, LayerNoise]:
         apply_policy(self.model, self.asked.start)
@@ -238,10 +264,15 @@ class Measured:
         known = {kind: self.journal.known(f"kind {kind}", float) for kind in kinds}
         left = {kind: self.policy(frozenset(kinds[kind])) for kind, ms in known.items() if ms is None}
         some = {kind: policy for kind, policy in left.items() if self.nodes_on(policy)}
-        found = {kind: (ratio - 1) * self.base_ms for kind, ratio in self._timed(some, beyond_chance).items()}
-        found |= {kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()}  # the only kind there is
-        self.journal.keep({f"kind {kind}": ms for kind, ms in found.items()}, float)
-        return {kind: ms for kind, ms in known.items() if ms is not None} | found
+
+        def keep(found: Mapping[str, float]) -> None:
+            known.update(found)
+            self.journal.keep({f"kind {kind}": ms for kind, ms in found.items()}, float)
+
+        for ratios in self._timed(some, beyond_chance):
+            keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})
+        keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the only kind there is
+        return {kind: ms for kind, ms in known.items() if ms is not None}
 
     def _extremes(self) -> tuple[float, float]:
         timings = self._interleaved({_ALL_ON: self.asked.start, _FLOAT: None})
@@ -249,16 +280,17 @@ class Measured:
 
     def _timed(
         self, policies: Mapping[str, Policy], ratio: Callable[[Timing, Timing], float] | None = None
-    ) -> dict[str, float]:
-        """How many times the milliseconds of all on each takes: by their best rounds, or as `ratio` tells."""
-        found: dict[str, float] = {}
+    ) -> Iterator[dict[str, float]]:
+        """How many times the milliseconds of all on each takes: by their best rounds, or as `ratio` tells.
+
+        A few at a time, each worth keeping at once: to export, load and time them takes minutes.
+        """
         names = list(policies)
         starts = range(0, len(names), _AT_ONCE - 1)
         for first in track(starts, f"timing on {self.asked.engine}", len(starts)):
             some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
             timings = self._interleaved({_ALL_ON: self.asked.start, **some})
-            found |= {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
-        return found
+            yield {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
 
     def _interleaved(self, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
         asked = self.asked

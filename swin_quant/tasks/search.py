@@ -96,11 +96,11 @@ def search(asked: PolicySearch) -> SearchResult:
         tried.setdefault(bench.policy(some).name, bench.policy(some))
         left_float.setdefault(bench.policy(some).name, some)
     for name in builtin_policies():
-        if name in asked.of.backend.exporting.policies:
+        if name in asked.of.backend.exporting.policies and bench.takes(load_policy(name)):
             tried.setdefault(name, load_policy(name))
     losses = {name: bench.loss(policy) for name, policy in tried.items()}
     times = bench.milliseconds(list(tried.values()))
-    best = _best(asked, tried, losses, times, chosen.name)
+    best = _best(asked, tried, losses, times)
     losses[_FLOAT], times[_FLOAT] = Loss(math.inf, 0.0, 100.0, 0.0), bench.float_ms
     names = [name for name in losses if name in times]
     on_front = {names[index] for index in front([(losses[name].kl, times[name]) for name in names])}
@@ -109,7 +109,8 @@ def search(asked: PolicySearch) -> SearchResult:
         TriedPolicy(name, counts[name], losses[name], times[name], name == best, name in on_front) for name in names
     ]
     met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
-    found = replace(tried[best], name=asked.place.stem, description=_why(asked, losses[best], times, best))
+    why = _why(asked, losses[best], times[best], best, bench.pictures)
+    found = replace(tried[best], name=asked.place.stem, description=why)
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
     atomic_write_bytes(asked.place, _as_yaml(found, still))
     written = load_policy(str(asked.place))  # whose layers have another order: `found_before` compares with the file
@@ -191,24 +192,26 @@ def _best(
     tried: Mapping[str, Policy],
     losses: Mapping[str, Loss],
     times: Mapping[str, float],
-    chosen: str,
 ) -> str:
-    """The fastest candidate within the budget; for `max_ms` alone, the nearest to float within that time."""
-    allowed = [name for name in tried if asked.budget.allows(losses[name])]
-    allowed = [name for name in allowed if asked.max_ms is None or times[name] <= asked.max_ms]
-    if not allowed:
-        return chosen
-    if asked.budget == Budget():
-        return min(allowed, key=lambda name: losses[name].kl)
+    """The fastest candidate within the budget; for `max_ms` alone, the nearest to float within that time.
+
+    Where none is, the nearest to float of those that keep the time; if none keeps it, the fastest that keeps the rest.
+    """
+    in_time = [name for name in tried if asked.max_ms is None or times[name] <= asked.max_ms]
+    allowed = [name for name in in_time if asked.budget.allows(losses[name])]
+    if not in_time:
+        return min([name for name in tried if asked.budget.allows(losses[name])] or tried, key=times.__getitem__)
+    if asked.budget == Budget() or not allowed:
+        return min(in_time, key=lambda name: losses[name].kl)
     return min(allowed, key=times.__getitem__)
 
 
-def _why(asked: PolicySearch, loss: Loss, times: Mapping[str, float], name: str) -> str:
+def _why(asked: PolicySearch, loss: Loss, ms: float, name: str, pictures: int) -> str:
     of = asked.of
     return (
-        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. Measured on {of.sampling.count} pictures of "
+        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {pictures} pictures of "
         f"{of.sampling.split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
-        f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; {times[name]:.3f} ms."
+        f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; {ms:.3f} ms."
     )
 
 

@@ -8,9 +8,11 @@ import yaml
 
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
+from swin_quant.tasks import policy_costs
 from swin_quant.tasks.policy_costs import Measured
 
 FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
+BUILT_IN = {"onnxruntime", "qdq"}  # that fit ONNX Runtime
 TWO_KINDS = ["--policy", "qdq", "--off", "*.qkv.*", "*.proj.*", "*.fc1.*"]  # each kind of layer is exported and timed
 
 
@@ -60,6 +62,7 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
     assert done.code == 0 and result["met"], done
     found = next(row for row in result["candidates"] if row["front"] == "found")
     assert (found["sqnr_db"] or math.inf) >= limit and found["nodes"] < whole["nodes"]
+    assert {row["policy"] for row in result["candidates"]} >= BUILT_IN
     fit = [row for row in result["candidates"] if (row["sqnr_db"] or math.inf) >= limit and row["policy"] != "float"]
     assert found["ms"] == min(row["ms"] for row in fit)
     policy = load_policy(str(small[0] / "found" / "swin_micro_auto_onnxruntime.yaml"))
@@ -67,6 +70,7 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
     assert policy.sha256 in (small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json").read_text()
     assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
     assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
+    assert f"It is {found['policy']}. Measured on 8 pictures" in policy.description
     left = {layer["layer"]: layer["saved_ms"] for layer in result["left_float"]}
     assert left and all(any(node.startswith(f"{layer}.") for node in disabled) for layer in left)
     every = max(
@@ -85,10 +89,25 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
 
 
 @pytest.mark.slow
+def test_at_equal_cost_it_is_never_worse_than_what_is_built_in(search):
+    """Given the milliseconds of a built-in policy, the nearest to float; given its loss, one that is no slower."""
+    built_in = [row for row in search("--min-sqnr", 0)[1]["candidates"] if row["policy"] in BUILT_IN]
+    assert built_in
+    for row in built_in:
+        for budget in (["--max-ms", row["ms"]], ["--min-agreement", row["agreement"], "--min-sqnr", row["sqnr_db"]]):
+            done, result, _ = search(*budget)
+            found = next(one for one in result["candidates"] if one["front"] == "found")
+            assert done.code == 0 and found["ms"] <= row["ms"], (budget, result)
+            assert found["kl"] <= row["kl"] or budget[0] != "--max-ms", (budget, result)
+
+
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_still_gives_the_best(search, small):
     done, result, text = search("--max-ms", 1e-6)
     assert "cannot be met (at most 1e-06 ms)" in done.err and done.code == 1
     assert not result["met"] and "enable" in text
+    found = next(row for row in result["candidates"] if row["front"] == "found")
+    assert found["ms"] == min(row["ms"] for row in result["candidates"] if row["policy"] != "float")
     journal = small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json"
     assert "found: at most 1e-06 ms" not in json.loads(journal.read_text())["entries"]
 
@@ -113,6 +132,44 @@ def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(search, small, mon
     assert sum(key.startswith("losses") for key in json.loads(place.read_text())["entries"]) == 2
     monkeypatch.setattr(Measured, "_loss", loss)
     assert search("--min-sqnr", 30)[1:] == (result, text)
+
+
+@pytest.mark.slow
+def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(small, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(policy_costs, "_AT_ONCE", 2)
+    timed, done, asked = Measured._interleaved, [], []
+
+    def cut_off(self, policies):
+        asked.append(set(policies))
+        if len(done) == 2:  # a kind of layer, then all and none
+            raise KeyboardInterrupt
+        done.append(policies)
+        return timed(self, policies)
+
+    monkeypatch.setattr(Measured, "_interleaved", cut_off)
+    words = [*small[1], *TWO_KINDS, "--min-sqnr", 30, "--output", tmp_path]
+    assert run(*words).code == 130
+    journal = json.loads((tmp_path / "swin_micro_auto_onnxruntime.journal.json").read_text())
+    (kept,) = (key.removeprefix("kind ") for key in journal["entries"] if key.startswith("kind "))
+    assert run(*words).code == 130
+    first, _, second, again = asked
+    assert kept in first and kept not in second | again and again == second
+
+
+@pytest.mark.slow
+def test_losses_are_to_the_model_that_the_user_had(small, run, pictures, tmp_path):
+    """Behind passes that change what weights compute the checkpoint's own, unquantized, are no float model."""
+    folder, words = small
+    told = ["--cfg", folder / "swin.yaml", "--data-path", pictures, "--no-eval", "--device", "cpu", "--policy", "qdq"]
+    told += ["--wprec", 2, "--passes", "fast", "--pictures", 8, "--output", tmp_path]
+    assert run("calibrate", folder / "x.pth", *told).code == 0
+    weights_alone = [*TWO_KINDS, "role:activation", "--wprec", 2]
+    words = ["search", tmp_path / "swin_micro_calib.pth", *words[2:], *weights_alone, "--min-sqnr", 60]
+    done = run(*words, "--output", tmp_path, "--json", tmp_path / "x.json")
+    result = json.loads((tmp_path / "x.json").read_text())
+    rows = [row for row in result["candidates"] if row["policy"] != "float"]
+    assert done.code == 1 and all(row["sqnr_db"] < 40 for row in rows), result
+    assert min(row["nodes"] for row in rows) == 0
 
 
 @pytest.mark.slow
