@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     if args.json == "-":
         return
     if args.format == "csv":
-        print_text(shown.as_csv(record))
+        print_text(shown.as_csv(record, args.kind or KINDS))
         return
     print_table(shown.table_of(record, args.kind or KINDS, args.top or None))
     if record["profile"] and not args.kind:

@@ -83,9 +83,9 @@ def profile_of(record: SensitivityRecord) -> ReportTable[tuple[str, float | None
     return ReportTable(columns, list(record["profile"].items()))
 
 
-def as_csv(record: SensitivityRecord) -> str:
-    """CSV, a line for each group."""
-    return comma_separated(COLUMNS, rows_of(record))
+def as_csv(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> str:
+    """CSV, a line for each group of these kinds."""
+    return comma_separated(COLUMNS, rows_of(record, kinds))
 
 
 def _height(sqnr_db: float | None) -> float:

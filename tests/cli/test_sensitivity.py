@@ -44,6 +44,8 @@ def test_table_csv_json_and_card_agree(run, words, own, tmp_path):
 def test_only_the_kinds_that_are_asked_for(run, words):
     out = run(*words, "--kind", "stage", "role", "--policy", "qdq").out
     assert "role:gemm_weight" in out and "layers.0.blocks" not in out
+    rows = csv.DictReader(io.StringIO(run(*words, "--kind", "stage", "--format", "csv").out))
+    assert {row["kind"] for row in rows} == {"stage"}
 
 
 @pytest.mark.slow
