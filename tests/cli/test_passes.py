@@ -71,7 +71,7 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
     [
         "- {name: equalize, pictures: 8}\n- bias_correction",
         "- {name: range_search, pictures: 6}\n- ridge\n- {name: reconstruct, iterations: 2, batch: 3}",
-        "- gptq",
+        "- gptq\n- {name: distill, iterations: 2, batch: 3}",
     ],
 )
 def test_two_ranks_find_what_one_finds(run, forked, float_flags, passes, card_of, tmp_path):

@@ -10,7 +10,7 @@ from swin_quant.quant.passes.range_search import RangeSearchOptions, run
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import entering, through
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -34,7 +34,7 @@ def calibrated(tiny_model, images):
     return make
 
 
-@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1")])
+@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1"), ("swin", "cpu")])
 def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(kind, policy, calibrated, images):
     """Of the first: what later ones are given changes with it, and logits of random networks are no sum of units."""
     model = calibrated(kind, policy)
@@ -43,7 +43,9 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     expected = through(unit, inputs)
     before = squared_error(quantized(unit, inputs), expected)
     plain = {name: p.clone() for name, p in model.named_parameters()}
+    grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # with their zero points
     note = run(Workpiece(model, images[:32].split(8), units=units_of(model)), SHORT)
     assert squared_error(quantized(unit, inputs), expected) < before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
     assert all(node.state is State.OFF for node in named_nodes(model).values())
+    assert {name: node.grid for name, node in enabled_nodes(model).items()} == grids
