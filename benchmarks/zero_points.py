@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,13 @@ def main() -> None:
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/zero_points"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--rounds", type=int, default=16, help="of timing, at least 2 (default 16)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # of a process: model, engine, pictures
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error(f"--rounds {args.rounds}: must be at least 2")
     if args.one:
         name, engine, pictures = args.one
         print(json.dumps(measured(args, name, engine, int(pictures), batch=100)))
@@ -93,7 +99,7 @@ def choose(args: argparse.Namespace) -> list[list[str]]:
     from swin_quant.quant.policy import apply_policy, dequantize, quantize
 
     rows = []
-    for name in MODELS:
+    for name in args.model:
         cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
         model = build_model(cfg)
         load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
@@ -175,7 +181,7 @@ def measured(
 
 
 def accuracy(args: argparse.Namespace) -> list[list[str]]:
-    return scores(args, 5000, {"this one": {}})
+    return scores(args, 5000, {"this one": {}}, args.engine)
 
 
 def saturation(args: argparse.Namespace) -> list[list[str]]:
@@ -183,11 +189,11 @@ def saturation(args: argparse.Namespace) -> list[list[str]]:
 
 
 def scores(
-    args: argparse.Namespace, pictures: int, cpus: dict[str, dict[str, str]], engines=ENGINES
+    args: argparse.Namespace, pictures: int, cpus: dict[str, dict[str, str]], engines: Sequence[str]
 ) -> list[list[str]]:
     """dB, agreement and top-1 of each way; oneDNN reads its variable once, so each CPU is a process."""
     rows = []
-    for name in MODELS:
+    for name in args.model:
         for engine in engines:
             prepare(args, name, engine)
             for cpu, environment in cpus.items():
@@ -215,10 +221,12 @@ def latency(args: argparse.Namespace) -> list[list[str]]:
 
     cpu = f"{versions()['cpu']} ({', '.join(features(('avx2', 'avx512_vnni', 'amx_int8')))})"
     rows = []
-    for name in MODELS:
-        for engine in ENGINES:
+    for name in args.model:
+        for engine in args.engine:
             for batch in (1, 8):
-                for way, row in measured(args, name, engine, 64, batch, rounds=16).items():
+                for way, row in measured(args, name, engine, 64, batch, args.rounds).items():
+                    if row["failure"]:
+                        raise SystemExit(f"{name}, {engine}, {way}: {row['failure']}")
                     speedup = f"{row['speedup']:.3f}" if row["speedup"] else ""
                     rows.append([name, cpu, engine, str(batch), way, f"{row['p50_ms']:.2f}", speedup])
                     print(*rows[-1], sep=" | ", flush=True)
