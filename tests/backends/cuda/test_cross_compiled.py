@@ -3,6 +3,8 @@
 `benchmarks/cuda_kernels.py` compiles them all.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from swin_quant.backends.cuda.cases import cases
@@ -94,6 +96,32 @@ def test_float8_runs_on_its_tensor_cores(of_float8, capability):
         rows = min(dict(call.constants).get(key, 64) for key in ("BM", "BQ"))
         small = capability in (90, 100) and rows < 64  # float8 is of whole warp groups there
         assert made.float8 or (small and made.mma), f"{call.name}: {made}"
+
+
+def forms():
+    """The name of a form, its spec: FasterTransformer's arithmetic, a bfloat16 stream, pictures as bytes."""
+    for name in MODELS:
+        int8, half = (spec_of_config(load_config(find_config(name)), precision) for precision in ("int8", "float"))
+        yield f"{name}, ft-mode1", replace(int8, arithmetic="ft-mode1", quantized=frozenset(int8.products()))
+        yield f"{name}, bfloat16", replace(half, float_type="bfloat16")
+    yield f"{name}, pixels", replace(int8, pixels=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize(("form", "spec"), forms())
+def test_every_form_compiles(form, spec, capability):
+    """The products of each epilogue, and attention, in the types and with the roundings of that form."""
+    launches = program_of(spec, 32).launches[:10]  # the first block has all of them
+    kinds = {(call.name, dict(call.constants).get("KIND")): call for call in cases([*launches, *candidates(launches)])}
+    if spec.pixels:
+        kinds = {key: call for key, call in kinds.items() if call.name == "patch_embed"}
+        assert dict(kinds["patch_embed", None].types)["images"] == "*u8"
+    for call in kinds.values():
+        made, types = cross_compile(call, capability), dict(call.types)
+        assert made.spilled == 0 and made.programs > 0, f"{call.name}: {made}"
+        operand = types.get("w", types.get("qkv"))
+        assert made.int8 if operand == "*i8" else made.mma or operand is None, f"{call.name}: {made}"
 
 
 def test_older_gpus_are_refused_by_name(of_float8):

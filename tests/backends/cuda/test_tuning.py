@@ -123,6 +123,18 @@ def test_what_is_compiled_is_what_the_launch_list_needs(launches):
     )
 
 
+@pytest.mark.parametrize("arithmetic", ["cuda", "ft-mode1"])
+def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_config, arithmetic):
+    """Triton's default is not the same in all versions; FasterTransformer rounds products by themselves."""
+    pytest.importorskip("triton")
+    spec = replace(spec_of_config(tiny_config("swin", EMBED_DIM=64)), arithmetic=arithmetic)
+    found = cases(program_of(spec, 2).launches)
+    apart = [call for call in found if dict(call.types).get("product_levels") == "fp32"]
+    assert bool(apart) == (arithmetic != "cuda")
+    for call in found:
+        assert dict(call.options)["enable_fp_fusion"] is (call not in apart), call.name
+
+
 def test_the_engine_launches_kernels_with_the_tiles_that_were_timed(written, tiny_config, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(binding, "by_kernels", lambda device: True)

@@ -9,6 +9,8 @@ from typing import Any
 
 # Of a thread, as many as there are: with no limit ptxas spills some where that makes room for another program.
 ALL_REGISTERS = {"maxnreg": 255}
+# Where a kernel does not say otherwise: Triton 3.9 warns that this will not be its default any more.
+FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class PreparedLaunch:
 
     def run(self) -> None:
         settle_cache_keys()
-        self.kernel[self.grid](**self.arguments, **self.constants, **self.options)
+        self.kernel[self.grid](**self.arguments, **self.constants, **FUSED_MULTIPLY_ADD | dict(self.options))
 
 
 @cache
