@@ -96,6 +96,11 @@ class SearchResult:
     left_float: tuple[Unit, ...]
     cost_ms: float
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it quantizes nothing."""
+        return not any(one.nodes for one in self.candidates if one.is_found)
+
 
 def check_limit(name: str, value: float | None, most: float = math.inf) -> None:
     """UsageError for a limit, called `name` where it was given, that no policy keeps, or that every one does."""

@@ -140,9 +140,17 @@ def _calibrate(asked: Quantization) -> None:
 
 def _search(asked: Quantization) -> None:
     searching = asked.searching
-    if searching and not search(searching).met:
+    if searching is None:
+        return
+    found = search(searching)
+    if not found.met:
         raise SwinQuantError(
             f"the budget cannot be met ({searching.limits}): the best that was found is {searching.place}"
+        )
+    if found.is_float:
+        raise SwinQuantError(
+            f"within the budget ({searching.limits}) every layer stays float: loosen it, or deploy the float model: "
+            f"`swin-quant export {quote(str(asked.calibrated))} --for {asked.backend} --precision float`"
         )
 
 

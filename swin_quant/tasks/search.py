@@ -114,9 +114,11 @@ def search(asked: PolicySearch) -> SearchResult:
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
     atomic_write_bytes(asked.place, _as_yaml(found, still))
     written = load_policy(str(asked.place))  # whose layers have another order: `found_before` compares with the file
-    if met:  # else `quantize`, given again, would take it for what was asked for
+    if met and counts[best]:  # else `quantize`, given again, would take it for what was asked for
         bench.journal.keep({asked.found: written.sha256}, str)
     log.info("policy: %s", asked.place)
+    if not counts[best]:
+        log.warning("%s: every layer stays float: this policy quantizes nothing", asked.limits)
     by_time = tuple(sorted(candidates, key=lambda one: one.ms))
     cost = times[best] - times[bench.policy(frozenset()).name]
     result = SearchResult(written, asked.place, by_time, bench.pictures, met, still, cost)

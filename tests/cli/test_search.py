@@ -2,14 +2,15 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import yaml
 
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks import policy_costs
-from swin_quant.tasks.policy_costs import Measured
+from swin_quant.tasks import policy_costs, quantization
+from swin_quant.tasks.policy_costs import Measured, Measuring
 
 FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
 BUILT_IN = {"onnxruntime", "qdq"}  # that fit ONNX Runtime
@@ -113,6 +114,13 @@ def test_a_budget_that_cannot_be_met_still_gives_the_best(search, small):
 
 
 @pytest.mark.slow
+def test_where_every_layer_stays_float_it_is_said(search):
+    done, result, _ = search("--min-sqnr", 1000)
+    assert done.code == 0 and "every layer stays float: this policy quantizes nothing" in done.err, done
+    assert next(row["nodes"] for row in result["candidates"] if row["front"] == "found") == 0
+
+
+@pytest.mark.slow
 def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(search, small, monkeypatch):
     done, result, text = search("--min-sqnr", 30)
     place = small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json"
@@ -207,3 +215,21 @@ def test_quantize_searches_on_the_way(small, run, pictures, tmp_path):
     assert "--max-drop 0.1" in run(*words, "--policy", "auto", "--dry-run").out
     assert "a budget is for --policy auto" in run(*words, "--max-drop", 1).error(2)
     assert "leave it out" in run(*words, "--policy", "auto", "--saturation-safe").error(2)
+
+
+@pytest.mark.slow
+def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(small, run, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantization, "Measuring", partial(Measuring, rounds=1, seconds=0.01))
+    before = (small[0] / "x.pth").read_bytes()
+    words = ["quantize", small[0] / "x.pth", "--cfg", small[0] / "swin.yaml", "--data-path", pictures, "--half", "none"]
+    words += ["--for", "onnxruntime", "--pictures", 8, "--device", "cpu", "--threads", 1, "--policy", "auto"]
+    words += ["--output", tmp_path]
+    for budget in (["--min-sqnr", 1000], ["--min-sqnr", 1000]):  # the second time it is not taken for done
+        done = run(*words, *budget)
+        assert done.code == 1 and "every layer stays float: loosen it" in done.err.splitlines()[-1], done
+    done = run(*words, "--max-ms", 1e-6)
+    assert done.code == 1 and "cannot be met (at most 1e-06 ms)" in done.err.splitlines()[-1], done
+    done = run(*words, "--min-agreement", 0)
+    assert done.code == 0 and "acc@1" in done.out, done
+    assert run(*words, "--min-agreement", 0).err.count("done before") == 5
+    assert (small[0] / "x.pth").read_bytes() == before
