@@ -1,9 +1,10 @@
 """Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
 
-    python benchmarks/cuda_kernels.py [--models ...] [--half ...] [--float8 ...] [--ops gemm ...] [--capabilities 80]
+    python benchmarks/cuda_kernels.py [--models ...] [--attention ...] [--half ...] [--float8 ...] [--ops gemm ...]
 
 The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
-of the models named by --half and --float8 also in those types. One kernel takes about a second of CPU for each kind of
+of the models named by --half and --float8 also in those types, of those named by --attention, whose windows are wider,
+what attends. One kernel takes about a second of CPU for each kind of
 GPU. What was found of it is kept in the file --kept, for its sources and this compiler: a run that was stopped goes on
 there. Exit code 1 if one spills, does not fit, or has no products on the tensor cores of its type where it must.
 """
@@ -31,6 +32,10 @@ MODELS = (
     "swinv2_tiny_patch4_window8_256",
     "swinv2_base_patch4_window8_256",
 )
+WIDER = (
+    "swin_base_patch4_window12_384_finetune",
+    "swinv2_tiny_patch4_window16_256",
+)
 OTHERS = MODELS[:1]  # in half precision and in float8
 TITLES = {"int8": "int8", "float": "Half precision", "fp8": "float8"}
 BATCH = 32
@@ -46,6 +51,7 @@ Row = tuple[str, KernelCall, list[CompiledKernel | None]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--attention", nargs="*", default=WIDER)
     parser.add_argument("--half", nargs="*", default=OTHERS)
     parser.add_argument("--float8", nargs="*", default=OTHERS)
     parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")
@@ -53,7 +59,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--kept", type=Path, default=Path("out/cuda_kernels.json"), help="what was found already")
     args = parser.parse_args()
-    named = [one for one in kernels(args.models, args.half, args.float8) if not args.ops or one[1].name in args.ops]
+    found = kernels(args.models, args.half, args.float8, args.attention)
+    named = [one for one in found if not args.ops or one[1].name in args.ops]
     rows: list[Row] = []
     kept = Kept(args.kept)
     for precision, call in named:
@@ -66,14 +73,17 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def kernels(models: Iterable[str], half: Iterable[str], float8: Iterable[str]) -> list[tuple[str, KernelCall]]:
+def kernels(
+    models: Iterable[str], half: Iterable[str], float8: Iterable[str], attention: Iterable[str] = ()
+) -> list[tuple[str, KernelCall]]:
     """Those of all models, each once, with the precision of which they are; of those that differ in the size of the map
-    or the shift alone, a shifted one."""
+    or the shift alone, a shifted one. `attention`: models of which only such kernels are meant."""
     found: dict[str, tuple[str, KernelCall]] = {}
-    for precision, names in (("int8", models), ("float", half), ("fp8", float8)):
+    whole = [("int8", models, ""), ("float", half, ""), ("fp8", float8, "")]
+    for precision, names, ops in (*whole, ("int8", attention, "attention")):
         for name in names:
             launches = program_of(spec_of_config(load_config(find_config(name)), precision), BATCH).launches
-            for call in cases([*launches, *candidates(launches)]):
+            for call in cases([one for one in (*launches, *candidates(launches)) if one.op.startswith(ops)]):
                 kind = without_map(call)
                 if kind not in found:
                     found[kind] = precision, call
@@ -156,6 +166,8 @@ def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterato
 
     named = {"int8": args.models, "half precision": args.half, "float8": args.float8}
     types = "; ".join(f"{', '.join(models)} in {kind}" for kind, models in named.items() if models)
+    if args.attention:
+        types += f"; and attention of {', '.join(args.attention)} in int8,"
     yield (
         "# The kernels of the CUDA engine, compiled\n\n"
         f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: "
