@@ -34,7 +34,11 @@ MODELS = (
 )
 WIDER = (
     "swin_base_patch4_window12_384_finetune",
+    "swin_large_patch4_window12_384_22kto1k_finetune",
     "swinv2_tiny_patch4_window16_256",
+    "swinv2_base_patch4_window16_256",
+    "swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
+    "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 )
 OTHERS = MODELS[:1]  # in half precision and in float8
 TITLES = {"int8": "int8", "float": "Half precision", "fp8": "float8"}

@@ -61,6 +61,7 @@ LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
         (LARGE, "int8", "attention_norm", {"N": 192}, 100),
         ("swinv2_base_patch4_window8_256", "int8", "attention_norm", {"N": 512}, 90),
         (MODELS[0], "fp8", "attention_norm", {"N": 384}, 90),
+        ("swinv2_tiny_patch4_window16_256", "int8", "attention_norm", {"N": 192}, 120),
         (MODELS[0], "int8", "norm_gemm", {"N": 1152, "K": 384}, 100),
         (LARGE, "int8", "norm_gemm", {"N": 3072, "K": 768}, 100),
         (MODELS[1], "int8", "norm_gemm", {"N": 288, "K": 96}, 86),
@@ -68,8 +69,8 @@ LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
     ],
 )
 def test_what_once_spilled_does_not(model, precision, name, sides, capability):
-    """With 64 rows of 192 and 384 channels behind attention, parts of 128 of 512, 4 warps for normalised rows of 384
-    and 768 channels, and 64 columns of 288."""
+    """With 64 rows of 192 and 384 channels behind attention, parts of 128 of 512, two stages of 64 keys, 4 warps for
+    normalised rows of 384 and 768 channels, and 64 columns of 288."""
     launches = program_of(spec_of_config(load_config(find_config(model)), precision), 32).launches
     fused = [call for call in cases(candidates(launches)) if call.name == name]
     *_, call = (call for call in fused if sides.items() <= dict(call.constants).items())  # a shifted one

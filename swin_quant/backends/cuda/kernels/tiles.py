@@ -71,13 +71,14 @@ def attention_tiles(tokens: int, head_dim: int) -> Tiles:
 def attention_norm_tiles(tokens: int, n: int) -> Tiles:
     """For a program that has all heads and all n columns of the projection: `inner` of these at a time.
 
-    Their sums stay beside the logits of a head: with more than 64 a thread kernels spill on some GPU. Where n is too
-    large for that, 8 warps have 32 rows.
+    Their sums stay beside the logits of a head: with more than 64 a thread kernels spill on some GPU, and so they do
+    with the next 64 keys on their way. Where n is too large for that, 8 warps have 32 rows.
     """
     apart = attention_tiles(tokens, 0)
     rows = min(apart.rows, 64 if 64 * n <= REGISTERS else 32)
     warps = 4 if rows * n <= REGISTERS else 8
-    return Tiles(rows, apart.columns, part_columns(n, rows), warps, apart.stages)
+    stages = apart.stages if apart.columns < 64 else 1
+    return Tiles(rows, apart.columns, part_columns(n, rows), warps, stages)
 
 
 def part_columns(n: int, rows: int) -> int:
