@@ -1,4 +1,5 @@
-"""The engine's kernels for every kind of GPU, none of which is here: one of each, of Swin-T and SwinV2-T at full size.
+"""The engine's kernels for every kind of GPU, none of which is here: one of each, of Swin-T and SwinV2-T at full size,
+and all shapes of six models on one GPU each.
 
 `benchmarks/cuda_kernels.py` compiles them all.
 """
@@ -76,6 +77,26 @@ def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     *_, call = (call for call in fused if sides.items() <= dict(call.constants).items())  # a shifted one
     made = cross_compile(call, capability)
     assert made.spilled == 0 and made.programs > 0, made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, capability",
+    [
+        ("swin_small_patch4_window7_224", 80),
+        ("swin_base_patch4_window12_384_finetune", 86),
+        (LARGE, 90),
+        ("swinv2_small_patch4_window16_256", 89),
+        ("swinv2_base_patch4_window8_256", 100),
+        ("swinv2_large_patch4_window12to24_192to384_22kto1k_ft", 120),
+    ],
+)
+def test_all_shapes_of_a_model_compile(model, capability):
+    """On one GPU each, alone and fused; the script has every GPU for each."""
+    launches = program_of(spec_of_config(load_config(find_config(model))), 32).launches
+    for call in cases([*launches, *candidates(launches)]):
+        made = cross_compile(call, capability)
+        assert made.spilled == 0 and made.programs > 0, f"{call.name} {dict(call.constants)}: {made}"
 
 
 @pytest.fixture(scope="module")
