@@ -68,7 +68,8 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
     assert found["ms"] == min(row["ms"] for row in fit)
     policy = load_policy(str(small[0] / "found" / "swin_micro_auto_onnxruntime.yaml"))
     disabled = yaml.safe_load(text)["rules"][-1]["disable"]
-    assert policy.sha256 in (small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json").read_text()
+    journal = (small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json").read_text()
+    assert (policy.sha256 in journal) == (found["nodes"] > 0)  # float may be the fastest of so small a network
     assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
     assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
     assert f"It is {found['policy']}. Measured on 8 pictures" in policy.description
