@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from swin_quant.face.pictures import pictures as pictures
     from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
+    from swin_quant.face.searching import Search as Search
+    from swin_quant.face.searching import search as search
     from swin_quant.face.sensitivity import sensitivity as sensitivity
     from swin_quant.face.serving import app as app
     from swin_quant.face.wrapping import wrap as wrap
@@ -57,6 +59,8 @@ _FACE = {
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
     "wrap": ("swin_quant.face.wrapping", "wrap"),
     "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
+    "search": ("swin_quant.face.searching", "search"),
+    "Search": ("swin_quant.face.searching", "Search"),
     "export": ("swin_quant.face.exporting", "export"),
     "verify": ("swin_quant.face.checking", "verify"),
     "Verification": ("swin_quant.face.checking", "Verification"),

@@ -18,7 +18,7 @@ from swin_quant.report.html import html_facts
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
 from swin_quant.tasks.deployed import load_engines, names_of_engines
-from swin_quant.tasks.export import export_checkpoint, export_module
+from swin_quant.tasks.export import export_checkpoint, export_module, policy_for
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,21 @@ def export(
     of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
     folder first: an artifact is verified against its checkpoint.
     """
-    file = model.file or model.save(ensure_writable_dir(folder) / f"{model.name}_calib.pth")
+    file = file_of(model, ensure_writable_dir(folder))
     chosen = load_policy(policy) if isinstance(policy, str) else policy
+    if chosen is None and precision != "float":
+        chosen = policy_for(backend, model.card, file)  # the model's card: the file's may be of before a search
     if not model.card.config:
         return Exported(export_module(model.module, model.card, file, backend, folder, chosen, precision, options))
     given: Mapping[str, Any] = options
     cfg = None if model.card.checkpoint and not model.card.config else model.config
     made, _ = export_checkpoint(file, backend, folder, cfg, chosen, precision, given, saturation_safe)
     return Exported(made)
+
+
+def file_of(model: Model, folder: Path) -> Path:
+    """The checkpoint that `model` is in; it is saved in `folder` where there is none yet."""
+    return model.file or model.save(folder / f"{model.name}_calib.pth")
 
 
 def artifact(file: str | Path) -> Exported:

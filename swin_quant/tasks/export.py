@@ -46,9 +46,7 @@ def export_checkpoint(
 
     Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
-    if target not in targets():
-        raise UsageError(f"‹backend› {target}: there are {', '.join(targets())}")
-    backend = targets()[target]
+    backend = _backend(target)
     if precision == "float" and policy:
         raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
     if saturation_safe and (precision == "float" or not at_risk(backend)):
@@ -78,11 +76,9 @@ def export_module(
     options: Mapping[str, Any],
 ) -> Artifact:
     """As `export_checkpoint`, of a model of no config, as it is in memory; `file` is where it was saved."""
-    if target not in targets():
-        raise UsageError(f"‹backend› {target}: there are {', '.join(targets())}")
     if not isinstance(model, Classifier):
         raise UsageError(f"{type(model).__name__}: is not a network that can be exported: give it to `wrap`")
-    backend = targets()[target]
+    backend = _backend(target)
     used = load_policy("float") if precision == "float" else policy or policy_for(target, card, file)
     card = replace(naming(card, file), policy=None if precision == "float" else used.to_dict())
     told = exporter_options(backend, precision, options)
@@ -98,7 +94,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     target: calibration found the ranges of all nodes. One of before zero points did not find both ends of them: for
     such a `checkpoint` it is the best without.
     """
-    exports = targets()[target].exporting
+    exports = _backend(target).exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
     is_ours = own is not None and is_builtin(own)
@@ -118,6 +114,12 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         log.warning("policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
                     described(own), own.name, own.name)  # fmt: skip
     return own
+
+
+def _backend(name: str) -> Backend:
+    if name not in targets():
+        raise UsageError(f"‹backend› {name}: there are {', '.join(targets())}")
+    return targets()[name]
 
 
 def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 import torch
-from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.backends.backend import Backend
@@ -28,10 +27,8 @@ from swin_quant.cards.lineage import original_of
 from swin_quant.cards.versions import versions
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.loader import default_workers, load_batches
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import digest, sample
-from swin_quant.data.sources import open_pictures
+from swin_quant.data.sampling import digest
 from swin_quant.engines.baseline import load_original
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models.classifier import Classifier
@@ -47,11 +44,12 @@ from swin_quant.tasks.deployed import on_its_device
 from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.loaders import artifact_engine
+from swin_quant.tasks.measured_on import MeasuredOn, of_config
 from swin_quant.tasks.sensitivity import Sampling
 
 _AT_ONCE = 6  # engines in memory while they are timed in turns
 _ALL_ON, _FLOAT = "all", "float"
-_LEARNED_FROM = "train"
+_LEARNED_FROM = ("train", "")  # where nobody said of which split pictures are, they may be
 # Times the drop on what a network was trained on, since it is less sure of others: of the hard models of
 # docs/results/hard.md under three policies, 1.4 to 1.8 times as many val as training pictures changed class.
 _UNSEEN = 2.0
@@ -62,7 +60,8 @@ class Measuring:
     """What is measured and how: the calibrated `checkpoint` under policies that leave layers of `base` float.
 
     `base` None: the engine's best built-in policy. `sampling` says on which pictures losses are measured: unlabelled
-    ones, and not those that will score the result. Milliseconds are of a `batch`. `folder` gets the journal.
+    ones, and not those that will score the result; `pictures` None are of the config's data. Milliseconds are of a
+    `batch`. `folder` gets the journal.
     """
 
     cfg: CfgNode
@@ -75,6 +74,7 @@ class Measuring:
     options: EngineOptions = EngineOptions()
     rounds: int = 5
     seconds: float = 0.5
+    pictures: MeasuredOn | None = None
 
     def __post_init__(self) -> None:
         fit = [name for name, one in targets().items() if one.runs_its_export and one.is_fast_on(self.options.device)]
@@ -120,7 +120,9 @@ class Measured:
         subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
         self.model: Classifier = subject.model.eval()
         self.card, self.card_file = subject.card, subject.card_file
-        self.batches, names = _load(asked, Preprocess.from_dict(subject.card.preprocess))
+        self.batches, names = asked.pictures or of_config(
+            asked.cfg, asked.sampling, Preprocess.from_dict(subject.card.preprocess)
+        )
         self.pictures = sum(map(len, self.batches))
         original = self._original()
         with torch.inference_mode():
@@ -180,7 +182,7 @@ class Measured:
         """Of the model in fake-quant under a policy; the drop is that to expect on pictures that it does not know."""
         found: LossRecord = self.journal.remember(f"losses {policy.sha256}", LossRecord, partial(self._loss, policy))
         sqnr = math.inf if found["sqnr_db"] is None else found["sqnr_db"]
-        times = _UNSEEN if self.asked.sampling.split == _LEARNED_FROM else 1.0
+        times = _UNSEEN if self.asked.sampling.split in _LEARNED_FROM else 1.0
         drop, error = times * found["drop"], times * found["drop_error"]
         return Loss(sqnr, found["kl"], found["agreement"], drop, error)
 
@@ -312,22 +314,6 @@ class Measured:
             if timing.failure:
                 raise SwinQuantError(f"{asked.engine} could not be timed: {timing.failure}")
         return {timing.contender: timing for timing in timings}
-
-
-def _load(asked: Measuring, preprocess: Preprocess) -> tuple[list[Tensor], list[str]]:
-    """The pictures, in batches, and their names."""
-    cfg, sampling = asked.cfg, asked.sampling
-    opened = open_pictures(cfg.DATA.DATA_PATH, sampling.split, zip_mode=cfg.DATA.ZIP_MODE, cache_mode="no",
-                           num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None)  # fmt: skip
-    indices = sample(len(opened), min(sampling.count, len(opened)), sampling.seed)
-    size = sampling.batch_size
-    chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
-    workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(indices))
-    batches = [batch for batch in load_batches(opened, preprocess, chunks, workers) if len(batch.labels)]
-    if not batches:
-        raise SwinQuantError(f"{cfg.DATA.DATA_PATH}: there is no readable picture to measure with")
-    names = [opened.names[index] for batch in batches for index in batch.indices]
-    return [batch.images for batch in batches], names
 
 
 def _bar(what: str, numbers: Any, total: int) -> Any:

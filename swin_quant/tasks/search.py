@@ -123,7 +123,7 @@ def search(asked: PolicySearch) -> SearchResult:
     cost = times[best] - times[bench.policy(frozenset()).name]
     result = SearchResult(written, asked.place, by_time, bench.pictures, met, still, cost)
     if bench.card_file:
-        RunCard.read(bench.card_file).with_search(_record(asked, result)).write(bench.card_file)
+        RunCard.read(bench.card_file).with_search(search_record(asked, result)).write(bench.card_file)
     return result
 
 
@@ -138,7 +138,7 @@ def found_before(asked: PolicySearch) -> Policy | None:
     return policy if same and journal.entries.get(asked.found) == policy.sha256 else None
 
 
-def _record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:
+def search_record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:
     """For the checkpoint's run card."""
     tried = [
         TriedRecord(policy=one.policy, nodes=one.nodes, loss=loss_record(one.loss), ms=one.ms,
@@ -210,9 +210,10 @@ def _best(
 
 def _why(asked: PolicySearch, loss: Loss, ms: float, name: str, pictures: int) -> str:
     of = asked.of
+    split = f" of {of.sampling.split}" if of.sampling.split else ""
     return (
-        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {pictures} pictures of "
-        f"{of.sampling.split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
+        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {pictures} pictures"
+        f"{split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
         f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; {ms:.3f} ms."
     )
 
