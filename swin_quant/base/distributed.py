@@ -4,10 +4,11 @@ import io
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -56,6 +57,13 @@ def gather(items: list[T]) -> list[T]:
     dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))))
     texts = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
     return [item for text in texts for item in json.loads(text)]
+
+
+def shared_out(values: Sequence[T], measure: Callable[[T], float]) -> list[float]:
+    """`measure` of each value; every rank takes a part of them, and is given what all found."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    found = gather([(number, measure(values[number])) for number in range(rank, len(values), size)])
+    return [result for _, result in sorted(found, key=itemgetter(0))]
 
 
 def from_main(value: T) -> T:

@@ -2,16 +2,19 @@
 
 Wider and narrower ones are tried node after node, activations, operands of attention and weights, all rows of a weight
 together, in the quantized unit and on what the quantized units before it give; an error of a channel weighs what the
-logits feel of it (`fisher`). (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
+logits feel of it (`fisher`). Of several ranks each tries some of a node's ranges, and all choose by what all found.
+(Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from torch import Tensor, nn
 
+from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.fisher import channel_weights
@@ -50,9 +53,9 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
         given = given or step.inputs
         if enabled_in(step.unit):
             before, lesson = state_of(step.unit), lesson_of(step, given, weights.get(step.name))
-            error = lesson.cost(step.unit, lesson.judging)
+            error = from_main(lesson.cost(step.unit, lesson.judging))
             _search(step.unit, lesson, options.rounds)
-            after = lesson.cost(step.unit, lesson.judging)
+            after = from_main(lesson.cost(step.unit, lesson.judging))
             if after < error:
                 gains.append(10 * math.log10(error / after) if after else math.inf)
             else:
@@ -62,17 +65,22 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
 
 
 def _search(unit: nn.Module, lesson: Lesson, rounds: int) -> None:
-    least = lesson.cost(unit, lesson.shown)
+    least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
     weights = {part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)}
     for finer in range(rounds):
         for node in (node for node in enabled_in(unit) if node.fixed is None):
             best = _range(node)
-            for candidate in _candidates(node, weights.get(node), finer):
-                _give(node, candidate)
-                error = lesson.cost(unit, lesson.shown)
+            candidates = list(_candidates(node, weights.get(node), finer))
+            errors = shared_out(candidates, partial(_error, unit, lesson, node))
+            for candidate, error in zip(candidates, errors, strict=True):
                 if error < least * _BETTER:
                     least, best = error, candidate
             _give(node, best)
+
+
+def _error(unit: nn.Module, lesson: Lesson, node: Quantizer, candidate: Tensor) -> float:
+    _give(node, candidate)
+    return lesson.cost(unit, lesson.shown)
 
 
 def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
