@@ -18,6 +18,7 @@ from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
 from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.quant.factors import all_factors
 from swin_quant.quant.fold import fitted
 
 
@@ -88,6 +89,9 @@ def _checked_weights(
     skipped = _head() if replace_head else ()
     wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
     given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
+    for key, factors in all_factors(model):  # of passes: there if the file brings them, whatever the model had
+        wanted.pop(key, None)
+        wanted |= {key: torch.empty(factors.channels)} if key in given else {}
     faults = _compare(given, wanted)
     if str(faults):
         diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)

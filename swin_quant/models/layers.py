@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.windows import attention_mask, window_partition, window_reverse
+from swin_quant.quant.factors import ChannelFactors
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
 
@@ -22,6 +23,18 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.float(), self.bias.float()
         return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+
+
+class StreamNorm(LayerNorm):
+    """The norm behind a residual stream whose channels products read as they are. It compares channels: what passes
+    have divided them by, `factors` give back."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.factors = ChannelFactors(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.factors(x.float()))
 
 
 class DropPath(nn.Module):
@@ -80,7 +93,7 @@ class PatchEmbed(nn.Module):
 class PatchMerging(nn.Module):
     """Halve the map and double the channels. [B, H * W, C] -> [B, H * W / 4, 2C]."""
 
-    norm_first: bool
+    norm_first: bool  # whether the network normalises what products read, not what they add
 
     def __init__(self, resolution: int, dim: int) -> None:
         super().__init__()
@@ -195,7 +208,7 @@ class Swin(Classifier):
             for i, depth in enumerate(g.depths)
         ]
         self.layers = cast("list[Stage]", nn.ModuleList(stages))
-        self.norm = LayerNorm(g.embed_dim * 2**last)
+        self.norm = (LayerNorm if merging.norm_first else StreamNorm)(g.embed_dim * 2**last)
         self.head = nn.Linear(g.embed_dim * 2**last, g.classes)
 
     def forward_features(self, x: Tensor) -> Tensor:

@@ -149,15 +149,16 @@ def start(model: Swin) -> Swin:
 
 
 def streams(model: nn.Module) -> Iterator[Exchange]:
-    """The residual stream of each stage: what adds to it, what reads it. Of the last none: `norm` compares channels."""
+    """The residual stream of each stage: what adds to it, what reads it. The last one ends in `norm`, which compares
+    channels: its factors are given back there."""
     swin = cast(Swin, model)
     source = "patch_embed.proj" if isinstance(swin.patch_embed.norm, nn.Identity) else "patch_embed.norm"
     position = () if swin.absolute_pos_embed is None else (Part("absolute_pos_embed", dim=2),)
-    for at, stage in ((f"layers.{number}", stage) for number, stage in enumerate(swin.layers) if stage.downsample):
+    for at, stage in ((f"layers.{number}", stage) for number, stage in enumerate(swin.layers)):
         blocks = [f"{at}.blocks.{number}" for number in range(len(stage.blocks))]
         adding = [source, *(f"{block}.{norm}" for block in blocks for norm in ("norm1", "norm2"))]
         reading = [f"{block}.{linear}" for block in blocks for linear in ("attn.qkv", "mlp.fc1")]
-        merging = [(f"{at}.downsample.reduction", neighbour) for neighbour in range(4)]
+        merging = [(f"{at}.downsample.reduction", neighbour) for neighbour in range(4)] if stage.downsample else []
         shown, *also = (Part(f"{linear}._input_quantizer") for linear in reading)
         yield Exchange(
             shown=shown,
@@ -166,6 +167,7 @@ def streams(model: nn.Module) -> Iterator[Exchange]:
             after=(*(Part(f"{linear}.weight", dim=1) for linear in reading),
                    *(Part(f"{linear}.weight", dim=1, index=index, of=4) for linear, index in merging)),
             stream=True,
+            exit=None if stage.downsample else "norm.factors",
         )  # fmt: skip
         source, position = f"{at}.downsample.norm", ()
 

@@ -136,8 +136,8 @@ def compared(
         return subject.card, None
     original, source = load_original(cfg, given, world)
     card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
-    weights = dict(original.named_parameters())
-    same = all(torch.equal(value, weights[name]) for name, value in subject.model.named_parameters())
+    weights, own = dict(original.named_parameters()), dict(subject.model.named_parameters())
+    same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
     return card, None if same else Baseline(original)
 
 

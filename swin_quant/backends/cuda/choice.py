@@ -12,6 +12,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import LayerNorm, Swin
 from swin_quant.models.swin_v2 import WindowAttentionV2
+from swin_quant.quant.factors import made_factors
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policies import load_policy
@@ -39,9 +40,20 @@ def spec_for(
     """
     if not isinstance(model, Swin) or model.output_kind != LOGITS:
         raise UsageError("the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend")
-    plain = NetworkSpec(model.geometry, version_of(model), float_type=float_type, pixels=pixels)
+    plain = NetworkSpec(
+        model.geometry,
+        version_of(model),
+        float_type=float_type,
+        pixels=pixels,
+        exit_factors=bool(made_factors(model)),
+    )
     spec = plain if precision == "float" else _of_nodes(model, plain)
     check_geometry(spec)
+    if spec.exit_factors and spec.is_ft:
+        raise UsageError(
+            f"`equalize` put factors in front of the last norm, where {spec.arithmetic} has none: calibrate the float "
+            f"checkpoint under {spec.arithmetic}"
+        )
     if spec.pixels and spec.is_ft:
         raise UsageError(
             f"‹uint8_input›: {spec.arithmetic} rounds normalised pictures: give ‹policy› cuda, or no pixels"

@@ -34,7 +34,13 @@ _Size = Annotated[int, within(least=1, most=_LARGEST)]
 _Blocks = Annotated[list[Annotated[int, within(least=1, most=_MOST_BLOCKS)]], counted(1, _MOST_STAGES)]
 
 
-class PackedHeader(TypedDict):
+class _LaterKeys(TypedDict, total=False):
+    """What files lack that were written before there was such a thing."""
+
+    exit_factors: bool
+
+
+class PackedHeader(_LaterKeys):
     """What the tensors are those of. `preprocess`: how pixels are normalised, None where pictures come so."""
 
     schema: str
@@ -72,6 +78,7 @@ def write_network(network: Network, path: Path) -> None:
         quantized=sorted(spec.quantized),
         format=spec.format,
         preprocess=network.preprocess.to_dict() if network.preprocess else None,
+        exit_factors=spec.exit_factors,
         geometry=asdict(spec.geometry),
     )
     scalars = {name: torch.tensor(value, dtype=torch.float32) for name, value in network.scalars.items()}
@@ -131,6 +138,7 @@ def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
         header["float_type"],
         header["format"],
         pixels=header["preprocess"] is not None,
+        exit_factors=header.get("exit_factors", False),
     )
     if not _is_a_swin(g):
         raise SwinQuantError(f"{path}: geometry: no Swin has these sizes; export again")

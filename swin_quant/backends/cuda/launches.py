@@ -131,6 +131,7 @@ class _Writer:
             weight=self._vector("norm.weight", channels),
             bias=self._vector("norm.bias", channels),
             eps=self.epsilon,
+            factors=self._vector("norm.factors", channels) if self.spec.exit_factors else None,
             out=pooled,
             half_steps=self.spec.is_ft,
         )

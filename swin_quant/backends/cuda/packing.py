@@ -45,6 +45,8 @@ class Packing:
                 self.linear(f"layers.{i}.{REDUCTION}", stage.downsample.reduction)
                 self.norm(f"layers.{i}.downsample.norm", stage.downsample.norm)
         self.norm("norm", model.norm)
+        if self.spec.exit_factors:
+            self._float("norm.factors", model.norm.factors.weight)
         self._float("head.weight", model.head.weight)
         self._float("head.bias", model.head.bias)
 

@@ -24,7 +24,7 @@ class NetworkSpec:
     `arithmetic`: `cuda` computes all that is no product in float, products that are `quantized` with operands of
     `format`, int8 or fp8 (E4M3); `ft-mode1` and `ft-mode2` are FasterTransformer's, in int8. The rest is in
     `float_type`, float16 or bfloat16. `pixels`: pictures are uint8 [batch, S, S, in], which the patch embedding's
-    weights normalise.
+    weights normalise. `exit_factors`: what enters the last norm is multiplied channel by channel.
     """
 
     geometry: Geometry
@@ -34,6 +34,7 @@ class NetworkSpec:
     float_type: str = "float16"
     format: str = "int8"
     pixels: bool = False
+    exit_factors: bool = False
 
     @property
     def half(self) -> torch.dtype:

@@ -18,6 +18,7 @@ from swin_quant.backends.fastertransformer import load_weights
 from swin_quant.backends.fastertransformer.check import check, misreading, summary
 from swin_quant.backends.fastertransformer.limits import (
     Case,
+    check_factors,
     check_finite,
     check_half_range,
     check_limits,
@@ -111,6 +112,7 @@ def export(
 
 
 def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case:
+    check_factors(model)
     mode = None
     if options.kind == "int8":
         policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None

@@ -16,6 +16,7 @@ from swin_quant.backends.fastertransformer.trt_mask import LARGEST
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
+from swin_quant.quant.factors import made_factors
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy, settings_for
@@ -161,6 +162,15 @@ def check_limits(case: Case) -> None:
         raise UsageError(f"kind {case.form.kind}: must be {', '.join(KINDS)}")
     for reason in _holding(ALWAYS + (INT8 if case.form.int8 else FLOAT), case):
         raise UsageError(f"FasterTransformer cannot run this model: {reason}")
+
+
+def check_factors(model: Swin) -> None:
+    """UsageError where `equalize` made use of a multiplication that the kernels do not have."""
+    if made := made_factors(model):
+        raise UsageError(
+            f"FasterTransformer cannot run this model: `equalize` put factors at {listed(made, 2)}, a multiplication "
+            "that the kernels do not have: calibrate the float checkpoint under ft-mode1"
+        )
 
 
 def warnings_of(case: Case) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.patterns import filled, matched
+from swin_quant.quant.factors import ChannelFactors
 from swin_quant.quant.layer import QuantizedLayer
 
 
@@ -41,6 +42,8 @@ class Exchange:
     groups of channels take one factor each, which gives them the size of what `answered` shows. `peers`: channels that
     share ranges with those `shown`, which are brought to their level if they are all far from it. `also`: where else
     the channels are seen. `stream`: they are those of a residual stream: what units take and give changes with them.
+    `exit`: a `ChannelFactors` behind them all, which multiplies by the factor what leaves the stream, and so costs a
+    multiplication.
     """
 
     shown: Part
@@ -53,6 +56,7 @@ class Exchange:
     peers: tuple[Part, ...] = ()
     also: tuple[Part, ...] = ()
     stream: bool = False
+    exit: str | None = None
 
 
 def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
@@ -116,11 +120,15 @@ def along(values: Tensor, tensor: Tensor, dim: int) -> Tensor:
 
 @torch.no_grad()
 def rescale(model: nn.Module, exchange: Exchange, factors: Tensor) -> None:
-    """Divide `before` by `factors` [channels] and multiply `after` by them, in place."""
+    """Divide `before` by `factors` [channels], multiply `after` and what is at the `exit` by them, in place."""
     for parts, each in ((exchange.before, 1 / factors), (exchange.after, factors)):
         for part in parts:
             values = part.cut(model.get_parameter(part.name))
             values.mul_(along(each, values, part.dim))
+    if exchange.exit is not None:
+        leaving = cast(ChannelFactors, model.get_submodule(exchange.exit))
+        before = next(model.parameters()).new_ones(len(factors)) if leaving.weight is None else leaving.weight
+        leaving.give(before * factors.to(before.dtype))
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ def _features_alike(piece: Workpiece) -> bool:
 
 
 def _same(one: Values, other: Values) -> bool:
-    return all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def _agree(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ import torch
 from swin_quant.models.registry import exchanges_of, outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
+from swin_quant.quant.factors import made_factors
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.places import rescale
@@ -141,16 +142,30 @@ def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, ima
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     before, after = ((each := y.abs().amax((0, 1))).max() / each.median() for y in (maps[0][0], maps[0][-1]))
     assert before > 30 and after < 8
-    assert torch.allclose(maps[1][0], maps[1][-1], atol=1e-3)
+    assert torch.allclose(maps[1][0], maps[1][-1], atol=1e-3) and not made_factors(model)
+
+
+def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(shallow, images, pieced, use_policy):
+    model = use_policy(shallow("swinv2"), "qdq")
+    with torch.no_grad():
+        model.layers[-1].blocks[0].norm1.weight[3] *= 30
+        model.head.weight[:, 3] = 0  # what it says itself is not what its size costs the others
+    expected = logits(model, images)
+    before = worth(model, images, expected)
+    run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    assert made_factors(model) == ["norm.factors"] and model.norm.factors.weight[3] > 2
+    assert torch.allclose(logits(model, images), expected, atol=1e-3)
+    assert worth(model, images, expected) > before + 0.5
 
 
 @pytest.mark.parametrize("keys", [{"PATCH_NORM": False}, {"APE": True}])
 def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, use_policy):
     model = use_policy(tiny_model("swinv2", **SHALLOW["swinv2"], **keys), "qdq")
     expected = logits(model, images)
-    (stream,) = (each for each in exchanges_of(model) if each.stream)
-    rescale(model, stream, torch.rand(model.layers[0].blocks[0].norm1.weight.shape) + 0.5)
-    assert torch.allclose(logits(model, images), expected, atol=1e-4)
+    for stage, stream in enumerate(each for each in exchanges_of(model) if each.stream):
+        rescale(model, stream, torch.rand(model.layers[stage].blocks[0].norm1.weight.shape) + 0.5)
+        assert torch.allclose(logits(model, images), expected, atol=1e-4)
+    assert stage == 1
 
 
 def test_no_unit_is_worse(shallow, images, pieced, use_policy):

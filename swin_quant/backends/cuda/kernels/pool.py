@@ -10,22 +10,29 @@ from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 
 
-def reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, half_steps: bool = False) -> None:
-    """x half [B, R, R, C] -> out float32 or half [B, C]; `half_steps` rounds the norm's result to half (FT)."""
-    y = normed(x.flatten(1, 2), weight, bias, eps)
+def reference(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, factors: Tensor | None = None,
+    half_steps: bool = False,
+) -> None:  # fmt: skip
+    """x half [B, R, R, C] -> out float32 or half [B, C]; `half_steps` rounds the norm's result to half (FT).
+
+    `factors` float32 [C], which channels are multiplied by first.
+    """
+    tokens = x.flatten(1, 2)
+    y = normed(tokens if factors is None else tokens.float() * factors, weight, bias, eps)
     out.copy_((y.to(x.dtype).float() if half_steps else y).mean(1))
 
 
 def call(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, half_steps: bool = False,
-    tiles: Tiles | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, factors: Tensor | None = None,
+    half_steps: bool = False, tiles: Tiles | None = None,
 ) -> PreparedLaunch:  # fmt: skip
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import rows
 
     batch, channels = out.shape
     t = tiles or replace(row_tiles(channels), warps=8)  # a program a picture: few of them; four warps spill on 8.6
-    arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "eps": eps}
+    arguments = {"x": x, "weight": weight, "bias": bias, "factors": factors, "out": out, "eps": eps}
     constants = {"C": channels, "TOKENS": x.shape[1] * x.shape[2], "HALF_STEPS": half_steps}
     return PreparedLaunch(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())
 

@@ -204,6 +204,8 @@ def test_pool(run, seed, batch, side, channels):
     x = draw.real(batch, side, side, channels, dtype=torch.float16)
     arguments = {"x": x, "weight": draw.real(channels), "bias": draw.real(channels), "eps": 1e-5}
     assert_same(run, "pool", ["out"], arguments | {"out": poisoned(torch.float32, batch, channels)})
+    factors = {"factors": draw.real(channels).abs() + 0.1, "out": poisoned(torch.float32, batch, channels)}
+    assert_same(run, "pool", ["out"], arguments | factors)
     ft = {"out": poisoned(torch.float16, batch, channels), "half_steps": True}
     assert_same(run, "pool", ["out"], arguments | ft)
 

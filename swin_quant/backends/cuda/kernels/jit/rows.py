@@ -67,7 +67,7 @@ def norm_residual(
 
 @triton.jit
 def pool(
-    x, weight, bias, out, eps,
+    x, weight, bias, factors, out, eps,
     C: tl.constexpr, TOKENS: tl.constexpr, HALF_STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program a picture."""
@@ -77,7 +77,10 @@ def pool(
         tokens = start + tl.arange(0, ROWS)
         valid = (tokens < TOKENS)[:, None] & (c < C)[None, :]
         places = (tl.program_id(0) * TOKENS + tokens)[:, None] * C + c[None, :]
-        y = normed(tl.load(x + places, mask=valid, other=0.0).to(tl.float32), c, weight, bias, eps, C)
+        values = tl.load(x + places, mask=valid, other=0.0).to(tl.float32)
+        if factors is not None:
+            values *= tl.load(factors + c, mask=c < C, other=0.0)[None, :]
+        y = normed(values, c, weight, bias, eps, C)
         if HALF_STEPS:
             y = y.to(x.dtype.element_ty).to(tl.float32)
         total += tl.sum(tl.where(valid, y, 0.0), 0)

@@ -1,0 +1,47 @@
+"""A multiplication channel by channel, which is there only where a pass needed it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ChannelFactors(nn.Module):
+    """Multiply channel c of x [..., C] by weight[c]; with no weight, pass x on.
+
+    A float checkpoint has none. Passes make one (`quant.passes.equalize`), and a checkpoint that has one brings it.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.weight: nn.Parameter | None
+        self.register_parameter("weight", None)
+
+    def give(self, weight: Tensor | None) -> None:
+        """Take `weight` [C], copied, or have none."""
+        self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.weight is None else x * self.weight.to(x.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        found = state_dict.get(f"{prefix}weight")
+        if found is None:
+            self.give(None)
+        elif self.weight is None:
+            self.give(torch.empty_like(found))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def made_factors(model: nn.Module) -> list[str]:
+    """Names of the multiplications that have a weight."""
+    return [name.removesuffix(".weight") for name, factors in all_factors(model) if factors.weight is not None]
+
+
+def all_factors(model: nn.Module) -> Iterator[tuple[str, ChannelFactors]]:
+    """Each such multiplication of a model and the name of its weight, whether it has one or not."""
+    for name, module in model.named_modules():
+        if isinstance(module, ChannelFactors):
+            yield f"{name}.weight", module
