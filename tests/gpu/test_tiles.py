@@ -13,6 +13,8 @@ from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
 
+MANY = 1 << 20  # programs: so that several windows a program are tried as well
+
 
 @pytest.mark.parametrize(
     "op", ["norm_quantize", "gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"]
@@ -26,7 +28,7 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
     prepared = module.call(**arguments)
     default = default_tiles(launch.op, prepared)
     results = {}
-    for tiles in candidates(launch.op, default, prepared.constants):
+    for tiles in candidates(launch.op, default, prepared.constants, MANY):
         arguments["out"].fill_(-77)
         module.launch(**arguments, tiles=tiles)
         results[tiles] = arguments["out"].clone()

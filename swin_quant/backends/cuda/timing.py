@@ -4,12 +4,13 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 
 from swin_quant.backends.cuda.cases import arguments_of, kernel_module, without_memory
-from swin_quant.backends.cuda.kernels.tiles import Tiles, part_columns
+from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
 from swin_quant.base.progress import log
@@ -21,6 +22,9 @@ GEMM = (
 )  # fmt: skip
 INNER, LEAST_INNER = (1, 0.5), 32
 ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, where a window is one tile
+SEVERAL_WINDOWS = (2, 4, 8)  # a program, where there are enough programs without
+# Times the default's warps, stages: with 2 the next window is on its way. Twice the warps and 2 stages spill on 12.0.
+OF_SEVERAL = ((1, 1), (1, 2), (2, 1))
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # times the default's
@@ -39,18 +43,22 @@ SIDES = {
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 
 
-def candidates(op: str, default: Tiles, constants: Mapping[str, Any]) -> list[Tiles]:
-    """The tiles to try for a kernel, the default first, each once."""
-    return list(dict.fromkeys([default, *_others(op, default, constants)]))
+def candidates(op: str, default: Tiles, constants: Mapping[str, Any], programs: int = 0) -> list[Tiles]:
+    """The tiles to try for a kernel, the default first, each once. `programs`: how many the default has."""
+    return list(dict.fromkeys([default, *_others(op, default, constants, programs)]))
 
 
-def _others(op: str, default: Tiles, constants: Mapping[str, Any]) -> Iterator[Tiles]:
+def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int) -> Iterator[Tiles]:
     if op == "gemm":
         steps = {max(LEAST_INNER, int(default.inner * factor)) for factor in INNER}
         fit = [step for step in sorted(steps) if constants["K"] % step == 0]
         yield from (Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit)
     elif op == "attention" and constants["WINDOW"] ** 2 <= default.columns:
         yield from (replace(default, warps=warps, stages=stages) for warps, stages in ONE_TILE)
+        for windows in SEVERAL_WINDOWS:
+            if programs >= FILLED * windows:
+                for times, stages in OF_SEVERAL:
+                    yield replace(default, warps=times * default.warps, stages=stages, windows=windows)
     elif op == "attention":
         yield from (Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL)
     else:
@@ -85,14 +93,15 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
 def tiles_to_try(launch: Launch) -> list[Tiles]:
     """Those of a launch, the default first."""
     prepared = kernel_module(launch).call(**arguments_of(launch, without_memory))
-    return candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants)
+    return candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants, prod(prepared.grid))
 
 
 def default_tiles(op: str, prepared: Any) -> Tiles:
     """Those that a kernel was prepared with."""
     sides = [prepared.constants.get(name, 0) for name in SIDES.get(op, ("ROWS", "BLOCK", "BLOCK_K"))]
     rows, columns, inner = sides
-    return Tiles(rows, columns, inner, warps=prepared.options["num_warps"], stages=prepared.options["num_stages"])
+    warps, stages = prepared.options["num_warps"], prepared.options["num_stages"]
+    return Tiles(rows, columns, inner, warps, stages, prepared.constants.get("WINDOWS", 1))
 
 
 def filled(ref: TensorRef, device: torch.device) -> torch.Tensor:

@@ -139,8 +139,8 @@ def read_tiles(path: Path, place: TunedFor) -> TileTable:
     for number, one in enumerate(file["timed"]):
         if not one["tiles"].are_possible():
             raise SwinQuantError(
-                f"{path}: timed[{number}].tiles: sides and warps must be powers of two, warps at most {MOST_WARPS}: "
-                "run `swin-quant tune` again"
+                f"{path}: timed[{number}].tiles: sides, warps and windows must be powers of two, warps at most "
+                f"{MOST_WARPS}: run `swin-quant tune` again"
             )
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from swin_quant.backends.cuda.cases import cases
+from swin_quant.backends.cuda.cases import cases, tiled_cases
 from swin_quant.backends.cuda.crosscompile import TARGETS, cross_compile
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.timing import tiles_to_try
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
@@ -97,6 +98,30 @@ def test_all_shapes_of_a_model_compile(model, capability):
     for call in cases([*launches, *candidates(launches)]):
         made = cross_compile(call, capability)
         assert made.spilled == 0 and made.programs > 0, f"{call.name} {dict(call.constants)}: {made}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, precision, capability",
+    [
+        ("swin_tiny_patch4_window7_224", "int8", 80),
+        ("swin_base_patch4_window7_224", "int8", 86),
+        ("swinv2_tiny_patch4_window8_256", "fp8", 89),
+        ("swinv2_base_patch4_window8_256", "int8", 90),
+        (LARGE, "int8", 100),
+        ("swinv2_small_patch4_window8_256", "float", 120),
+    ],
+)
+def test_several_windows_a_program_compile(model, precision, capability):
+    """As the tuner tries them, with a shift and without. One that spilled would have to be left out there."""
+    launches = program_of(spec_of_config(load_config(find_config(model)), precision), 32).launches
+    kinds = {one.arguments["windows"].shift > 0: one for one in launches if one.op == "attention"}
+    tried = [(one, tiles) for one in kinds.values() for tiles in tiles_to_try(one) if tiles.windows == 2]
+    assert len(kinds) == 2 and len(tried) == 6
+    for call in tiled_cases(tried):
+        made = cross_compile(call, capability)
+        assert made.spilled == 0 and made.programs > 0, f"{dict(call.constants)} {dict(call.options)}: {made}"
+        assert made.int8 if precision == "int8" else made.mma, made
 
 
 @pytest.fixture(scope="module")

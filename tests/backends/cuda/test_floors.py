@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from swin_quant.backends.cuda.floors import bytes_of, floor_of
-from swin_quant.backends.cuda.planning import cuda_plan
+from swin_quant.backends.cuda.choosing import CACHE_BYTES_US
+from swin_quant.backends.cuda.floors import bytes_of, floor_of, gpu_of
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.planning import cuda_plan, spec_of_config
 from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
@@ -50,6 +52,24 @@ def test_a_launch_takes_the_longest_of_bytes_products_and_launching():
 )
 def test_fused_launches_move_what_comes_from_outside_and_what_is_read_later(group, after, moved):
     assert bytes_of(group, after) == moved
+
+
+@pytest.mark.parametrize("gpu", ["a100", "a100_80gb", "h100", "h200"])
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_base_patch4_window8_256"])
+def test_attention_of_one_window_a_program_waits_for_memory_rather_than_the_cache(name, gpu):
+    """A floor counts the position bias once. Each program reads it again, from the cache, in less time than the floor:
+    therefore several windows, for which it is read once, are not the default."""
+    machine = load_machine(gpu)
+    found = [
+        one for one in program_of(spec_of_config(load_config(find_config(name))), 32).launches if one.op == "attention"
+    ]
+    assert found
+    for launch in found:
+        qkv, out, bias = (launch.operands[word].nbytes for word in ("qkv", "out", "position_bias"))
+        windows = launch.operands["qkv"].shape[0] // launch.arguments["windows"].tokens
+        floor = floor_of([launch], machine)
+        assert floor.bytes == qkv + out + bias
+        assert (qkv + out + windows * bias) / gpu_of(machine).sms / CACHE_BYTES_US < floor.us
 
 
 def plan(name, machine=GPU, batch=2):

@@ -9,12 +9,12 @@ import torch
 
 from swin_quant.backends.cuda import binding, tuning
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.cases import cases
+from swin_quant.backends.cuda.cases import cases, tiled_cases
 from swin_quant.backends.cuda.crosscompile import recorded
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.timing import candidates
+from swin_quant.backends.cuda.timing import candidates, tiles_to_try
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
 from swin_quant.base.errors import SwinQuantError
 
@@ -81,6 +81,14 @@ def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": "1"}, "us": 1.0}]}, r"timed\[0\].tiles.rows"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 48}, "us": 1.0}]}, "must be powers of two"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "warps": 64}, "us": 1.0}]}, "warps at most 32"),
+        (
+            {"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "windows": 3}, "us": 1.0}]},
+            "warps and windows",
+        ),
+        (
+            {"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "windows": 0}, "us": 1.0}]},
+            "warps and windows",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_line(written, change, said):
@@ -107,11 +115,29 @@ def test_candidates_hold_the_default_and_divide_what_they_must():
     assert tried[0] == default and len(set(tried)) == len(tried) > 5 and all(96 % one.inner == 0 for one in tried)
     tried = candidates("attention", Tiles(64, 64, 32), {"WINDOW": 7})
     assert {(one.rows, one.columns) for one in tried} == {(64, 64)} and len(tried) > 2
+    assert {one.windows for one in tried} == {1}
+    for programs, windows in ((255, {1}), (512, {1, 2, 4}), (6144, {1, 2, 4, 8})):  # at least 128 are left
+        tried = candidates("attention", Tiles(64, 64, 32), {"WINDOW": 7}, programs)
+        assert {one.windows for one in tried} == windows
+    assert {(one.warps, one.stages) for one in tried if one.windows > 1} == {(4, 1), (4, 2), (8, 1)}
+    tried = candidates("attention", Tiles(64, 32, 32, 4, 2), {"WINDOW": 12}, 6144)  # a program needs several tiles
+    assert {one.windows for one in tried} == {1}
     assert len({one.rows for one in candidates("attention", Tiles(64, 64, 32, 4, 2), {"WINDOW": 16})}) > 1
     assert {(one.rows, one.stages) for one in candidates("mlp", Tiles(16, 32, 64, 4, 2), {})} > {(16, 3), (32, 1)}
     parts = {(one.rows, one.inner) for one in candidates("attention_norm", Tiles(32, 64, 64, 4), {"N": 192})}
     assert parts == {(16, 32), (32, 64), (64, 64)}  # 192 has no 128
     assert {one.columns for one in candidates("norm_quantize", Tiles(8, 512), {})} == {512}
+
+
+def test_attention_is_tried_with_several_windows_a_program(launches):
+    """Where there are enough: a picture has 16 with one head."""
+    pytest.importorskip("triton")
+    for batch, most in ((8, 1), (16, 2), (64, 8)):
+        launch = next(one for one in launches(batch) if one.op == "attention")
+        tried = tiles_to_try(launch)
+        assert max(one.windows for one in tried) == most and tried[0].windows == 1, (batch, launch.operands)
+        for call in tiled_cases([(launch, one) for one in tried]):
+            assert dict(call.constants)["WINDOWS"] in {one.windows for one in tried}
 
 
 def test_what_is_compiled_is_what_the_launch_list_needs(launches):

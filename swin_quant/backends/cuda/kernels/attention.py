@@ -102,6 +102,7 @@ def call(
         "product_step": product_step,
         "softmax_epsilon": softmax_epsilon,
         "bias_row": position_bias.stride(1),
+        "windows_in_all": m // length if t.windows > 1 else None,
     }
     constants = {
         **windows.constants(),
@@ -110,8 +111,9 @@ def call(
         "ONE_SCALE": isinstance(logits_scale, float),
         "BQ": t.rows,
         "BKEYS": t.columns,
+        "WINDOWS": t.windows,
     }
-    grid = (m // length * heads, -(-length // t.rows))
+    grid = (-(-(m // length) // t.windows) * heads, -(-length // t.rows))
     options = t.options() | ({"enable_fp_fusion": False} if product_levels is not None else {})
     return PreparedLaunch(attention.attention, grid, arguments, constants, options)
 

@@ -16,7 +16,7 @@ WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at
 class Tiles:
     """`rows` and `columns` of the result; `inner`: a step along K. 0 where a kernel has no such choice.
 
-    In attention `rows` are queries, `columns` keys.
+    In attention `rows` are queries, `columns` keys, `windows` those that a program has one after another.
     """
 
     rows: int
@@ -24,6 +24,7 @@ class Tiles:
     inner: int = 0
     warps: int = 4
     stages: int = 1
+    windows: int = 1
 
     def options(self) -> dict[str, int]:
         """Triton's."""
@@ -31,7 +32,7 @@ class Tiles:
 
     def are_possible(self) -> bool:
         """Whether a kernel can have them at all."""
-        sides = (self.rows, self.columns or 1, self.inner or 1, self.warps)
+        sides = (self.rows, self.columns or 1, self.inner or 1, self.warps, self.windows)
         powers = all(0 < side <= MOST and side & (side - 1) == 0 for side in sides)
         return powers and self.warps <= MOST_WARPS and 0 < self.stages <= MOST
 
@@ -61,7 +62,11 @@ def row_tiles(channels: int) -> Tiles:
 
 
 def attention_tiles(tokens: int, head_dim: int) -> Tiles:
-    """For windows of so many tokens."""
+    """For windows of so many tokens.
+
+    One window a program: on GPUs up to the H200 what programs take from the cache, the position bias of each included,
+    needs less time than the launch's floor, and several windows cost registers, so that fewer programs are resident.
+    """
     if tokens <= 64:
         side = max(32, power_of_two(tokens))
         return Tiles(side, side, head_dim, warps=4 if side == 64 else 2)

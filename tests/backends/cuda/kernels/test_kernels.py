@@ -404,14 +404,42 @@ def test_products_of_bfloat16(run, seed, m):
     assert_same(run, "gemm", ["out"], arguments)
 
 
+FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step": 0.3, "softmax_epsilon": 1e-6}
+
+
+@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half", "fastertransformer"])
+@few
+@given(
+    seed=seeds,
+    m=st.sampled_from([(4, 2, 0), (6, 3, 1), (14, 7, 3)]),
+    batch=st.integers(1, 3),
+    windows=st.sampled_from([2, 4, 8, 32]),
+    side=st.sampled_from([32, 64]),
+)
+def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, side, how):
+    """To the bit what one window a program is, also where their number is no multiple and where one is two tiles."""
+    dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
+    out = poisoned(dtype, batch * m[0] ** 2, 64)
+    arguments = windowed(Draw(seed), dtype, m, 2, batch) | {"out": out.clone()}
+    if how in ("int8", "fastertransformer"):
+        arguments |= {"softmax_levels": 127.0, "context_scale": 1 / 127}
+    arguments |= {"tiles": Tiles(side, side, windows=windows)} | (FT_LOGITS if how == "fastertransformer" else {})
+    assert_attention(run, arguments, tiled=m[1] ** 2 > side)
+    if is_exact(run):
+        one, several = (
+            run("attention", ["out"], arguments | {"tiles": Tiles(side, side, windows=n), "out": out.clone()})["out"]
+            for n in (1, windows)
+        )
+        assert torch.equal(one.float(), several.float())
+
+
 @few
 @given(seed=seeds, m=maps)
 def test_attention_of_fastertransformer(run, seed, m):
     """Its unfused kernels: logits through int8."""
     draw = Draw(seed)
     arguments = windowed(draw, torch.int8, m, 1) | {"out": poisoned(torch.int8, m[0] ** 2, 32)}
-    arguments |= {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step": 0.3, "softmax_epsilon": 1e-6}
-    assert_attention(run, arguments | {"softmax_levels": 127.0, "context_scale": 1 / 127})
+    assert_attention(run, arguments | FT_LOGITS | {"softmax_levels": 127.0, "context_scale": 1 / 127})
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Attention of BQ queries of one head in one window, over its keys in tiles of BKEYS; alone, and with the projection.
+"""Attention of BQ queries of one head in a window, over its keys in tiles of BKEYS; alone, and with the projection.
+
+Alone, a program may have WINDOWS of them one after another: their position bias is that of the head, so that where a
+window is one tile it is read once for all.
 
 Where a window is one tile its logits are computed once. Otherwise int8 (or float8) probabilities, which need
 the whole sum before they are rounded, take two passes over the keys; half ones one, as in flash attention.
@@ -14,11 +17,19 @@ MASKED = tl.constexpr(-100.0)
 
 
 @triton.jit
+def _bias(position_bias, queries, keys, head, bias_row, L: tl.constexpr):
+    """[BQ, BKEYS], of the type that it is stored in."""
+    inside = (queries < L)[:, None] & (keys < L)[None, :]
+    places = (head * L + queries)[:, None] * bias_row + keys[None, :]
+    return tl.load(position_bias + places, mask=inside, other=0.0)
+
+
+@triton.jit
 def _logits(
-    qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
+    qkv, position_bias, known_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BQ, BKEYS]; -inf for keys behind the last."""
+    """float32 [BQ, BKEYS]; -inf for keys behind the last. `known_bias`: the tile of these keys, None: it is read."""
     L: tl.constexpr = WINDOW * WINDOW
     d = tl.arange(0, D)
     places = (window * L + keys)[:, None] * (3 * HEADS * D) + (HEADS + head) * D + d[None, :]
@@ -29,9 +40,8 @@ def _logits(
         logits = rounded(logits * product_levels) * scale * product_step
     else:
         logits = logits * scale
-    inside = (queries < L)[:, None] & (keys < L)[None, :]
-    places = (head * L + queries)[:, None] * bias_row + keys[None, :]
-    added = tl.load(position_bias + places, mask=inside, other=0.0).to(tl.float32)
+    bias = _bias(position_bias, queries, keys, head, bias_row, L) if known_bias is None else known_bias
+    added = bias.to(tl.float32)
     if SHIFT > 0:
         first = window % ((SIDE // WINDOW) * (SIDE // WINDOW)) * L
         of_queries = region_of(first + tl.minimum(queries, L - 1), SIDE, WINDOW, SHIFT)
@@ -49,7 +59,7 @@ def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl
 
 @triton.jit
 def _context(
-    qkv, queries, window, head, logits_scale, position_bias, softmax_levels, product_levels, product_step,
+    qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, product_levels, product_step,
     softmax_epsilon, bias_row,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
@@ -67,8 +77,8 @@ def _context(
 
     if L <= BKEYS:
         logits = _logits(
-            qkv, position_bias, q, queries, tile, window, head, scale, product_levels, product_step, bias_row,
-            SIDE, WINDOW, SHIFT, HEADS, D,
+            qkv, position_bias, known_bias, q, queries, tile, window, head, scale, product_levels, product_step,
+            bias_row, SIDE, WINDOW, SHIFT, HEADS, D,
         )  # fmt: skip
         v = _values(qkv, tile, window, head, L, HEADS, D)
         powers = tl.exp(logits - tl.max(logits, 1)[:, None])
@@ -85,8 +95,8 @@ def _context(
         for start in range(0, L, BKEYS):
             keys = start + tile
             logits = _logits(
-                qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
-                SIDE, WINDOW, SHIFT, HEADS, D,
+                qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
+                bias_row, SIDE, WINDOW, SHIFT, HEADS, D,
             )  # fmt: skip
             larger = tl.maximum(largest, tl.max(logits, 1))
             powers = tl.exp(logits - larger[:, None])
@@ -102,8 +112,8 @@ def _context(
             for start in range(0, L, BKEYS):
                 keys = start + tile
                 logits = _logits(
-                    qkv, position_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
-                    SIDE, WINDOW, SHIFT, HEADS, D,
+                    qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
+                    bias_row, SIDE, WINDOW, SHIFT, HEADS, D,
                 )  # fmt: skip
                 shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], TYPE)
                 v = _values(qkv, keys, window, head, L, HEADS, D)
@@ -115,21 +125,46 @@ def _context(
 
 
 @triton.jit
-def attention(
-    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
-    softmax_epsilon, bias_row,
+def _one_window(
+    qkv, out, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale,
+    product_levels, product_step, softmax_epsilon, bias_row,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
     L: tl.constexpr = WINDOW * WINDOW
-    window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
     context = _context(
-        qkv, queries, window, head, logits_scale, position_bias, softmax_levels, product_levels, product_step,
-        softmax_epsilon, bias_row, SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+        qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, product_levels,
+        product_step, softmax_epsilon, bias_row, SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
     )  # fmt: skip
     places = (window * L + queries)[:, None] * (HEADS * D) + head * D + tl.arange(0, D)[None, :]
     tl.store(out + places, as_type(context * context_scale, out.dtype.element_ty), mask=(queries < L)[:, None])
+
+
+@triton.jit
+def attention(
+    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
+    softmax_epsilon, bias_row, windows_in_all,
+    SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, WINDOWS: tl.constexpr,
+):  # fmt: skip
+    """`windows_in_all`: None where a program has one window."""
+    L: tl.constexpr = WINDOW * WINDOW
+    first, head = tl.program_id(0) // HEADS * WINDOWS, tl.program_id(0) % HEADS
+    queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
+    if WINDOWS == 1:
+        _one_window(
+            qkv, out, queries, first, head, logits_scale, position_bias, None, softmax_levels, context_scale,
+            product_levels, product_step, softmax_epsilon, bias_row,
+            SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+        )  # fmt: skip
+    else:
+        bias = _bias(position_bias, queries, tl.arange(0, BKEYS), head, bias_row, L) if L <= BKEYS else None
+        for window in range(first, tl.minimum(first + WINDOWS, windows_in_all)):
+            _one_window(
+                qkv, out, queries, window, head, logits_scale, position_bias, bias, softmax_levels, context_scale,
+                product_levels, product_step, softmax_epsilon, bias_row,
+                SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -150,7 +185,7 @@ def attention_norm(
     sums = zeros(N // BN, BQ, BN, SUM)
     for head in range(0, HEADS):
         context = _context(
-            qkv, queries, window, head, logits_scale, position_bias, softmax_levels, None, 1.0, 0.0, bias_row,
+            qkv, queries, window, head, logits_scale, position_bias, None, softmax_levels, None, 1.0, 0.0, bias_row,
             SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
         part = as_type(context * context_scale, OPERAND)
