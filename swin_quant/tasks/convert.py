@@ -16,6 +16,8 @@ from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
+from swin_quant.models.registry import exchanges_of
+from swin_quant.quant.passes.places import take_back
 from swin_quant.tasks.calibrated import calibrated_again
 
 MINDSPORE = ".ckpt"
@@ -42,6 +44,8 @@ def convert(
         raise UsageError(f"‹to› {target}: {card_path(target)} is the run card of {checkpoint}; give another name")
     model = build_model(cfg)
     source = load_float(model, checkpoint, replace_head=replace_head)
+    for exchange in exchanges_of(model):  # others know the names of a trained network only
+        take_back(model, exchange)
     before = card_of(checkpoint)
     record = before.source if before and before.is_qat else source.record()
     ensure_writable_dir(target.parent)

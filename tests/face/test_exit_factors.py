@@ -8,6 +8,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.factors import made_factors
+from swin_quant.quant.policy import dequantize
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
@@ -66,3 +67,14 @@ def test_fastertransformer_has_no_such_multiplication(evened, uneven, tmp_path):
     model = sq.calibrate(sq.load(*uneven), [IMAGES], "ft-mode1", passes=["equalize"])
     assert not made_factors(model.module)
     assert sq.export(model, "fastertransformer", tmp_path / "ft").file.is_file()
+
+
+def test_convert_gives_others_the_names_that_they_know(evened, tmp_path, run):
+    model = evened("qdq")
+    model.save(tmp_path / "evened.pth")
+    assert run("convert", "--checkpoint", tmp_path / "evened.pth", "--to", tmp_path / "plain.safetensors").code == 0
+    plain = sq.load(tmp_path / "plain.safetensors")
+    assert not made_factors(plain.module)
+    with torch.inference_mode():
+        dequantize(model.module)
+        assert torch.allclose(plain.module(IMAGES), model.module(IMAGES), atol=1e-3)

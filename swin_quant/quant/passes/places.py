@@ -131,6 +131,15 @@ def rescale(model: nn.Module, exchange: Exchange, factors: Tensor) -> None:
         leaving.give(before * factors.to(before.dtype))
 
 
+def take_back(model: nn.Module, exchange: Exchange) -> None:
+    """Leave nothing at the exit: a network of the same function, as it was before."""
+    if exchange.exit is not None:
+        leaving = cast(ChannelFactors, model.get_submodule(exchange.exit))
+        if leaving.weight is not None:
+            rescale(model, exchange, 1 / leaving.weight.detach().double())
+            leaving.give(None)
+
+
 @torch.no_grad()
 def recentre(model: nn.Module, exchange: Exchange, middle: Tensor) -> None:
     """Take `middle` [channels] off the offset, and give it back behind, in place."""
