@@ -175,3 +175,12 @@ def test_older_gpus_are_refused_by_name(of_float8):
     call = next(call for call in of_float8 if call.name == "attention")
     with pytest.raises(UsageError, match="attention: float8 needs compute capability 8.9, not 8.6"):
         cross_compile(call, 86)
+
+
+@pytest.mark.slow
+def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
+    spec = replace(spec_of_config(load_config(find_config(MODELS[1]))), exit_factors=True)
+    (call,) = (call for call in cases(program_of(spec, 32).launches) if call.name == "pool")
+    for capability in (86, 100):
+        made = cross_compile(call, capability)
+        assert made.spilled == 0 and made.programs > 0, made
