@@ -78,3 +78,30 @@ def test_convert_gives_others_the_names_that_they_know(evened, tmp_path, run):
     with torch.inference_mode():
         dequantize(model.module)
         assert torch.allclose(plain.module(IMAGES), model.module(IMAGES), atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_goes_on_with_them(ranks, evened, uneven, tmp_path, pictures, run, forked):
+    file = evened("qdq").save(tmp_path / "evened.pth")
+    (tmp_path / "recipe.yaml").write_text("epochs: 1\naugment: {crop: padded}\noptimizer: {lr: 1.0e-3}\n")
+    words = [
+        "finetune",
+        "--cfg",
+        uneven[1],
+        "--checkpoint",
+        file,
+        "--data-path",
+        pictures,
+        "--device",
+        "cpu",
+        "--distill",
+    ]
+    words += ["--half", "none", "--batch", 2, "--recipe", tmp_path / "recipe.yaml", "--output", tmp_path / "out"]
+    if ranks == 1:
+        assert run(*words).code == 0
+    else:
+        assert all(one.code == 0 for one in forked(ranks, *words))
+    trained = sq.load(next((tmp_path / "out").glob("*.pth")))
+    assert made_factors(trained.module) == ["norm.factors"]
+    assert not torch.equal(trained.module.norm.factors.weight, sq.load(file).module.norm.factors.weight)
