@@ -44,7 +44,12 @@ class Verification:
 
 
 def verify(exported: Exported, pictures: PictureSet, engine: str | None = None) -> Verification:
-    """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card."""
+    """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card.
+
+    UsageError for pictures that are nowhere on disk: a run card says which they were.
+    """
+    if not isinstance(pictures, PictureSet):
+        raise UsageError("pictures: `verify` compares on pictures of a place on disk: give sq.pictures(PLACE)")
     count = pictures.count or Verifying.count
     how = Verifying([engine] if engine else None, count=count)
     return Verification(verify_artifact(exported.artifact, partial(pictures.open), how))

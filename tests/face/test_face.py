@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
+from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.data.loader import load_batches
@@ -148,6 +149,8 @@ def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
 def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, val, pictures, tmp_path):
     pytest.importorskip("onnxruntime")
     exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
+    with pytest.raises(UsageError, match="give sq.pictures"):
+        sq.verify(exported, [torch.zeros(1, 3, 32, 32)])
     found = sq.verify(exported, val)
     assert found and found.failures == [] and "fake-quant" in str(found)
     assert json.loads(exported.file.with_suffix(".json").read_text())["verification"][0]["passed"] is True
