@@ -42,12 +42,14 @@ class SensitivityRecord(TypedDict):
 
 
 class TriedRecord(TypedDict):
-    """A policy that a search measured: its loss, milliseconds of a batch; `front`: none is faster and as near."""
+    """A policy that a search measured: its loss, milliseconds of a batch, None where the engine only runs emulated;
+    `front`: none is faster (of these: leaves fewer nodes float) and as near.
+    """
 
     policy: str
     nodes: int
     loss: LossRecord
-    ms: float
+    ms: float | None
     found: bool
     front: bool
 

@@ -37,7 +37,8 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_checkpoint(parser, "calibrated checkpoint", head=False)
-    parser.add_argument("--engine", required=True, metavar="NAME", help="what latency is measured on")
+    parser.add_argument("--engine", required=True, metavar="NAME",
+                        help="what latency is measured on; fastertransformer: which of its modes, without")  # fmt: skip
     add_budget(parser)
     options.add_data(parser, half=False)
     parser.add_argument("--pictures", type=whole, default=SEARCHED_ON, metavar="N",

@@ -52,7 +52,7 @@ class Search:
 
     @property
     def tried(self) -> tuple[TriedPolicy, ...]:
-        """All that was measured: loss, and milliseconds of a batch; the fastest first."""
+        """All that was measured: loss, and milliseconds of a batch (None where no latency is); the fastest first."""
         return self.result.candidates
 
     @property
@@ -98,7 +98,8 @@ def search(
     1,024 are taken, unless it says how many. Of training pictures, or where no split is named, the drop counts twice.
     The policy, its reasons and what was measured lie in `folder`, where a search that was cut off goes on; a model that
     is in no file yet is saved there first. Where the budget cannot be met, the model keeps its policy, and a warning
-    says so. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here.
+    says so. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here;
+    for "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
     """
     if not model.is_calibrated:
         raise UsageError(f"{model.name}: is a float model: calibrate it first")

@@ -70,22 +70,23 @@ class Budget:
 
 @dataclass(frozen=True)
 class TriedPolicy:
-    """A policy that was measured: its loss, and milliseconds of a batch on the engine; `nodes` that are on."""
+    """A policy that was measured: its loss, and milliseconds of a batch on the engine, None where those are not to be
+    had; `nodes` that are on."""
 
     policy: str
     nodes: int
     loss: Loss
-    ms: float
+    ms: float | None
     is_found: bool = False
     on_front: bool = False
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The policy, its file, all candidates by time, and whether the budget was met.
+    """The policy, its file, all candidates, the fastest first, and whether the budget was met.
 
     `left_float`: the layers that it leaves float of those that could be quantized; `cost_ms`: how much slower than
-    with all of these quantized a batch is, as measured.
+    with all of these quantized a batch is, as measured; None where no time was.
     """
 
     policy: Policy
@@ -94,7 +95,7 @@ class SearchResult:
     pictures: int
     met: bool
     left_float: tuple[Unit, ...]
-    cost_ms: float
+    cost_ms: float | None
 
     @property
     def is_float(self) -> bool:

@@ -9,7 +9,7 @@ from swin_quant.report.records import json_text, records
 COLUMNS: tuple[Column[TriedPolicy], ...] = (
     Column("policy", "policy", field("policy"), fold=True),
     figure("nodes", "nodes on", field("nodes")),
-    figure("ms", "ms", field("ms"), "{:.3f}"),
+    figure("ms", "ms", field("ms"), "{:.3f}", may_lack=True),
     figure("sqnr_db", "SQNR dB", lambda row: row.loss.sqnr_db, "{:.1f}"),
     figure("agreement", "agree %", lambda row: row.loss.agreement, "{:.2f}"),
     figure("drop", "expected\ndrop", lambda row: row.loss.drop, "{:.3f}"),
@@ -21,10 +21,14 @@ COLUMNS: tuple[Column[TriedPolicy], ...] = (
 
 def table_of(result: SearchResult, budget: str, what: str) -> ReportTable[TriedPolicy]:
     """A line for each policy that was measured."""
+    timed = any(one.ms is not None for one in result.candidates)
+    better = "is faster" if timed else "leaves fewer nodes float"
     said = [
-        f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none is faster and as near",
+        f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none {better} and as near",
         f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
     ]
+    if not timed:
+        said.append("no latency was measured: the kernels of this engine do not run here")
     if layers := [f"{unit.name} ({unit.sqnr_db:.1f} dB alone)" for unit in result.left_float]:
         said.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
     style = {True: "bold", False: ""}

@@ -38,6 +38,7 @@ from swin_quant.quant.listing import list_nodes
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
 from swin_quant.tasks.deployed import on_its_device
@@ -77,9 +78,16 @@ class Measuring:
     pictures: MeasuredOn | None = None
 
     def __post_init__(self) -> None:
-        fit = [name for name, one in targets().items() if one.runs_its_export and one.is_fast_on(self.options.device)]
-        if self.engine not in fit:
-            raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}")
+        device = self.options.device
+        run = {name: one for name, one in targets().items() if one.runs_its_export}
+        fit = [name for name, one in run.items() if one.is_fast_on(device)]
+        fixed = [name for name, one in run.items() if one.exporting.only]
+        if self.engine not in fit + fixed:
+            without = f"; without latency there is a choice for {', '.join(fixed)}" if fixed else ""
+            raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}{without}")
+        if self.engine in fixed and self.base:
+            raise UsageError(f"‹policy›: {self.engine} runs {', '.join(self.backend.exporting.policies)} only: "
+                             "one of these is chosen, leave it out")  # fmt: skip
         if not self.backend.is_installed:
             raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
         if self.batch < 1:
@@ -88,6 +96,12 @@ class Measuring:
     @property
     def backend(self) -> Backend:
         return targets()[self.engine]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the engine's latency is measured; else it is one that runs few policies, and those only emulated:
+        each of them costs the nodes that it leaves float."""
+        return self.backend.is_fast_on(self.options.device)
 
     @property
     def start(self) -> Policy:
@@ -143,13 +157,17 @@ class Measured:
         )
         if self.journal.found:
             log.info("%s: %d results of an earlier search", self.journal.path, self.journal.found)
+        if not asked.is_timed:
+            self._export(asked.start)  # what cannot be exported at all is said before anything is measured
 
     @cached_property
     def units(self) -> list[Unit]:
-        """The layers of the base policy, with what they cost."""
+        """The layers of the base policy, with what they cost; none where no latency is measured."""
         apply_policy(self.model, self.asked.start)
         if not enabled_nodes(self.model):
             raise UsageError(f"policy {self.asked.start.name} quantizes nothing: there is nothing to leave float")
+        if not self.asked.is_timed:
+            return []
         kinds = self._kinds()
         saved = self._saved(kinds)
         of = {layer: saved[kind] / len(layers) for kind, layers in kinds.items() for layer in layers}
@@ -163,17 +181,19 @@ class Measured:
 
     def policy(self, off: frozenset[str]) -> Policy:
         """The base with these layers left float."""
-        nodes = [node for name, layer in self.layers.items() if name in off for node in layer["nodes"]]
-        if not nodes:
+        if not off:
             return self.asked.start
+        nodes = [node for name, layer in self.layers.items() if name in off for node in layer["nodes"]]
         mine = f"{self.asked.start.name} less {len(off)} layers"
         others = replace(self.asked.start.and_then(Rule(disable=tuple(nodes))), name=mine)
         return replace(others, name=f"{mine} {others.sha256[:6]}")
 
     def takes(self, policy: Policy) -> bool:
-        """Whether the checkpoint's ranges are for the bits of a policy."""
+        """Whether the checkpoint's ranges are for the bits of a policy, and one that is not timed can be exported."""
         try:
             check_bits(self.model, self.card, [policy], self.asked.checkpoint)
+            if not self.asked.is_timed:
+                self._export(policy)
         except UsageError:
             return False
         return True
@@ -189,6 +209,17 @@ class Measured:
     def nodes_on(self, policy: Policy) -> int:
         apply_policy(self.model, policy)
         return len(enabled_nodes(self.model))
+
+    def costs(self, policies: Sequence[Policy]) -> dict[str, float]:
+        """By the policy's name: milliseconds, or nodes left float where those are not measured."""
+        if self.asked.is_timed:
+            return self.milliseconds(policies)
+        return {policy.name: self.float_cost - self.nodes_on(policy) for policy in policies}
+
+    @property
+    def float_cost(self) -> float:
+        """That of no node quantized."""
+        return self.float_ms if self.asked.is_timed else len(named_nodes(self.model))
 
     def milliseconds(self, policies: Sequence[Policy]) -> dict[str, float]:
         """Of a batch on the engine, by the policy's name; timed together, in turns."""
@@ -211,6 +242,10 @@ class Measured:
         """Milliseconds with all on, and with all float."""
         found: tuple[float, float] = self.journal.remember("ms of all and none", tuple[float, float], self._extremes)
         return found
+
+    def _export(self, policy: Policy) -> None:
+        with TemporaryDirectory(prefix="swin-quant-search-") as workspace:
+            export_checkpoint(self.asked.checkpoint, self.asked.engine, workspace, self.asked.cfg, policy)
 
     def _known_ms(self, sha256: str) -> float | None:
         known: float | None = self.journal.known(f"ms {sha256}", float)

@@ -52,6 +52,8 @@ class PolicySearch:
         if self.max_ms is None and self.budget == Budget():
             raise UsageError("no budget: give ‹max_drop›, ‹min_agreement›, ‹min_sqnr› or ‹max_ms›")
         check_limit("max_ms", self.max_ms)
+        if self.max_ms is not None and not self.of.is_timed:
+            raise UsageError(f"‹max_ms›: latency of {self.of.engine} is not measured here: leave it out")
 
     @property
     def limits(self) -> str:
@@ -82,6 +84,11 @@ def search(asked: PolicySearch) -> SearchResult:
     Where the budget cannot be met, the policy is the best that was found.
     """
     ensure_writable_dir(asked.of.folder)
+    timed = asked.of.is_timed
+    if not timed:
+        log.info("%s: no latency is measured, its kernels do not run here: among %s that within the budget is taken "
+                 "which leaves the fewest nodes float",
+                 asked.of.engine, ", ".join(asked.of.backend.exporting.policies))  # fmt: skip
     bench = Measured(asked.of)
     units = bench.units
     least = math.ceil(_FEW / asked.budget.max_drop) if asked.budget.max_drop else 0
@@ -99,17 +106,18 @@ def search(asked: PolicySearch) -> SearchResult:
         if name in asked.of.backend.exporting.policies and bench.takes(load_policy(name)):
             tried.setdefault(name, load_policy(name))
     losses = {name: bench.loss(policy) for name, policy in tried.items()}
-    times = bench.milliseconds(list(tried.values()))
-    best = _best(asked, tried, losses, times)
-    losses[_FLOAT], times[_FLOAT] = Loss(math.inf, 0.0, 100.0, 0.0), bench.float_ms
-    names = [name for name in losses if name in times]
-    on_front = {names[index] for index in front([(losses[name].kl, times[name]) for name in names])}
+    costs = bench.costs(list(tried.values()))
+    best = _best(asked, tried, losses, costs)
+    losses[_FLOAT], costs[_FLOAT] = Loss(math.inf, 0.0, 100.0, 0.0), bench.float_cost
+    names = sorted((name for name in losses if name in costs), key=costs.__getitem__)
+    on_front = {names[index] for index in front([(losses[name].kl, costs[name]) for name in names])}
     counts = {name: bench.nodes_on(policy) for name, policy in tried.items()} | {_FLOAT: 0}
     candidates = [
-        TriedPolicy(name, counts[name], losses[name], times[name], name == best, name in on_front) for name in names
+        TriedPolicy(name, counts[name], losses[name], costs[name] if timed else None, name == best, name in on_front)
+        for name in names
     ]
-    met = asked.budget.allows(losses[best]) and (asked.max_ms is None or times[best] <= asked.max_ms)
-    why = _why(asked, losses[best], times[best], best, bench.pictures)
+    met = asked.budget.allows(losses[best]) and (asked.max_ms is None or costs[best] <= asked.max_ms)
+    why = _why(asked, losses[best], costs[best], best, bench.pictures)
     found = replace(tried[best], name=asked.place.stem, description=why)
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
     atomic_write_bytes(asked.place, _as_yaml(found, still))
@@ -119,9 +127,8 @@ def search(asked: PolicySearch) -> SearchResult:
     log.info("policy: %s", asked.place)
     if not counts[best]:
         log.warning("%s: every layer stays float: this policy quantizes nothing", asked.limits)
-    by_time = tuple(sorted(candidates, key=lambda one: one.ms))
-    cost = times[best] - times[bench.policy(frozenset()).name]
-    result = SearchResult(written, asked.place, by_time, bench.pictures, met, still, cost)
+    cost = costs[best] - costs[bench.policy(frozenset()).name] if timed else None
+    result = SearchResult(written, asked.place, tuple(candidates), bench.pictures, met, still, cost)
     if bench.card_file:
         RunCard.read(bench.card_file).with_search(search_record(asked, result)).write(bench.card_file)
     return result
@@ -149,18 +156,18 @@ def search_record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:
         FloatLayerRecord(layer=unit.name, sqnr_db=finite(unit.sqnr_db), saved_ms=unit.saved_ms)
         for unit in result.left_float
     ]
-    return TriedPolicies(engine=asked.of.engine, batch=asked.of.batch, budget=asked.limits, met=result.met,
-                        pictures=result.pictures, tried=tried, left_float=left_float,
-                        cost_ms=result.cost_ms)  # fmt: skip
+    record = TriedPolicies(engine=asked.of.engine, batch=asked.of.batch, budget=asked.limits, met=result.met,
+                           pictures=result.pictures, tried=tried, left_float=left_float)  # fmt: skip
+    if result.cost_ms is not None:
+        record["cost_ms"] = result.cost_ms
+    return record
 
 
 def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:
     """The names of the units that stay float."""
     count = None
     if asked.max_ms is not None:
-        count = within_time(
-            units, asked.max_ms, lambda off: bench.milliseconds([bench.policy(off)])[bench.policy(off).name]
-        )
+        count = within_time(units, asked.max_ms, lambda off: bench.costs([bench.policy(off)])[bench.policy(off).name])
     if asked.budget == Budget():
         return prefix(units, count or 0)
 
@@ -193,28 +200,29 @@ def _best(
     asked: PolicySearch,
     tried: Mapping[str, Policy],
     losses: Mapping[str, Loss],
-    times: Mapping[str, float],
+    costs: Mapping[str, float],
 ) -> str:
     """The fastest candidate within the budget; for `max_ms` alone, the nearest to float within that time.
 
     Where none is, the nearest to float of those that keep the time; if none keeps it, the fastest that keeps the rest.
     """
-    in_time = [name for name in tried if asked.max_ms is None or times[name] <= asked.max_ms]
+    in_time = [name for name in tried if asked.max_ms is None or costs[name] <= asked.max_ms]
     allowed = [name for name in in_time if asked.budget.allows(losses[name])]
     if not in_time:
-        return min([name for name in tried if asked.budget.allows(losses[name])] or tried, key=times.__getitem__)
+        return min([name for name in tried if asked.budget.allows(losses[name])] or tried, key=costs.__getitem__)
     if asked.budget == Budget() or not allowed:
         return min(in_time, key=lambda name: losses[name].kl)
-    return min(allowed, key=times.__getitem__)
+    return min(allowed, key=costs.__getitem__)
 
 
-def _why(asked: PolicySearch, loss: Loss, ms: float, name: str, pictures: int) -> str:
+def _why(asked: PolicySearch, loss: Loss, cost: float, name: str, pictures: int) -> str:
     of = asked.of
     split = f" of {of.sampling.split}" if of.sampling.split else ""
     return (
         f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {pictures} pictures"
         f"{split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
-        f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; {ms:.3f} ms."
+        f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; "
+        + (f"{cost:.3f} ms." if of.is_timed else f"{cost:.0f} nodes stay float, and no latency was measured.")
     )
 
 

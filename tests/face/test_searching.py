@@ -100,7 +100,7 @@ def test_wrong_input_is_one_sentence(model, some, float_file, tmp_path):
 
     wrong("no budget: give max_drop, min_agreement, min_sqnr or max_ms")
     wrong("max_drop -1: must be a number from 0", max_drop=-1)
-    wrong("engine fastertransformer: latency is measured on", engine="fastertransformer", max_drop=1)
+    wrong("engine cuda: latency is measured on", engine="cuda", max_drop=1)
     wrong("batch 0: must be at least 1", max_drop=1, batch=0)
     wrong("swin_micro: is a float model: calibrate it first", model=sq.load(*float_file), max_drop=1)
     wrong("there is no batch to measure with", some=[], max_drop=1)

@@ -127,10 +127,10 @@ def _sections(
 
 
 def _searches(cards: Sequence[RunCard]) -> list[TriedPolicies]:
-    """Those of all cards, each once: an artifact's card has the searches of its checkpoint, too."""
+    """Those of all cards that were timed, each once: an artifact's card has the searches of its checkpoint, too."""
     found: list[TriedPolicies] = []
     for record in (record for card in cards for record in card.searches):
-        if record not in found:
+        if record not in found and all(one["ms"] is not None for one in record["tried"]):
             found.append(record)
     return found
 
