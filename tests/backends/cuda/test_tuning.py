@@ -140,6 +140,18 @@ def test_attention_is_tried_with_several_windows_a_program(launches):
             assert dict(call.constants)["WINDOWS"] in {one.windows for one in tried}
 
 
+def test_what_spills_is_not_tried(tiny_config):
+    """Several windows whose probabilities are int8, 8 bytes each: in two stages on 10.0, by 8 warps on 12.0."""
+    pytest.importorskip("triton")
+    spec = spec_of_config(tiny_config("swin", EMBED_DIM=64))
+    tried = {}
+    for arithmetic in ("cuda", "ft-mode1"):
+        ft = {"arithmetic": arithmetic, "quantized": frozenset(spec.products())} if arithmetic != "cuda" else {}
+        launch = next(one for one in program_of(replace(spec, **ft), 64).launches if one.op == "attention")
+        tried[arithmetic] = {(one.warps, one.stages) for one in tiles_to_try(launch) if one.windows > 1}
+    assert tried == {"cuda": {(2, 1), (2, 2), (4, 1)}, "ft-mode1": {(2, 1)}}  # of tiles of 32
+
+
 def test_what_is_compiled_is_what_the_launch_list_needs(launches):
     pytest.importorskip("triton")
     found = cases(launches(2))
