@@ -25,7 +25,7 @@ from swin_quant.report.html import html_table
 from swin_quant.report.search import table_of
 from swin_quant.report.terminal import terminal
 from swin_quant.tasks.measured_on import MeasuredOn, of_pictures
-from swin_quant.tasks.policy_costs import Measuring
+from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, search_record
 from swin_quant.tasks.search import search as find
 from swin_quant.tasks.sensitivity import Sampling

@@ -1,27 +1,21 @@
 """What policies cost, measured once: losses by fake-quant on pictures, milliseconds on an engine; kept in a journal."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 import torch
-from yacs.config import CfgNode
 
-from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import targets
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.base.journal import Journal
 from swin_quant.base.progress import log, track
 from swin_quant.bench.cpu import features, usable_cores
-from swin_quant.bench.interleave import Timing, interleave
-from swin_quant.bench.runner import Contender
 from swin_quant.cards.costs import LossRecord
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.versions import versions
@@ -30,92 +24,24 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.engines.baseline import load_original
-from swin_quant.engines.options import EngineOptions
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
 from swin_quant.quant.distance import Loss, Totals, distance
 from swin_quant.quant.listing import list_nodes
-from swin_quant.quant.names import SEARCHED_ON
-from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
-from swin_quant.tasks.deployed import on_its_device
 from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.tasks.export import export_checkpoint
-from swin_quant.tasks.loaders import artifact_engine
-from swin_quant.tasks.measured_on import MeasuredOn, of_config
-from swin_quant.tasks.sensitivity import Sampling
+from swin_quant.tasks.measured_on import of_config
+from swin_quant.tasks.measuring import Measuring
+from swin_quant.tasks.policy_timing import beyond_chance, extremes, timed
 
-_AT_ONCE = 6  # engines in memory while they are timed in turns
-_ALL_ON, _FLOAT = "all", "float"
 _LEARNED_FROM = ("train", "")  # where nobody said of which split pictures are, they may be
 # Times the drop on what a network was trained on, since it is less sure of others: of the hard models of
 # docs/results/hard.md under three policies, 1.4 to 1.8 times as many val as training pictures changed class.
 _UNSEEN = 2.0
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """What is measured and how: the calibrated `checkpoint` under policies that leave layers of `base` float.
-
-    `base` None: the engine's best built-in policy. `sampling` says on which pictures losses are measured: unlabelled
-    ones, and not those that will score the result; `pictures` None are of the config's data. Milliseconds are of a
-    `batch`. `folder` gets the journal.
-    """
-
-    cfg: CfgNode
-    checkpoint: str
-    engine: str
-    folder: Path
-    base: Policy | None = None
-    batch: int = 1
-    sampling: Sampling = Sampling(SEARCHED_ON, seed=1)
-    options: EngineOptions = EngineOptions()
-    rounds: int = 5
-    seconds: float = 0.5
-    pictures: MeasuredOn | None = None
-
-    def __post_init__(self) -> None:
-        device = self.options.device
-        run = {name: one for name, one in targets().items() if one.runs_its_export}
-        fit = [name for name, one in run.items() if one.is_fast_on(device)]
-        fixed = [name for name, one in run.items() if one.exporting.only]
-        if self.engine not in fit + fixed:
-            without = f"; without latency there is a choice for {', '.join(fixed)}" if fixed else ""
-            raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}{without}")
-        if self.engine in fixed and self.base:
-            raise UsageError(f"‹policy›: {self.engine} runs {', '.join(self.backend.exporting.policies)} only: "
-                             "one of these is chosen, leave it out")  # fmt: skip
-        if not self.backend.is_installed:
-            raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
-        if self.batch < 1:
-            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
-
-    @property
-    def backend(self) -> Backend:
-        return targets()[self.engine]
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the engine's latency is measured; else it is one that runs few policies, and those only emulated:
-        each of them costs the nodes that it leaves float."""
-        return self.backend.is_fast_on(self.options.device)
-
-    @property
-    def start(self) -> Policy:
-        """The policy whose layers are switched."""
-        return self.base or load_policy(self.backend.exporting.policies[0])
-
-    @property
-    def name(self) -> str:
-        """Of the files that are written."""
-        return f"{self.cfg.MODEL.NAME}_auto_{self.engine}"
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / f"{self.name}.journal.json"
 
 
 class LayerNoise(TypedDict):
@@ -225,7 +151,7 @@ class Measured:
         """Of a batch on the engine, by the policy's name; timed together, in turns."""
         some = {policy.sha256: policy for policy in policies if self.nodes_on(policy)}
         missing = {sha256: policy for sha256, policy in some.items() if self._known_ms(sha256) is None}
-        for ratios in self._timed(missing):
+        for ratios in timed(self.asked, missing):
             self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, float)
         return {p.name: self._known_ms(p.sha256) or 0.0 if p.sha256 in some else self.float_ms for p in policies}
 
@@ -240,7 +166,8 @@ class Measured:
     @cached_property
     def _reference(self) -> tuple[float, float]:
         """Milliseconds with all on, and with all float."""
-        found: tuple[float, float] = self.journal.remember("ms of all and none", tuple[float, float], self._extremes)
+        measure = partial(extremes, self.asked)
+        found: tuple[float, float] = self.journal.remember("ms of all and none", tuple[float, float], measure)
         return found
 
     def _export(self, policy: Policy) -> None:
@@ -306,71 +233,11 @@ class Measured:
             known.update(found)
             self.journal.keep({f"kind {kind}": ms for kind, ms in found.items()}, float)
 
-        for ratios in self._timed(some, beyond_chance):
+        for ratios in timed(self.asked, some, beyond_chance):
             keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})
         keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the only kind there is
         return {kind: ms for kind, ms in known.items() if ms is not None}
 
-    def _extremes(self) -> tuple[float, float]:
-        timings = self._interleaved({_ALL_ON: self.asked.start, _FLOAT: None})
-        return _ms(timings[_ALL_ON]), _ms(timings[_FLOAT])
-
-    def _timed(
-        self, policies: Mapping[str, Policy], ratio: Callable[[Timing, Timing], float] | None = None
-    ) -> Iterator[dict[str, float]]:
-        """How many times the milliseconds of all on each takes: by their best rounds, or as `ratio` tells.
-
-        A few at a time, each worth keeping at once: to export, load and time them takes minutes.
-        """
-        names = list(policies)
-        starts = range(0, len(names), _AT_ONCE - 1)
-        for first in track(starts, f"timing on {self.asked.engine}", len(starts)):
-            some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
-            timings = self._interleaved({_ALL_ON: self.asked.start, **some})
-            yield {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
-
-    def _interleaved(self, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
-        asked = self.asked
-        with TemporaryDirectory(prefix="swin-quant-search-") as workspace:
-            contenders = []
-            for number, (name, policy) in enumerate(policies.items()):
-                precision = "int8" if policy else "float"
-                artifact, _ = export_checkpoint(
-                    asked.checkpoint, asked.engine, Path(workspace) / str(number), asked.cfg, policy, precision
-                )
-                load = partial(
-                    artifact_engine, str(artifact.file), asked.backend, on_its_device(asked.engine, asked.options)
-                )
-                contenders.append(Contender(name, load, artifact.file))
-            threads = asked.options.threads or usable_cores()
-            side = asked.cfg.DATA.IMG_SIZE
-            timings = interleave(contenders, [asked.batch], asked.rounds, asked.seconds, side, threads)
-        for timing in timings:
-            if timing.failure:
-                raise SwinQuantError(f"{asked.engine} could not be timed: {timing.failure}")
-        return {timing.contender: timing for timing in timings}
-
 
 def _bar(what: str, numbers: Any, total: int) -> Any:
     return track(numbers, what, total)
-
-
-def _ms(timing: Timing) -> float:
-    """Of the best round: what else the machine does makes calls slower, never faster."""
-    if not timing.rounds:
-        raise SwinQuantError(f"{timing.contender}: was not timed")
-    return min(map(median, timing.rounds))
-
-
-def _ratio(timing: Timing, base: Timing) -> float:
-    return _ms(timing) / _ms(base)
-
-
-def beyond_chance(timing: Timing, base: Timing) -> float:
-    """The ratio of the best rounds; 1 where rounds do not agree which of both is the faster, nor with that.
-
-    On a busy machine the differences of layers drown in noise, which would otherwise choose among them.
-    """
-    best = _ratio(timing, base)
-    each = [median(theirs) / median(ours) for theirs, ours in zip(timing.rounds, base.rounds, strict=True)]
-    return best if min(best, *each) > 1 or max(best, *each) < 1 else 1.0

@@ -21,7 +21,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan
-from swin_quant.tasks.policy_costs import Measuring
+from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
 from swin_quant.tasks.verify import failures

@@ -32,7 +32,8 @@ from swin_quant.quant.search import (
     prefix,
     within_time,
 )
-from swin_quant.tasks.policy_costs import Measured, Measuring
+from swin_quant.tasks.measuring import Measuring
+from swin_quant.tasks.policy_costs import Measured
 from swin_quant.tasks.sensitivity import loss_record
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys

@@ -10,8 +10,9 @@ import yaml
 
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks import policy_costs, quantization
-from swin_quant.tasks.policy_costs import Measured, Measuring
+from swin_quant.tasks import policy_timing, quantization
+from swin_quant.tasks.measuring import Measuring
+from swin_quant.tasks.policy_costs import Measured
 
 FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
 BUILT_IN = {"onnxruntime", "qdq"}  # that fit ONNX Runtime
@@ -146,17 +147,17 @@ def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(search, small, mon
 
 @pytest.mark.slow
 def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(small, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(policy_costs, "_AT_ONCE", 2)
-    timed, done, asked = Measured._interleaved, [], []
+    monkeypatch.setattr(policy_timing, "_AT_ONCE", 2)
+    timed, done, asked = policy_timing._interleaved, [], []
 
-    def cut_off(self, policies):
+    def cut_off(measuring, policies):
         asked.append(set(policies))
         if len(done) == 2:  # a kind of layer, then all and none
             raise KeyboardInterrupt
         done.append(policies)
-        return timed(self, policies)
+        return timed(measuring, policies)
 
-    monkeypatch.setattr(Measured, "_interleaved", cut_off)
+    monkeypatch.setattr(policy_timing, "_interleaved", cut_off)
     words = [*small[1], *TWO_KINDS, "--min-sqnr", 30, "--output", tmp_path]
     assert run(*words).code == 130
     journal = json.loads((tmp_path / "swin_micro_auto_onnxruntime.journal.json").read_text())

@@ -3,7 +3,7 @@
 import pytest
 
 from swin_quant.bench.interleave import Timing
-from swin_quant.tasks.policy_costs import beyond_chance
+from swin_quant.tasks.policy_timing import beyond_chance
 
 
 def timing(*rounds):

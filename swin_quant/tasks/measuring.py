@@ -1,0 +1,78 @@
+"""What a search is to measure, and how."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import UsageError
+from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.names import SEARCHED_ON
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.tasks.measured_on import MeasuredOn
+from swin_quant.tasks.sensitivity import Sampling
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What is measured and how: the calibrated `checkpoint` under policies that leave layers of `base` float.
+
+    `base` None: the engine's best built-in policy. `sampling` says on which pictures losses are measured: unlabelled
+    ones, and not those that will score the result; `pictures` None are of the config's data. Milliseconds are of a
+    `batch`. `folder` gets the journal.
+    """
+
+    cfg: CfgNode
+    checkpoint: str
+    engine: str
+    folder: Path
+    base: Policy | None = None
+    batch: int = 1
+    sampling: Sampling = Sampling(SEARCHED_ON, seed=1)
+    options: EngineOptions = EngineOptions()
+    rounds: int = 5
+    seconds: float = 0.5
+    pictures: MeasuredOn | None = None
+
+    def __post_init__(self) -> None:
+        device = self.options.device
+        run = {name: one for name, one in targets().items() if one.runs_its_export}
+        fit = [name for name, one in run.items() if one.is_fast_on(device)]
+        fixed = [name for name, one in run.items() if one.exporting.only]
+        if self.engine not in fit + fixed:
+            without = f"; without latency there is a choice for {', '.join(fixed)}" if fixed else ""
+            raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}{without}")
+        if self.engine in fixed and self.base:
+            raise UsageError(f"‹policy›: {self.engine} runs {', '.join(self.backend.exporting.policies)} only: "
+                             "one of these is chosen, leave it out")  # fmt: skip
+        if not self.backend.is_installed:
+            raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
+        if self.batch < 1:
+            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
+
+    @property
+    def backend(self) -> Backend:
+        return targets()[self.engine]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the engine's latency is measured; else it is one that runs few policies, and those only emulated:
+        each of them costs the nodes that it leaves float."""
+        return self.backend.is_fast_on(self.options.device)
+
+    @property
+    def start(self) -> Policy:
+        """The policy whose layers are switched."""
+        return self.base or load_policy(self.backend.exporting.policies[0])
+
+    @property
+    def name(self) -> str:
+        """Of the files that are written."""
+        return f"{self.cfg.MODEL.NAME}_auto_{self.engine}"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / f"{self.name}.journal.json"
