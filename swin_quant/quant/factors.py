@@ -1,6 +1,6 @@
 """A multiplication channel by channel, which is there only where a pass needed it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,10 @@ class ChannelFactors(nn.Module):
 
     def give(self, weight: Tensor | None) -> None:
         """Take `weight` [C], copied, or have none."""
-        self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
+        if weight is not None and self.weight is not None:
+            self.weight.data.copy_(weight.detach())  # an optimizer may hold the parameter
+        else:
+            self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.weight is None else x * self.weight.to(x.dtype)
@@ -33,6 +36,12 @@ class ChannelFactors(nn.Module):
         elif self.weight is None:
             self.give(torch.empty_like(found))
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def give_factors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give each what `weights` have under its name: it has none where they have none."""
+    for name, factors in all_factors(model):
+        factors.give(weights.get(name))
 
 
 def made_factors(model: nn.Module) -> list[str]:

@@ -44,3 +44,13 @@ def test_what_passes_keep_and_give_back_has_them_or_not(net):
     assert not made_factors(net)
     give_state(net, after)
     assert torch.equal(net[1].weight, after["1.weight"])
+
+
+def test_an_optimizer_that_goes_on_from_what_was_kept_still_has_them(net):
+    net[1].give(torch.ones(3))
+    kept, held = state_of(net), net[1].weight
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    give_state(net, kept)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert net[1].weight is held and not torch.equal(net[1].weight, kept["1.weight"])

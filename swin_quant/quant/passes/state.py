@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.factors import all_factors
+from swin_quant.quant.factors import give_factors
 from swin_quant.quant.quantizer import Quantizer
 
 Values = dict[str, Tensor]
@@ -23,8 +23,7 @@ def state_of(module: nn.Module) -> Values:
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Make `module` what it was when `state_of` gave `state`."""
     nodes = _nodes(module)
-    for name, factors in all_factors(module):
-        factors.give(state.get(name))
+    give_factors(module, state)
     for name, parameter in module.named_parameters():
         parameter.copy_(state[name])
     for name, node in nodes.items():

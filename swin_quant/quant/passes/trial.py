@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.factors import all_factors
+from swin_quant.quant.factors import give_factors
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.quantizer import Quantizer, Role, State
@@ -121,8 +121,7 @@ def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Give the unit's parameters the values that they had."""
-    for name, factors in all_factors(unit):
-        factors.give(parameters.get(name))
+    give_factors(unit, parameters)
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
 
