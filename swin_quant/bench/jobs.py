@@ -1,6 +1,7 @@
 """Jobs one after another in another process: one that hangs, dies, or spoils its GPU has failed, and no other has."""
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -72,6 +73,7 @@ def is_gpu_lost() -> bool:
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the process that asked ends this one
     while True:
         try:
             job = pipe.recv()

@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   swin-quant tune out/my_int8_cuda.safetensors
   swin-quant tune out/my_int8_cuda.safetensors --batch 1 64 --seconds 600
 
+The file is written after each kernel: a run that was ended, or had too little time, goes on when it is started again.
 The engine takes the file where it lies beside its artifact and was made by the same kernels and compiler on such a GPU;
 one of others is left aside with a warning. Without a file the engine runs with tiles that suit most GPUs."""
 
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     report = tune(args.artifact, args.batch, args.to, args.seconds)
     now, before = sum(one["us"] for one in report.timed), sum(report.default_us)
-    left = f"; {report.left} were not reached: give more --seconds" if report.left else ""
-    kernels = f"{len(report.timed)} kernels on {report.gpu}"
-    print(f"{report.file}: {kernels}: {now:.0f} µs together, by default {before:.0f}{left}")
+    kernels = f"{len(report.timed)} kernels on {report.gpu}: {now:.0f} µs together, by default {before:.0f}"
+    known = f"; {report.before} were timed before" if report.before else ""
+    left = f"; {report.left} were not reached: start it again, or give more --seconds" if report.left else ""
+    print(f"{report.file}: {kernels}{known}{left}")

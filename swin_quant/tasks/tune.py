@@ -1,4 +1,8 @@
-"""The fastest tiles of an artifact's kernels on the GPU that is here, in a file beside it."""
+"""The fastest tiles of an artifact's kernels on the GPU that is here, in a file beside it.
+
+The file is written anew after each kernel, and what it holds is not timed again. Kernels run in another process: one
+that hangs, dies or spoils the GPU costs its own time.
+"""
 
 import time
 from collections.abc import Sequence
@@ -14,24 +18,30 @@ from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.timing import best_tiles, tiles_to_try
-from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, write_tiles
+from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, timed_before, write_tiles
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.bench.jobs import is_gpu_lost
+from swin_quant.bench.jobs import JobFailed, JobProcess
 
 BATCHES, SECONDS = (1, 8, 32), 300.0
 COMPILING = 0.5  # of the time, at most
+LONGEST = 120.0  # seconds of one kernel with all of its tiles, the start of a process included
 
 
 @dataclass(frozen=True)
 class TuneReport:
-    """`timed`: launches with their best tiles; `default_us`: what they took before; `left`: not reached in time."""
+    """`timed`: launches with their best tiles; `default_us`: what they took before; `before`: how many others the file
+    held already; `left`: not reached in time.
+    """
 
     file: Path
     gpu: str
     timed: list[TimedTiles]
     default_us: list[float]
+    before: int
     left: int
 
 
@@ -40,7 +50,8 @@ def tune(
 ) -> TuneReport:
     """Time tile candidates of every kernel shape of the artifact at `path` for these batches, as far as time allows.
 
-    The file is written to `to`, or beside the artifact, where the engine looks for it. UsageError without a GPU.
+    The file is written to `to`, or beside the artifact, where the engine looks for it. What it holds of this GPU, these
+    kernels and this compiler stays. UsageError without a GPU.
     """
     if not torch.cuda.is_available():
         raise UsageError("tune times kernels on a GPU, and torch finds none here")
@@ -52,31 +63,45 @@ def tune(
     for batch in batches:
         check_batch(spec, batch)
     place, file = here(), Path(to or tiles_path(artifact.file))
+    ensure_writable_dir(file.parent)
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
     }  # also what could be fused, so that times decide
+    known = {(one["launch"], one["batch"]): one for one in timed_before(file, place)}
+    todo = {which: launch for which, launch in wanted.items() if which not in known}
     timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
     ahead = compile_ahead(
-        ((one, tiles) for one in wanted.values() for tiles in tiles_to_try(one)), capability_here(), COMPILING * seconds
+        ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one)), capability_here(), COMPILING * seconds
     )
     log.info("%d kernels compiled, %d refused, %d left", ahead.done, len(ahead.refused), ahead.left)
-    for (_, batch), launch in wanted.items():
-        if time.monotonic() > end:
-            break
-        try:
-            best, default = best_tiles(launch, batch, torch.device("cuda"))
-        except Exception as error:  # one kernel's failure does not lose what the others took minutes for
-            log.warning("%s, batch %d: not timed: %s: %.200s", launch.name, batch, type(error).__name__, error)
-            failed += 1
-            if is_gpu_lost():
-                log.warning("the GPU takes no more work in this process: tune again for the rest")
+    process = JobProcess(time_kernel)
+    try:
+        for (shape, batch), launch in todo.items():
+            left = end - time.monotonic()
+            if left <= 0:
                 break
-            continue
-        log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, best["us"], default)
-        timed.append(best)
-        default_us.append(default)
+            try:
+                best, default = process.do((launch, batch), min(LONGEST, left))
+            except JobFailed as error:
+                if time.monotonic() >= end:
+                    break
+                log.warning("%s, batch %d: not timed: %s", launch.name, batch, error)
+                failed += 1
+                continue
+            log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, best["us"], default)
+            timed.append(best)
+            default_us.append(default)
+            known[shape, batch] = best
+            write_tiles(file, place, list(known.values()))
+    finally:
+        process.close()
     if failed and not timed:
         raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
-    write_tiles(file, place, timed)
-    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(timed) - failed)
+    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(todo), len(todo) - len(timed) - failed)
+
+
+def time_kernel(job: tuple[Launch, int]) -> tuple[TimedTiles, float]:
+    """The best tiles of a launch and a batch, in the process of the kernels."""
+    launch, batch = job
+    return best_tiles(launch, batch, torch.device("cuda"))

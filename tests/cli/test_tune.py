@@ -1,10 +1,188 @@
-"""swin-quant tune where there is no GPU; on one, tests/gpu."""
+"""swin-quant tune, but for what is the GPU's own: compiling and timing kernels is replaced. On one, tests/gpu."""
+
+import json
+import os
 
 import pytest
 import torch
 
+from swin_quant.backends.cuda.ahead import CompiledAhead
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, read_tiles, shape_of, tiles_path
+from swin_quant.bench.jobs import JobFailed, JobProcess
+from swin_quant.cards.card import RunCard
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+from swin_quant.tasks import tune
 
-def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
+
+
+@pytest.fixture(scope="module")
+def network(tiny_model, tmp_path_factory):
+    """The file of a micro model, and what its kernels are for some batches: the shape and the batch of each."""
+    model = tiny_model("swin", IMG_SIZE=8, DEPTHS=[1, 1], NUM_HEADS=[1, 2], WINDOW_SIZE=2)
+    policy = load_policy("cuda")
+    apply_policy(model, policy)
+    calibrate(model, [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))])
+    spec = spec_for(model, "int8")
+
+    def kernels(*batches):
+        lists = {batch: program_of(spec, batch).launches for batch in batches}
+        all_of = [(shape_of(one), batch) for batch, found in lists.items() for one in (*found, *candidates(found))]
+        return list(dict.fromkeys(all_of))
+
+    folder = tmp_path_factory.mktemp("network")
+    return export(model, RunCard("micro", {}, {}, policy=policy.to_dict()), folder, CudaOptions()).file, kernels
+
+
+class InThisProcess:
+    """In place of another process, which would not know what tests replace."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def do(self, job, seconds):
+        try:
+            return self.work(job)
+        except Exception as error:
+            raise JobFailed(f"{type(error).__name__}: {error}") from error
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def gpu(monkeypatch, network):
+    """A GPU for `tune`. `timed`: what it was given, in its order; `at`: number of a kernel -> what happens there."""
+
+    class Gpu:
+        timed, at, compiled = [], {}, 0
+
+    def compile_ahead(wanted, capability, seconds):
+        Gpu.compiled = len({(shape_of(launch), launch.operands["out"].shape) for launch, _ in wanted})
+        return CompiledAhead(Gpu.compiled, (), 0)
+
+    def best_tiles(launch, batch, device):
+        number = len(Gpu.timed)
+        Gpu.timed.append((shape_of(launch), batch))
+        if number in Gpu.at:
+            raise Gpu.at[number]
+        return TimedTiles(launch=shape_of(launch), batch=batch, tiles=Tiles(64), us=10.0), 15.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, value in {
+        "check_gpu": lambda format: None,
+        "capability_here": lambda: 90,
+        "here": lambda: HERE,
+        "tiles_to_try": lambda launch: [Tiles(64)],
+        "compile_ahead": compile_ahead,
+        "best_tiles": best_tiles,
+        "JobProcess": InThisProcess,
+    }.items():
+        monkeypatch.setattr(tune, name, value)
+    yield Gpu
+    tiles_path(network[0]).unlink(missing_ok=True)
+
+
+def held(file):
+    """What a file of tiles holds: shapes and batches, in their order."""
+    table = read_tiles(file, HERE).known
+    written = [(one["launch"], one["batch"]) for one in json.loads(file.read_text())["timed"]]
+    assert set(written) == {(shape, batch) for shape, batches in table.items() for batch in batches}
+    return written
+
+
+def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "torch finds none here" in run("tune", tmp_path / "none.safetensors").error(2)
+
+
+def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
+    """So that times of the first batches are whole, by which fusions are chosen, when time ends."""
+    file, kernels = network
+    done = run("tune", file, "--batch", 8, 1)
+    count = len(kernels(8, 1))
+    assert done.code == 0 and gpu.timed == kernels(8, 1) == held(tiles_path(file)), done.err
+    said = f"{count} kernels on NVIDIA H200: {10 * count} µs together, by default {15 * count}"
+    assert done.out == f"{tiles_path(file)}: {said}\n"
+
+
+def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
+    file, kernels = network
+    gpu.at = {2: RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")}
+    done = run("tune", file, "--batch", 4)
+    (warning,) = (line for line in done.err.splitlines() if "not timed" in line)
+    assert done.code == 0 and "batch 4: not timed: RuntimeError: Triton Error [CUDA]: an illegal" in warning
+    assert gpu.timed == kernels(4) and held(tiles_path(file)) == [*kernels(4)[:2], *kernels(4)[3:]]
+
+
+def test_where_all_fail_it_fails_and_writes_nothing(run, network, gpu):
+    file, kernels = network
+    gpu.at = dict.fromkeys(range(len(kernels(1))), ValueError("no"))
+    assert "no kernel could be timed on NVIDIA H200" in run("tune", file, "--batch", 1).err.splitlines()[-1]
+    assert not tiles_path(file).exists()
+
+
+def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu):
+    file, kernels = network
+    gpu.at = {3: KeyboardInterrupt()}
+    assert run("tune", file, "--batch", 1, 8).code == 130
+    assert held(tiles_path(file)) == kernels(1)[:3]
+    gpu.timed, gpu.at = [], {}
+    done = run("tune", file, "--batch", 1, 8)
+    assert done.code == 0 and gpu.timed == kernels(1, 8)[3:] and gpu.compiled == len(gpu.timed)
+    assert held(tiles_path(file)) == kernels(1, 8) and "; 3 were timed before" in done.out
+    gpu.timed = []
+    assert run("tune", file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # of 8 and 1 nothing is lost
+    assert held(tiles_path(file)) == kernels(1, 8, 4)
+
+
+def test_time_that_ends_is_no_failure(run, network, gpu, monkeypatch):
+    file, kernels = network
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
+    done = run("tune", file, "--batch", 2, "--seconds", 35)
+    assert done.code == 0 and held(tiles_path(file)) == kernels(2)[:3], done.err
+    assert f"; {len(kernels(2)) - 3} were not reached: start it again" in done.out
+
+
+@pytest.mark.parametrize("other", ["another GPU", "damaged"])
+def test_a_file_of_another_place_is_told_of_and_replaced(run, network, gpu, other):
+    file, kernels = network
+    assert run("tune", file, "--batch", 1).code == 0
+    tiles, gpu.timed = tiles_path(file), []
+    tiles.write_text(tiles.read_text().replace("H200", "L4") if other == "another GPU" else "{")
+    done = run("tune", file, "--batch", 1)
+    assert done.code == 0 and gpu.timed == kernels(1) == held(tiles)
+    assert [line for line in done.err.splitlines() if str(tiles) in line and "it is replaced" in line], done.err
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(run, network, gpu, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = run("tune", network[0], "--to", tmp_path / "file" / "my.tiles.json").error(1)
+    assert "cannot be the output directory" in message and not gpu.timed
+
+
+def dies_of_attention(job):
+    launch, batch = job
+    if launch.op == "attention":
+        os._exit(3)
+    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=Tiles(64), us=10.0), 15.0
+
+
+@pytest.mark.slow
+def test_a_kernel_that_ends_its_process_ends_no_other(run, network, gpu, monkeypatch):
+    """As one does that the GPU does not survive."""
+    file, kernels = network
+    monkeypatch.setattr(tune, "JobProcess", JobProcess)
+    monkeypatch.setattr(tune, "time_kernel", dies_of_attention)
+    done = run("tune", file, "--batch", 1)
+    assert done.code == 0 and done.err.count("not timed: its process ended, exit code 3") == 2, done.err
+    others = [(shape, batch) for shape, batch in kernels(1) if not shape.startswith("attention ")]
+    assert held(tiles_path(file)) == others and len(others) == len(kernels(1)) - 2

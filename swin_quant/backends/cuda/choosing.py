@@ -8,7 +8,7 @@ only where its programs are at least half as many as multiprocessors.
 """
 
 from collections.abc import Callable, Sequence
-from math import inf, nan
+from math import inf
 
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
@@ -22,7 +22,7 @@ from swin_quant.backends.cuda.kernels.tiles import (
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.spec import NetworkSpec
-from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, shape_of
 from swin_quant.operators.roofline import Machine
 
 # From the L2 cache into one multiprocessor: 64 bytes a clock (V100: Jia et al., 2018) at 1.5 GHz.
@@ -32,21 +32,19 @@ CACHE_BYTES_US = 96_000
 def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned: TileTable = NO_TILES) -> Program:
     """The program of `spec` as a GPU executes it; without a machine each launch is a kernel of its own.
 
-    Times count if all kernels were timed that it could consist of: a time and a floor cannot be compared.
+    Times count if all kernels were timed that it could consist of, at one batch that is near: a time and a floor
+    cannot be compared, nor can times of two batches.
     """
     program = program_of(spec, batch)
     if machine is None:
         return program
     gpu, launches = machine, program.launches
+    times = tuned.times_of((*launches, *candidates(launches)), batch)
 
-    def timed(launch: Launch) -> float:
-        return tuned.us_of(launch, batch) or nan
+    def us(launch: Launch) -> float:
+        return times[shape_of(launch)] if times else modelled_us(launch, gpu)
 
-    def modelled(launch: Launch) -> float:
-        return modelled_us(launch, gpu)
-
-    is_timed = all(tuned.us_of(one, batch) for one in (*launches, *candidates(launches)))
-    return fused(program, chosen(launches, timed if is_timed else modelled))
+    return fused(program, chosen(launches, us))
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:

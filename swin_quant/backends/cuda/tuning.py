@@ -5,7 +5,7 @@ is not used. What was not timed runs with the tiles that `kernels.tiles` takes b
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -20,7 +20,7 @@ from swin_quant.base.schema import checked, counted, within
 SCHEMA = "swin-quant/tiles/1"
 SUFFIX = ".tiles.json"
 _MOST = 100_000
-_FARTHEST = 2  # tiles of a batch serve those up to so many times as large, or as small
+FARTHEST = 4  # tiles of a batch serve those up to so many times as large, or as small
 
 
 class TimedTiles(TypedDict):
@@ -93,27 +93,27 @@ class TileTable:
 
     def tiles_for(self, launch: Launch, batch: int) -> Tiles | None:
         """Those of the nearest batch that was timed; None if none is near."""
-        found = self._nearest(launch, batch)
-        return found[0] if found else None
-
-    def us_of(self, launch: Launch, batch: int) -> float | None:
-        """Their time."""
-        found = self._nearest(launch, batch)
-        return found[1] if found else None
-
-    def _nearest(self, launch: Launch, batch: int) -> tuple[Tiles, float] | None:
         timed = self.known.get(shape_of(launch), {})
-        near = {_ratio(batch, other): other for other in timed}
-        nearest = min(near, default=_FARTHEST + 1.0)
-        return timed[near[nearest]] if nearest <= _FARTHEST else None
+        nearest = _nearest(timed, batch)
+        return timed[nearest][0] if nearest else None
+
+    def times_of(self, launches: Iterable[Launch], batch: int) -> dict[str, float] | None:
+        """Microseconds by `shape_of`, at the nearest batch for which all of them were timed; None if none is near.
+
+        Those of two batches cannot be compared.
+        """
+        timed = {shape: self.known.get(shape, {}) for shape in map(shape_of, launches)}
+        nearest = _nearest(set.intersection(*map(set, timed.values())), batch)
+        return {shape: batches[nearest][1] for shape, batches in timed.items()} if nearest else None
+
+
+def _nearest(timed: Iterable[int], batch: int) -> int | None:
+    near = {max(batch, other) / min(batch, other): other for other in sorted(timed)}
+    nearest = min(near, default=FARTHEST + 1)
+    return near[nearest] if nearest <= FARTHEST else None
 
 
 NO_TILES = TileTable({})
-
-
-def _ratio(one: int, other: int) -> float:
-    """How many times the larger is as large as the smaller."""
-    return max(one, other) / min(one, other)
 
 
 def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> None:
@@ -122,8 +122,8 @@ def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> Non
     write_json(path, {"schema": SCHEMA, **asdict(place), "timed": plain})
 
 
-def read_tiles(path: Path, place: TunedFor) -> TileTable:
-    """The tiles of a file. SwinQuantError for one that is damaged, or whose timings do not hold in this `place`."""
+def read_timed(path: Path, place: TunedFor) -> list[TimedTiles]:
+    """What a file holds. SwinQuantError for one that is damaged, or whose timings do not hold in this `place`."""
     data = read_json(path, "tiles file")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise SwinQuantError(f"{path}: is not a tiles file of this version ({SCHEMA}): run `swin-quant tune` again")
@@ -135,13 +135,19 @@ def read_tiles(path: Path, place: TunedFor) -> TileTable:
         )
     if file["kernels"] != place.kernels:
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
-    known: dict[str, dict[int, tuple[Tiles, float]]] = {}
     for number, one in enumerate(file["timed"]):
         if not one["tiles"].are_possible():
             raise SwinQuantError(
                 f"{path}: timed[{number}].tiles: sides, warps and windows must be powers of two, warps at most "
                 f"{MOST_WARPS}: run `swin-quant tune` again"
             )
+    return file["timed"]
+
+
+def read_tiles(path: Path, place: TunedFor) -> TileTable:
+    """The tiles of a file. SwinQuantError as `read_timed` has it."""
+    known: dict[str, dict[int, tuple[Tiles, float]]] = {}
+    for one in read_timed(path, place):
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)
 
@@ -156,6 +162,17 @@ def tiles_beside(artifact: Path, place: TunedFor) -> TileTable:
     except SwinQuantError as error:
         log.warning("%s; the default tiles are used", error)
         return NO_TILES
+
+
+def timed_before(path: Path, place: TunedFor) -> list[TimedTiles]:
+    """What a file holds that tuning in this `place` can go on from; nothing, with a warning, of any other."""
+    if not path.is_file():
+        return []
+    try:
+        return read_timed(path, place)
+    except SwinQuantError as error:
+        log.warning("%s; it is replaced", error)
+        return []
 
 
 def tiles_path(artifact: Path) -> Path:

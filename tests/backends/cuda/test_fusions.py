@@ -131,6 +131,15 @@ def test_times_overrule_the_model():
     assert len(fused_program(spec, 8, machine, TileTable(apart | quick)).launches) < by_model
 
 
+def test_times_of_two_batches_are_not_compared():
+    """Of one that was tuned in part, since time ended, none count: those of the whole one next to it do."""
+    spec, machine = full_size_spec(), load_machine("h200")
+    launches = program_of(spec, 4).launches
+    apart = {shape_of(one): {1: (Tiles(16), 1.0)} for one in launches}
+    fused = {shape_of(one): {1: (Tiles(16), 900.0), 8: (Tiles(16), 0.1)} for one in candidates(launches)}
+    assert len(fused_program(spec, 4, machine, TileTable(apart | fused)).launches) == len(launches)
+
+
 def test_fastertransformers_arithmetic_and_odd_widths_are_left_alone(calibrated, tiny_config):
     for kind, policy in (("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")):
         assert not list(candidates(program_of(spec_for(calibrated(kind, policy)), 1).launches))

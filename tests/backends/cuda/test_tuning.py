@@ -17,6 +17,7 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import candidates, tiles_to_try
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.tasks.tune import BATCHES
 
 HERE = TunedFor("0" * 64, "NVIDIA H200", "3.6.0")
 BEST = Tiles(64, 32, 32, 2, 4)
@@ -38,10 +39,20 @@ def written(launches, tmp_path):
 
 
 def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(written, launches):
+    """Up to four times as large or as small."""
     table = read_tiles(written[0], HERE)
-    found = {batch: table.tiles_for(launches(batch)[2], batch) for batch in (1, 3, 4, 8, 16, 17)}
-    assert found == {1: None, 3: None, 4: BEST, 8: BEST, 16: BEST, 17: None}
+    found = {batch: table.tiles_for(launches(batch)[2], batch) for batch in (1, 2, 3, 8, 32, 33)}
+    assert found == {1: None, 2: BEST, 3: BEST, 8: BEST, 32: BEST, 33: None}
     assert table.tiles_for(launches(8)[3], 8) is None
+
+
+def test_every_batch_between_those_that_tune_times_takes_the_nearer_one(launches):
+    launch = launches(1)[2]
+    table = tuning.TileTable({shape_of(launch): {batch: (Tiles(batch), float(batch)) for batch in BATCHES}})
+    taken = {batch: table.tiles_for(launch, batch).rows for batch in range(1, 65)}
+    assert {batch for batch in taken if taken[batch] == 1} == {1, 2}  # 3 is 3 times 1, and 8 is 2.7 times 3
+    assert {batch for batch in taken if taken[batch] == 8} == set(range(3, 16))
+    assert {table.times_of([launch], batch)[shape_of(launch)] for batch in (1, 3, 64)} == {1.0, 8.0, 32.0}
 
 
 def test_the_shape_of_a_launch_is_the_same_in_every_block_and_batch(launches):
