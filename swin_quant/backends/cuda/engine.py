@@ -1,5 +1,6 @@
 """The engine: an exported network on a GPU by its kernels; on a CPU by their references, correct and slow."""
 
+import re
 from typing import Any
 
 import torch
@@ -71,13 +72,24 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 
 def machine_here() -> Machine:
-    """The peaks of the GPU that is here: the shipped machine whose name is in its own, else the most like it."""
-    own = torch.cuda.get_device_name().lower().replace(" ", "")
-    known = {name: load_machine(name) for name in gpus()}
-    named = [name for name in known if name.replace("_", "-") in own.replace("_", "-")]
-    if named:
-        return known[max(named, key=len)]
-    return min(known.values(), key=lambda machine: abs(gpu_of(machine).capability - capability_here()))
+    """The peaks of the GPU that is here: the shipped machine that its name names, else the one most like it: of the
+    nearest compute capability and, of those, the nearest number of multiprocessors.
+    """
+    known, own = {name: load_machine(name) for name in gpus()}, _words(torch.cuda.get_device_name())
+    if named := [name for name in known if _words(name) <= own]:
+        return known[max(named, key=lambda name: len(_words(name)))]  # a100_80gb before a100
+    capability, sms = capability_here(), torch.cuda.get_device_properties("cuda").multi_processor_count
+
+    def unlike(machine: Machine) -> tuple[int, int]:
+        gpu = gpu_of(machine)
+        return abs(gpu.capability - capability), abs(gpu.sms - sms)
+
+    return min(known.values(), key=unlike)
+
+
+def _words(name: str) -> set[str]:
+    """Of a GPU's name or a machine's: those of a100_80gb are in A100-SXM4-80GB, that of rtx4090 in RTX 4090."""
+    return set(re.split("[^a-z0-9]+", name.lower().replace("rtx ", "rtx")))
 
 
 def capability_here() -> int:

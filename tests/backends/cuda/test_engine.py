@@ -1,15 +1,18 @@
 """The engine on whole networks: against fake-quant, and against FasterTransformer's emulator to the last integer."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from swin_quant.backends.cuda.engine import load
+from swin_quant.backends.cuda.engine import load, machine_here
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.engines.options import EngineOptions
+from swin_quant.operators.roofline import load_machine
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, quantize
 from tests.backends.cuda.conftest import pictures
@@ -160,6 +163,37 @@ def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
         load(artifact, EngineOptions(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "sms", "machine"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 80, 108, "a100"),
+        ("NVIDIA A100-PCIE-40GB", 80, 108, "a100"),
+        ("NVIDIA A100-SXM4-80GB", 80, 108, "a100_80gb"),
+        ("NVIDIA A100 80GB PCIe", 80, 108, "a100_80gb"),
+        ("NVIDIA A10", 86, 72, "a10"),
+        ("NVIDIA L4", 89, 58, "l4"),
+        ("NVIDIA L40S", 89, 142, "l40s"),
+        ("NVIDIA H100 80GB HBM3", 90, 132, "h100"),
+        ("NVIDIA H200", 90, 132, "h200"),
+        ("NVIDIA B200", 100, 148, "b200"),
+        ("NVIDIA GeForce RTX 4090", 89, 128, "rtx4090"),
+        ("NVIDIA GeForce RTX 5090", 120, 170, "rtx5090"),
+        # Not known: by compute capability, then multiprocessors.
+        ("NVIDIA L40", 89, 142, "l40s"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", 89, 48, "l4"),
+        ("NVIDIA RTX A1000", 86, 18, "a10"),
+        ("NVIDIA A100X", 80, 108, "a100"),
+        ("NVIDIA B300", 103, 148, "b200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 188, "rtx5090"),
+    ],
+)
+def test_whose_peaks_a_gpu_is_taken_to_have(monkeypatch, gpu, capability, sms, machine):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=sms))
+    assert machine_here() == load_machine(machine)
 
 
 def test_a_gpu_without_float8(exported, monkeypatch):
