@@ -14,7 +14,7 @@ from PIL import Image
 
 import swin_quant
 from swin_quant.backends.artifact import Artifact, open_artifact
-from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import engine_named, takers
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.files import reason
@@ -61,7 +61,7 @@ def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa
     if engine.max_batch:
         sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
     preprocess(Image.new("RGB", (preprocess.size, preprocess.size)))  # what it needs is imported now
-    for size in sizes or (1,):
+    for size in sizes or _prepared(engine.sizes, limits.max_batch):
         with torch.inference_mode():
             outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
     names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
@@ -83,12 +83,19 @@ def graphs_for(largest: int) -> tuple[int, ...]:
     return (*powers, largest)
 
 
+def _prepared(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
+    """Batches by which an engine of such `sizes` makes all that any up to the largest needs."""
+    return (*(size for size in sizes if size < largest), largest) if sizes else (1,)
+
+
 @contextmanager
 def private_copy(artifact: Artifact) -> Iterator[Artifact]:
     """The artifact in a folder of its own: whoever replaces the file while it is served changes nothing of it."""
     with TemporaryDirectory(prefix="swin_quant_") as folder:
         names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]
-        for name in (*names, card_path(artifact.file).name):
+        beside = [suffix for backend in takers(artifact.record["backend"]) for suffix in backend.beside]
+        there = [file for suffix in beside if (file := artifact.file.with_suffix(suffix)).is_file()]
+        for name in (*names, card_path(artifact.file).name, *(file.name for file in there)):
             shutil.copyfile(artifact.file.with_name(name), Path(folder, name))
         yield open_artifact(Path(folder, artifact.file.name))
 

@@ -8,14 +8,18 @@ import pytest
 import torch
 import yaml
 
+from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.cli import main
 from swin_quant.config import load_config
+from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
+from swin_quant.serving.limits import ServiceLimits
+from swin_quant.tasks.serve import Hosting, private_copy, service_of
 
 
 @pytest.fixture(scope="session")
@@ -228,6 +232,41 @@ def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, 
         assert given.known and not lines
     else:
         assert not given.known and len(lines) == 1 and said in lines[0] and "the default tiles are used" in lines[0]
+
+
+@pytest.mark.parametrize("largest", [1, 7, 8])
+def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_gpu, monkeypatch, largest):
+    ran = counted_batches(monkeypatch)
+    service = service_of(open_artifact(file), Hosting(limits=ServiceLimits(max_batch=largest)))
+    captured = {filled_up(batch) for batch in ran}
+    assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
+    assert service.limits.max_batch == largest
+
+
+def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
+    ran = counted_batches(monkeypatch)
+    service_of(open_artifact(file))
+    assert ran == [1]
+
+
+def counted_batches(monkeypatch):
+    """How many pictures each call of a session had, once it was called."""
+    ran, call = [], HostSession.__call__
+    monkeypatch.setattr(HostSession, "__call__", lambda self, images: ran.append(len(images)) or call(self, images))
+    return ran
+
+
+def filled_up(batch):
+    """What a batch runs as where the file takes up to 256 pictures."""
+    return next(size for size in sizes(256) if size >= batch)
+
+
+def test_what_is_served_has_the_tiles_that_were_timed(file, fake_gpu):
+    write_tiles(tiles_path(file), HERE, [TimedTiles(launch="gemm", batch=8, tiles=Tiles(64), us=3.5)])
+    with private_copy(open_artifact(file)) as copy:
+        tiles_path(file).unlink()
+        engine.load(copy, EngineOptions())
+    assert [set(tuned.known) for tuned in fake_gpu] == [{"gemm"}]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from swin_quant.backends.cuda.choice import check_batch
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of
 from swin_quant.backends.cuda.network import Network
-from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -68,7 +68,10 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     }
     name = NAME if on_gpu else INTERPRETED if by_kernels(device) else REFERENCES
     details = Details(known, lambda: products_of(network))
-    return Engine(name, record["precision"], policy_of(artifact), session, largest, details, device=options.device)
+    captured = tuple(sizes(largest)) if on_gpu else ()
+    return Engine(
+        name, record["precision"], policy_of(artifact), session, largest, details, device=options.device, sizes=captured
+    )
 
 
 def machine_here() -> Machine:
