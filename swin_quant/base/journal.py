@@ -28,7 +28,7 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], subject: dict[str, Any]) -> None:
-        self.path, self.subject = Path(path), json.loads(json.dumps(finite(subject)))
+        self.path, self.subject = Path(path), plain(subject)
         self.entries: dict[str, Any] = self._earlier()
         self.found = len(self.entries)
 
@@ -47,10 +47,10 @@ class Journal:
 
     def keep(self, results: Mapping[str, Any], kind: Any) -> dict[str, Any]:
         """Write results down; they come back as plain data."""
-        plain = {name: json.loads(json.dumps(finite(value))) for name, value in results.items()}
-        self.entries |= plain
+        kept = plain(dict(results))
+        self.entries |= kept
         write_json(self.path, {"subject": self.subject, "entries": self.entries})
-        return {name: checked(kind, value, str(self.path), name) for name, value in plain.items()}
+        return {name: checked(kind, value, str(self.path), name) for name, value in kept.items()}
 
     def _earlier(self) -> dict[str, Any]:
         if not self.path.exists():
@@ -70,3 +70,8 @@ def read_journal(path: str | os.PathLike[str]) -> JournalFile:
     """A journal's file. SwinQuantError where it is none."""
     found: JournalFile = checked(JournalFile, read_json(path, "journal"), str(path))
     return found
+
+
+def plain(value: Any) -> Any:
+    """`value` as it comes back from a JSON file."""
+    return json.loads(json.dumps(finite(value)))

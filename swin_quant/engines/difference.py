@@ -1,12 +1,12 @@
 """How far the logits of one engine are from another's."""
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.quant.distance import decibels
 from swin_quant.quant.outputs import Output, rows
 
 INT8_LEVELS = 127
@@ -25,7 +25,7 @@ def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
         "max": delta.max().item(),
         "step": reference.abs().max().item() / INT8_LEVELS,
         "agreement": 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item(),
-        "sqnr_db": 10 * math.log10(signal / noise) if signal and noise else None,
+        "sqnr_db": _sqnr(signal, noise),
     }
 
 
@@ -54,6 +54,11 @@ def difference_of_pairs(pairs: Iterable[tuple[Output, Output]]) -> dict[str, Any
         "max": largest / unit,
         "step": top / INT8_LEVELS / unit,
         "agreement": None,
-        "sqnr_db": 10 * math.log10(signal / noise) if signal and noise else None,
+        "sqnr_db": _sqnr(signal, noise),
         "cosine": cosines / pictures,
     }
+
+
+def _sqnr(signal: float, noise: float) -> float | None:
+    """In dB; None where there is no error."""
+    return decibels(signal, noise) if signal and noise else None

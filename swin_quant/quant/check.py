@@ -5,7 +5,6 @@ forwards. Only where they are far apart are the other methods tried, from the st
 the nodes looked for whose ranges are at fault.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
+from swin_quant.quant.distance import decibels
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -156,4 +156,4 @@ def _sums(logits: Tensor, expected: Tensor) -> _Sums:
 
 def _figures(batches: Sequence[_Sums]) -> tuple[float, float]:
     pictures, agree, signal, noise = (sum(column) for column in zip(*batches, strict=True))
-    return 100 * agree / pictures, 10 * math.log10(signal / noise) if signal and noise else math.inf
+    return 100 * agree / pictures, decibels(signal, noise)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from swin_quant.base.errors import SwinQuantError
+
 FIGURES = 7  # of `distance`
 
 
@@ -56,7 +58,10 @@ class Totals:
 
 def distance(logits: Tensor, expected: Tensor) -> list[float]:
     """Of logits [B, classes]: signal, noise, divergence, how many agree, probability that is given up, the sum of its
-    squares, pictures."""
+    squares, pictures. SwinQuantError where some are not finite: no figure would say so."""
+    for whose, values in (("float", expected), ("quantized", logits)):
+        if not values.isfinite().all():
+            raise SwinQuantError(f"logits of the {whose} model are not finite: check the checkpoint and the pictures")
     logits, expected = logits.double(), expected.double()
     target, guess = expected.log_softmax(1), logits.log_softmax(1)
     chosen, wanted = logits.argmax(1, keepdim=True), expected.argmax(1, keepdim=True)
@@ -72,5 +77,7 @@ def noise(values: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def decibels(signal: float, error: float) -> float:
-    """SQNR; infinite where there is no error, or nothing to lose."""
+    """SQNR; infinite where there is no error, or nothing to lose; of what is not finite nothing is left."""
+    if not math.isfinite(signal) or not math.isfinite(error):
+        return -math.inf
     return 10 * math.log10(signal / error) if signal and error else math.inf

@@ -1,16 +1,20 @@
 """What a search is to measure, and how."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import sha256_of
+from swin_quant.bench.cpu import features, usable_cores
+from swin_quant.cards.versions import versions
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.names import SEARCHED_ON
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.tasks.measured_on import MeasuredOn
 from swin_quant.tasks.sensitivity import Sampling
@@ -65,8 +69,10 @@ class Measuring:
 
     @property
     def start(self) -> Policy:
-        """The policy whose layers are switched."""
-        return self.base or load_policy(self.backend.exporting.policies[0])
+        """The policy whose layers are switched; its name is that of no other candidate."""
+        if self.base:
+            return replace(self.base, name=described(self.base))
+        return load_policy(self.backend.exporting.policies[0])
 
     @property
     def name(self) -> str:
@@ -76,3 +82,17 @@ class Measuring:
     @property
     def journal(self) -> Path:
         return self.folder / f"{self.name}.journal.json"
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """What results depend on besides the pictures themselves: plain data."""
+        return {
+            "checkpoint": sha256_of(self.checkpoint),
+            "base": self.start.sha256,
+            "engine": self.engine,
+            "batch": self.batch,
+            "sampling": asdict(self.sampling),
+            "options": asdict(self.options),
+            "cpu": {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))},
+            "versions": versions(),
+        }

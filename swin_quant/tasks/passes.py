@@ -101,16 +101,17 @@ def improve(
         log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
                  len(found), worst, found[worst])  # fmt: skip
         steps = AUTOMATIC
-    seen: list[Calibration] = []
+    again: list[Calibration] = []
 
     def observe_again() -> None:
-        seen.append(calibrate(model, [batch for _, batch in images], method))
+        again.append(calibrate(model, [batch for _, batch in images], method))
 
     gains = run_passes(piece, steps, observe_again)
     if lost := [gain.step.name for gain in gains if not gain.kept]:
         log.warning("taken back, since the logits lost by it: %s", listed(lost))
-    kept = seen if all(gain.kept for gain in gains if gain.step.kind.observes_again) else []
-    return (kept[-1] if kept else calibration), [_record(gain) for gain in gains]
+    observing = [gain for gain in gains if gain.observed]
+    seen = [calibration, *(found for found, gain in zip(again, observing, strict=True) if gain.kept)]
+    return seen[-1], [_record(gain) for gain in gains]
 
 
 def choose(

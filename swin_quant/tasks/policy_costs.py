@@ -12,13 +12,10 @@ import torch
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import sha256_of
 from swin_quant.base.journal import Journal
 from swin_quant.base.progress import log, track
-from swin_quant.bench.cpu import features, usable_cores
 from swin_quant.cards.costs import LossRecord
 from swin_quant.cards.lineage import original_of
-from swin_quant.cards.versions import versions
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.preprocess import Preprocess
@@ -69,17 +66,7 @@ class Measured:
             self.expected = [(original or self.model)(images) for images in self.batches]
         self.journal = Journal(
             asked.journal,
-            ({"original": self.card.original_sha256} if original else {})
-            | {
-                "checkpoint": sha256_of(asked.checkpoint),
-                "pictures": digest(names),
-                "base": asked.start.sha256,
-                "engine": asked.engine,
-                "batch": asked.batch,
-                "options": asdict(asked.options),
-                "cpu": {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))},
-                "versions": versions(),
-            },
+            asked.subject | {"pictures": digest(names)} | ({"original": self.card.original_sha256} if original else {}),
         )
         if self.journal.found:
             log.info("%s: %d results of an earlier search", self.journal.path, self.journal.found)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite, sha256_of
-from swin_quant.base.journal import read_journal
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite
+from swin_quant.base.journal import plain, read_journal
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
@@ -136,13 +136,12 @@ def search(asked: PolicySearch) -> SearchResult:
 
 
 def found_before(asked: PolicySearch) -> Policy | None:
-    """What an earlier search found for the same checkpoint, engine and budget; None where there is nothing."""
+    """What an earlier search found for the same budget, checkpoint and engine, on a machine like this; else None."""
     try:
         journal, policy = read_journal(asked.of.journal), load_policy(str(asked.place))
     except SwinQuantError:
         return None
-    subject = journal.subject
-    same = subject.get("checkpoint") == sha256_of(asked.of.checkpoint) and subject.get("batch") == asked.of.batch
+    same = plain(asked.of.subject).items() <= journal.subject.items()
     return policy if same and journal.entries.get(asked.found) == policy.sha256 else None
 
 

@@ -207,6 +207,15 @@ def test_wrong_input_is_one_line(small, run):
     assert "`quantize` has it" in run("nodes", small[0] / "swin_micro_calib.pth", "--policy", "auto").error(2)
 
 
+@pytest.mark.slow
+def test_a_policy_of_one_s_own_does_not_hide_the_built_in_one_of_its_name(small, run, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump({"name": "qdq", "rules": [{"enable": ["*.fc1._input_quantizer"]}]}))
+    done = run(*small[1], "--policy", own, "--min-sqnr", 0, "--output", tmp_path, "--json", tmp_path / "x.json")
+    nodes = {row["policy"]: row["nodes"] for row in json.loads((tmp_path / "x.json").read_text())["candidates"]}
+    assert done.code == 0 and nodes["qdq"] > 1 == next(n for name, n in nodes.items() if name.startswith("qdq (mine"))
+
+
 @pytest.fixture
 def offset(write_config, randomise, run, pictures, tmp_path):
     """offset(kind) -> the words that search a model of which fc2's products are far from 0 in a channel, whose bias
@@ -294,4 +303,7 @@ def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(small, r
     done = run(*words, "--min-agreement", 0)
     assert done.code == 0 and "acc@1" in done.out, done
     assert run(*words, "--min-agreement", 0).err.count("done before") == 5
+    elsewhere = [2 if before == "--threads" else word for before, word in zip(["", *words], words, strict=False)]
+    again = run(*elsewhere, "--min-agreement", 0)  # what is fastest may be another policy there
+    assert again.code == 0 and "is of another run; begun anew" in again.err, again
     assert (small[0] / "x.pth").read_bytes() == before

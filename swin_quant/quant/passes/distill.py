@@ -33,7 +33,7 @@ from swin_quant.quant.quantizer import Role
 _VALUES = 1_300_000  # of pictures at a time, whose activations are all that is kept: 8 of 3 x 224 x 224
 _HELD_OUT = 0.25  # of the pictures
 _PRIME = 7919  # an iteration's random numbers are its own: going on at one gives what going through gives
-_KEPT_EVERY = 50  # iterations
+_KEPT_EVERY = 20  # iterations
 _SMALLEST = 1e-3  # of a range, relative to where it started
 _MOVED = 8  # a picture is moved by up to this part of its side
 _JUDGES = 2**40  # a seed that no iteration has

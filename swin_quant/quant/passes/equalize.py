@@ -198,10 +198,9 @@ def _equalize(
             if found[other] < found[best] * _BETTER:
                 best = other
     before, after = found[tuple(plain)], found[best]
-    if not after < before * _BETTER:
-        best, after = tuple(plain), before
-    _apply(piece.model, unit, original, places, spreads, best)
-    return 10 * math.log10(before / after) if after else 0.0
+    better = after < before * _BETTER
+    _apply(piece.model, unit, original, places, spreads, best if better else tuple(plain))
+    return 10 * math.log10(before / after) if better and after else 0.0
 
 
 def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:

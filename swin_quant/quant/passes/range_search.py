@@ -46,6 +46,8 @@ class RangeSearchOptions:
 def run(piece: Workpiece, options: RangeSearchOptions) -> str:
     """Choose the ranges of every unit in order; one whose output is no better on pictures held out keeps its own."""
     images = piece.first(options.pictures)
+    if sum(map(len, images)) < 2:  # it would judge ranges by what they were searched on
+        return "one picture: none is left to judge by"
     weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
     gains: list[float] = []
     given: list[Tensor] = []

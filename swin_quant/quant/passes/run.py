@@ -32,7 +32,8 @@ _ALIKE = 1e-3  # of the norm: float32 rounds factors of twelve octaves to far le
 class Gain:
     """What a pass did: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after it.
 
-    `kept`: it was not taken back. `keeps_features`: what units give in float is what it was, too, not only logits.
+    `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_features`: what units give in
+    float is what it was, too, not only logits.
     """
 
     step: PassStep
@@ -41,6 +42,7 @@ class Gain:
     sqnr_db: tuple[float, float]
     agreement: tuple[float, float]
     kept: bool
+    observed: bool = False
     keeps_features: bool = True
 
 
@@ -68,7 +70,7 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         elif renewed:
             piece = replace(piece)  # its function in other weights is what the next ones measure by
         seconds = time.perf_counter() - start
-        gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, alike))
+        gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, alike))
         _say(gains[-1])
         before = after if harmless else before
     return gains
@@ -113,10 +115,9 @@ def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> t
     """Agreement in percent and SQNR in dB of the quantized model; not a number counts as lost."""
     quantize(model)
     try:
-        agreement, sqnr = distance(_logits(model, images), expected)
+        return distance(_logits(model, images), expected)
     finally:
         dequantize(model)
-    return agreement, sqnr if sqnr == sqnr else float("-inf")
 
 
 def _features_alike(piece: Workpiece) -> bool:

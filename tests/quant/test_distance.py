@@ -1,0 +1,29 @@
+"""What is lost between logits: of what is not finite no figure is made."""
+
+import pytest
+import torch
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.engines.difference import difference
+from swin_quant.quant import check
+from swin_quant.quant.distance import Totals, distance
+
+LOGITS = torch.tensor([[1.0, 0.0, -2.0], [0.5, 2.0, 1.0]])
+
+
+def test_equal_logits_lose_nothing():
+    totals = Totals()
+    totals.add(distance(LOGITS, LOGITS))
+    loss = totals.loss()
+    assert (loss.sqnr_db, loss.kl, loss.agreement, loss.drop) == (float("inf"), 0.0, 100.0, 0.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_no_equal_and_no_crash(value):
+    broken = LOGITS.clone()
+    broken[1, 1] = value
+    for found, expected, whose in ((broken, LOGITS, "quantized"), (LOGITS, broken, "float")):
+        with pytest.raises(SwinQuantError, match=f"logits of the {whose} model are not finite"):
+            distance(found, expected)
+    assert check.distance(broken, LOGITS)[1] == -float("inf")  # by which a pass is taken back
+    assert difference(broken, LOGITS)["sqnr_db"] == -float("inf")  # None would say that they are equal

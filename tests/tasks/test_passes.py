@@ -1,0 +1,52 @@
+"""Passes behind a calibration: what it is said to have seen is what the network gives that they left."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.passes.kind import Pass
+from swin_quant.tasks.passes import PassPlan, improve
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a recipe whose pass is not among those that ship."""
+
+    kind: Pass
+    name: str = "own"
+    options: None = None
+
+    def to_dict(self):
+        return {"name": self.name}
+
+
+@torch.no_grad()
+def halve(piece, options):
+    for block in piece.units.values():
+        if hasattr(block, "norm2"):
+            block.norm2.weight.mul_(0.5)
+            block.norm2.bias.mul_(0.5)
+            block.mlp.fc1.weight.mul_(2)
+    return "the same function"
+
+
+@torch.no_grad()
+def spoil(piece, options):
+    piece.model.head.weight.mul_(-1)
+    return "spoiled"
+
+
+HALVE, SPOIL = (Step(Pass(run, type(None), keeps_function=True)) for run in (halve, spoil))
+
+
+@pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
+def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, tiny_model, use_policy):
+    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    first = calibrate(model, [images], Method())
+    found, records = improve(model, first, [(0, images)], Method(), PassPlan(steps))
+    assert [one["kept"] for one in records] == [step is HALVE for step in steps]
+    anew = calibrate(model, [images], Method())
+    assert found.largest == anew.largest and found.largest != first.largest
