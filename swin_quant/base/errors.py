@@ -70,11 +70,19 @@ def memory_told() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported
+        on_gpu = is_out_of_gpu_memory(error)
         if not (on_gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
             raise
         remedy = ": lower ‹batch›" if "batch" in _words else ""
         raise SwinQuantError(f"out of {'GPU ' if on_gpu else ''}memory{remedy}") from error
+
+
+def is_out_of_gpu_memory(error: BaseException) -> bool:
+    """Whether it says so: torch's allocator by a class, which need not be imported; all that ask the driver themselves,
+    as Triton's loader of kernels and CUDA graphs do, by words alone.
+    """
+    in_words = isinstance(error, RuntimeError) and "CUDA" in str(error) and "out of memory" in str(error)
+    return in_words or type(error).__name__ == "OutOfMemoryError"
 
 
 def listed(names: Iterable[str], limit: int = 5) -> str:

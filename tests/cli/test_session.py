@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from swin_quant import __version__
 from swin_quant.cli import COMMANDS, main
@@ -142,16 +143,22 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+    ("error", "memory"),
+    [
+        (MemoryError(), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "GPU memory"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "GPU memory"),
+    ],
 )
-def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float_flags, monkeypatch, error):
+def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float_flags, monkeypatch, error, memory):
     def much(*_):
         raise error
 
     monkeypatch.setattr("swin_quant.tasks.calibrate.calibrate_checkpoint", much)
-    assert run("calibrate", *float_flags).error(1) == "error: out of memory: lower --batch\n"
+    assert run("calibrate", *float_flags).error(1) == f"error: out of {memory}: lower --batch\n"
     monkeypatch.setattr("swin_quant.cli.policies.run", much)
-    assert run("policies").error(1) == "error: out of memory\n"
+    assert run("policies").error(1) == f"error: out of {memory}\n"
 
 
 def test_a_group_of_commands_and_a_command_say_how_they_are_called(capsys):

@@ -13,7 +13,7 @@ from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, is_out_of_gpu_memory
 from swin_quant.operators.roofline import Machine
 
 _KEPT = 2  # programs on a CPU: that of full batches and that of the last one
@@ -53,7 +53,8 @@ class Captured:
 class GraphSession:
     """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
 
-    The work is queued on the stream of the caller, and nothing waits for it. Programs are captured when a batch first
+    The work is queued on the stream of the caller, and nothing waits for it; a call allocates the logits that it
+    returns, and no more. Programs are captured when a batch first
     needs them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
     """
 
@@ -118,13 +119,13 @@ class GraphSession:
     def _on_gpu(self, make: Callable[[], Any], what: str, need: int) -> Any:
         try:
             return make()
-        except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(self.device)
-            raise SwinQuantError(
-                f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB are "
-                "free: give a smaller ‹batch›"
-            ) from error
         except Exception as error:
+            if is_out_of_gpu_memory(error):
+                free, total = torch.cuda.mem_get_info(self.device)
+                raise SwinQuantError(
+                    f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB "
+                    "are free: give a smaller ‹batch›"
+                ) from error
             if not _is_tritons(error):
                 raise
             raise SwinQuantError(

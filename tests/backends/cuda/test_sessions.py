@@ -17,19 +17,37 @@ def test_no_batch_is_filled_up_by_more_than_half(largest, batch):
     assert sizes(largest) == sorted(set(sizes(largest))) and sizes(largest)[-1] == largest
 
 
-def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),  # of the loader of kernels
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),  # of a graph
+    ],
+)
+def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch, error):
     session = object.__new__(GraphSession)
     session.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
 
     def full():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines")
+        raise error
 
     with pytest.raises(
         SwinQuantError, match="a batch of 64 needs 300 MB, 100 of 8000 MB are free: give a smaller"
     ) as e:
         session._on_gpu(full, "a batch of 64", 300 * 2**20)
     assert "\n" not in str(e.value)
+
+
+def test_another_error_of_the_driver_is_no_lack_of_memory():
+    session = object.__new__(GraphSession)
+
+    def lost():
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        session._on_gpu(lost, "a batch of 64", 0)
 
 
 def test_a_kernel_that_the_gpu_cannot_have_is_one_line(monkeypatch):
