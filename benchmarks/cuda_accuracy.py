@@ -1,22 +1,32 @@
 """What the CUDA engine's arithmetic costs, by the references of its kernels: writes docs/results/cuda_accuracy.md.
 
     python benchmarks/cuda_accuracy.py --data-path DIR [--pictures 5000] [--choose 1000]
+    python benchmarks/cuda_accuracy.py --device cuda --data-path DIR [--cfg NAME --checkpoint FILE] [--output FILE]
 
 DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate; `--choose` others say which form of softmax the
 policy has, and the pictures of `val` are scored. The engine runs as it does on a CPU: what its kernels equal.
+
+`--device cuda` puts the kernels on the GPU beside their references on the CPU, on the same pictures of `val`, and fails
+where top-1 differs by more than 0.02 points and more than one picture. `--cfg` and `--checkpoint` name another float
+model than those of examples/checkpoints, DIR is then its data; on a CPU its rows are printed, and no page is written.
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from cuda_files import FLOAT, calibrated, exported, shown
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "cuda_accuracy.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
-FLOAT = "float16"
-SOFTMAX = "role:softmax_output"
+JUDGED = (FLOAT, "cuda", "cuda-fp8", "ft-mode1", "ft-mode2")
+BATCH, COMPILING = 100, 120.0  # pictures; seconds at most in which kernels are compiled before they are needed
+MOST_APART = 0.02  # points of top-1 by which a GPU may differ from the references
 COLUMNS = ("model", "engine", "policy", "acc@1", "Δ acc@1", "±", "agree %", "SQNR dB")
+GPU_COLUMNS = ("model", "policy", "acc@1 of references", "acc@1 on the GPU", "Δ", "agree %", "SQNR dB")
 HEAD = """# Accuracy of the CUDA engine's arithmetic
 
 Micro Swins of examples/checkpoints, written by `python benchmarks/cuda_accuracy.py`; 80 training pictures calibrate.
@@ -26,107 +36,167 @@ Speed is not measured here.
 """
 
 
-def policies():
-    """Those that the engine runs, by the names of the tables; None: its half form."""
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Rule
-
-    half = load_policy("cuda").and_then(Rule(disable=(SOFTMAX,)))
-    int8 = load_policy("cuda").and_then(Rule(enable=(SOFTMAX,)))
-    return {
-        FLOAT: None,
-        "cuda": load_policy("cuda"),
-        "cuda-fp8": load_policy("cuda-fp8"),
-        "cuda, softmax half": half,
-        "cuda, softmax int8": int8,
-        "ft-mode1": load_policy("ft-mode1"),
-        "ft-mode2": load_policy("ft-mode2"),
-    }
-
-
-def scored(name: str, data_path: Path, split: str, count: int, wanted: tuple[str, ...]) -> list[list[str]]:
+def scored(config, weights, data_path: str, split: str, count: int, wanted: tuple[str, ...]) -> list[list[str]]:
     """Rows of a model on `count` pictures of a split, none of them those of calibration."""
     import torch
 
     from swin_quant.backends.cuda.engine import load
-    from swin_quant.backends.cuda.export import CudaOptions, export
-    from swin_quant.cards.card import RunCard
-    from swin_quant.checkpoint import load_float
-    from swin_quant.config import load_config
-    from swin_quant.data.loader import load_batches
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import chunks, sample
-    from swin_quant.data.sources import open_pictures
     from swin_quant.engines.scores import evaluate
     from swin_quant.engines.torch_engines import torch_engines
-    from swin_quant.models import build_model
-    from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import apply_policy
 
-    cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
-    model = build_model(cfg).eval()
-    load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
-    preprocess, where = Preprocess.from_config(cfg), {"zip_mode": True, "cache_mode": "no", "num_classes": 10}
-    train, pictures = (open_pictures(str(data_path), each, **where) for each in ("train", split))
-    calibrating = sample(len(train), 80, 0)
-    batches = load_batches(train, preprocess, chunks(calibrating, 8))
-    set_ranges(model, observe(model, [batch.images for batch in batches]), Method("percentile"))
-    step = max(1, len(pictures) // count)
-    scored_on = [i for i in range(0, len(pictures), step) if split != "train" or i not in set(calibrating)][:count]
-    shown = list(load_batches(pictures, preprocess, chunks(scored_on, 100)))
+    model, cfg, calibrating = calibrated(config, weights, data_path)
+    name, batches = cfg.MODEL.NAME, shown(cfg, data_path, split, count, calibrating, BATCH)
     with tempfile.TemporaryDirectory() as folder:
-        made = {}
-        for each, policy in policies().items():
-            if each in wanted and not (each == "ft-mode2" and cfg.MODEL.TYPE == "swinv2"):
-                chosen = policy or load_policy("float")
-                apply_policy(model, chosen)
-                card = RunCard(f"{name} {each}", {}, {}, policy=chosen.to_dict())
-                options = CudaOptions(precision="int8" if policy else "float")
-                made[each] = load(export(model, card, Path(folder), options))
+        made = {each: load(artifact) for each, artifact in exported(model, cfg, wanted, folder, BATCH).items()}
         engines = torch_engines(model, torch.device("cpu"), None, [load_policy("qdq")])
         labels = [("torch", engine.policy or "float32") for engine in engines.values()]
         labels += [("cuda", each) for each in made]
         start = time.process_time()
         with torch.inference_mode():
-            scores = evaluate(engines | made, shown, torch.device("cpu"))
-    print(f"{name}, {len(scored_on)} pictures of {split}: {time.process_time() - start:.0f} s of CPU", flush=True)
+            scores = evaluate(engines | made, batches, torch.device("cpu"))
+    print(f"{name}, pictures of {split}: {time.process_time() - start:.0f} s of CPU", flush=True)
     rows = []
     for (engine, policy), score in zip(labels, scores.values(), strict=True):
         delta = ["", "", "", ""] if policy == "float32" else [
-            f"{score.delta_acc1:+.2f}", f"{score.delta_acc1_se:.2f}", f"{score.agreement:.2f}", f"{score.sqnr_db:.1f}",
+            f"{score.delta_acc1:+.2f}", f"{score.delta_acc1_se:.2f}", f"{score.agreement:.2f}", decibels(score),
         ]  # fmt: skip
         rows.append([name, engine, policy, f"{score.acc1:.2f}", *delta])
         print(*rows[-1], sep=" | ", flush=True)
     return rows
 
 
-def table(rows: list[list[str]]) -> str:
-    return "\n".join(
-        [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    )
+def on_the_gpu(config, weights, data_path: str, count: int, wanted: tuple[str, ...], batch: int):
+    """A row for each policy, and what is wrong: kernels on the GPU beside their references, on pictures of val."""
+    from swin_quant.backends.cuda.engine import capability_here, load
+    from swin_quant.engines.options import EngineOptions
+
+    if capability_here() < 89:  # the first with float8
+        wanted = tuple(each for each in wanted if each != "cuda-fp8")
+    model, cfg, _ = calibrated(config, weights, data_path)
+    batches, rows, wrong = shown(cfg, data_path, "val", count, set(), batch), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        made = exported(model, cfg, wanted, folder, batch)
+        compile_all(made.values(), batch)
+        for each, artifact in made.items():
+            try:
+                row, said = compared(load(artifact), load(artifact, EngineOptions(device="cuda")), batches)
+            except Exception as error:  # one policy's failure does not hide what the others give
+                row, said = ["-"] * 5, f"{type(error).__name__}: {str(error)[:300]}"
+            rows.append([cfg.MODEL.NAME, each, *row])
+            wrong += [f"{cfg.MODEL.NAME}, {each}: {said}"] if said else []
+            print(*rows[-1], sep=" | ", flush=True)
+    return rows, wrong
+
+
+def compared(references, kernels, batches) -> tuple[list[str], str]:
+    """Cells of a row, and what is wrong, if anything."""
+    import torch
+
+    from swin_quant.engines.scores import evaluate
+
+    with torch.inference_mode():
+        before, now = evaluate({"references": references, "GPU": kernels}, batches, torch.device("cpu")).values()
+    most = max(MOST_APART, 100 / now.pictures)  # one picture is the least that can be told
+    row = [f"{before.acc1:.2f}", f"{now.acc1:.2f}", f"{now.delta_acc1:+.2f}", f"{now.agreement:.2f}", decibels(now)]
+    if abs(now.delta_acc1) <= most + 1e-9:
+        return row, ""
+    return row, f"top-1 differs from the references' by {now.delta_acc1:+.2f} points: {most:.2f} at most"
+
+
+def compile_all(artifacts, batch: int) -> None:
+    """The kernels of all of them, by several processes at once."""
+    from swin_quant.backends.cuda.ahead import compile_ahead
+    from swin_quant.backends.cuda.choosing import fused_program
+    from swin_quant.backends.cuda.engine import capability_here, machine_here
+    from swin_quant.backends.cuda.file import read_network
+
+    specs = [read_network(artifact.file).spec for artifact in artifacts]
+    launches = [one for spec in specs for one in fused_program(spec, batch, machine_here()).launches]
+    made = compile_ahead(((one, None) for one in launches), capability_here(), COMPILING)
+    print(f"{made.done} kernels compiled, {len(made.refused)} refused, {made.left} left", flush=True)
+
+
+def decibels(score) -> str:
+    return "equal" if score.sqnr_db is None else f"{score.sqnr_db:.1f}"
+
+
+def table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-path", type=Path, required=True)
+    parser.add_argument("--data-path", required=True)
     parser.add_argument("--pictures", type=int, default=5000, help="of val")
     parser.add_argument("--choose", type=int, default=1000, help="of train")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument("--cfg", help="of another float model")
+    parser.add_argument("--checkpoint", type=Path, help="its weights")
+    parser.add_argument("--policies", nargs="+", choices=JUDGED, default=JUDGED, metavar="NAME")
+    parser.add_argument("--batch", type=int, default=BATCH, help="on the GPU, where each size is compiled")
+    parser.add_argument("--output", type=Path, help="the page of a GPU")
     args = parser.parse_args()
+    if (args.cfg is None) != (args.checkpoint is None):
+        parser.error("--cfg and --checkpoint: give both")
+    if args.device == "cuda":
+        return beside_references(args)
+    final = [
+        row for model in models(args) for row in scored(*model, args.data_path, "val", args.pictures, args.policies)
+    ]
+    if args.checkpoint:
+        return
     forms = ("cuda, softmax half", "cuda, softmax int8")
-    choosing = [row for name in MODELS for row in scored(name, args.data_path, "train", args.choose, forms)]
-    judging = (FLOAT, "cuda", "cuda-fp8", "ft-mode1", "ft-mode2")
-    final = [row for name in MODELS for row in scored(name, args.data_path, "val", args.pictures, judging)]
+    choosing = [row for model in models(args) for row in scored(*model, args.data_path, "train", args.choose, forms)]
     parts = [
         HEAD,
         f"## On {args.pictures} pictures of val\n",
-        table(final),
+        table(COLUMNS, final),
         "\n## Probabilities in int8 or half\n",
         f"What policy `cuda` has was chosen on {args.choose} training pictures that did not calibrate.\n",
-        table(choosing),
+        table(COLUMNS, choosing),
         "",
     ]
     PAGE.write_text("\n".join(parts))
+
+
+def beside_references(args) -> None:
+    """The page of a GPU. Ends with what differs, if anything does."""
+    import torch
+
+    from swin_quant.backends.cuda.engine import check_gpu
+    from swin_quant.base.errors import SwinQuantError
+
+    try:
+        check_gpu()
+    except SwinQuantError as error:
+        sys.exit(f"cuda_accuracy.py: {error}: nothing was measured")
+    import triton
+
+    found = [on_the_gpu(*model, args.data_path, args.pictures, args.policies, args.batch) for model in models(args)]
+    page = "\n".join([
+        f"# Accuracy of the CUDA engine on {torch.cuda.get_device_name()}\n",
+        f"torch {torch.__version__}, triton {triton.__version__}, {time.strftime('%F')}; at most {args.pictures} "
+        "pictures of val. *References*: the engine on the CPU, on the same ones; Δ, agreement and SQNR are with it.\n",
+        table(GPU_COLUMNS, [row for rows, _ in found for row in rows]),
+        "",
+    ])  # fmt: skip
+    print(page)
+    if args.output:
+        args.output.write_text(page)
+    if wrong := [one for _, said in found for one in said]:
+        sys.exit("\n".join(wrong))
+
+
+def models(args) -> list[tuple[Path, Path]]:
+    """Config and weights of each."""
+    from swin_quant.config.files import find_config
+
+    if args.checkpoint:
+        return [(find_config(args.cfg), args.checkpoint)]
+    folder = ROOT / "examples" / "checkpoints"
+    return [(folder / f"{name}.yaml", folder / f"{name}.safetensors") for name in MODELS]
 
 
 if __name__ == "__main__":

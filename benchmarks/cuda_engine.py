@@ -51,7 +51,9 @@ MODELS = (
 FIRST = 4  # models, at the first two batches, that come before everything else
 QUICK = ("int8", "fp16", "trace fp16", "eager fp16")
 ON_CPU = QUICK[:3]
-COSTLY = {"compile fp16": None, "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt", "torchao int8": "torchao"}
+COMPILED = "compile fp16"
+TORCH = (COMPILED, "trace fp16", "eager fp16")
+COSTLY = {COMPILED: None, "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt", "torchao int8": "torchao"}
 COSTLY_FOR = (0, 2)  # of the models, at the first batch: each takes a minute or more
 WIDER = ("eager tf32", "eager fp32")
 LONGEST = {**dict.fromkeys(COSTLY, 150.0), LAUNCHES: 60.0}  # seconds; of all others USUAL
@@ -241,16 +243,23 @@ def table(rows: Collection[Row]) -> Iterator[str]:
         if not row.ms:
             continue
         ours = row.ms.get("int8")
-        torchs = [row.ms[name] for name in ("trace fp16", "eager fp16", "compile fp16") if name in row.ms]
         cells = [row.model, str(row.batch), *(shown(row.ms.get(name), 3) for name in names), shown(row.floor_ms, 3)]
         cells += [
             shown(ours / row.floor_ms if ours and row.floor_ms else None, 2),
             shown(row.bytes / ours / 1e6 if ours else None, 0),
             shown(row.operations / ours / 1e9 if ours else None, 1),
-            shown(min(torchs) / ours if ours and torchs else None, 2),
+            best_torch(row),
         ]
         cells += [shown(row.ms[other] / ours if ours and other in row.ms else None, 2) for other in ratios.values()]
         yield f"| {' | '.join(cells)} |"
+
+
+def best_torch(row: Row) -> str:
+    """How many times as fast as the best of torch, and who that is; empty without torch.compile, the one to beat."""
+    if "int8" not in row.ms or COMPILED not in row.ms:
+        return "-"
+    best = min((name for name in TORCH if name in row.ms), key=row.ms.__getitem__)
+    return f"{row.ms[best] / row.ms['int8']:.2f} ({best.removesuffix(' fp16')})"
 
 
 def shown(value: float | None, digits: int) -> str:

@@ -53,9 +53,9 @@ class Captured:
 class GraphSession:
     """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
 
-    The work is queued on the stream of the caller, and nothing waits for it; a call allocates the logits that it
-    returns, and no more. Programs are captured when a batch first
-    needs them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
+    The work is queued on the stream of the caller, and nothing waits for it; of pictures on the GPU, as the network
+    takes them, a call allocates the logits that it returns, and no more. Programs are captured when a batch first needs
+    them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
     """
 
     def __init__(

@@ -1,0 +1,59 @@
+"""What the benchmarks that need a GPU make of its results, here given by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.data.loader import Batch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """The module of a script."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return __import__
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0, "compile fp16": 1.0}, "2.00 (compile)"),
+        ({"int8": 0.5, "eager fp16": 0.6, "compile fp16": 1.0}, "1.20 (eager)"),
+        ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0}, "-"),  # who was to be beaten did not run
+        ({"compile fp16": 1.0}, "-"),
+    ],
+)
+def test_the_best_of_torch_is_named_or_not_claimed(benchmark, ms, said):
+    script = benchmark("cuda_engine")
+    head, line = script.table([script.Row("swin", 32, ms)])
+    cells = dict(zip(*([cell.strip() for cell in row.split("|")] for row in (head.splitlines()[0], line)), strict=True))
+    assert cells["x best torch fp16"] == said
+    assert cells["x trace"] == ("8.00" if {"int8", "trace fp16"} <= set(ms) else "-")
+
+
+def answering(labels):
+    return lambda images: torch.nn.functional.one_hot(labels[images[:, 0, 0, 0].long()], 3).float()
+
+
+@pytest.mark.parametrize(
+    ("pictures", "flipped", "wrong"),
+    [
+        (200, 0, None),
+        (200, 1, None),  # one picture is half a point
+        (200, 2, "top-1 differs from the references' by -1.00 points: 0.50 at most"),
+        (10_000, 2, None),
+        (10_000, 3, "top-1 differs from the references' by -0.03 points: 0.02 at most"),
+    ],
+)
+def test_a_gpu_that_answers_otherwise_is_told_of(benchmark, pictures, flipped, wrong):
+    images = torch.arange(pictures).float()[:, None, None, None].expand(-1, 3, 1, 1)
+    labels = torch.arange(pictures) % 3
+    other = labels.clone()
+    other[:flipped] = (other[:flipped] + 1) % 3
+    batches = [Batch(images, labels, list(range(pictures)), [])]
+    row, said = benchmark("cuda_accuracy").compared(answering(labels), answering(other), batches)
+    assert said == (wrong or "") and row[0] == "100.00" and float(row[2]) == pytest.approx(-100 * flipped / pictures)
+    assert (row[-1] == "equal") == (not flipped)
