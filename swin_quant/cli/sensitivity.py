@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
 KINDS = ("role", "stage", "block", "layer", "node")
+PROFILE = "profile"
 COUNT, TOP, BATCH = 64, 8, 16
 HELP = "Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."
 EXAMPLES = """examples:
   swin-quant sensitivity out/my_calib.pth --data-path imagenet                          (policy of its run card)
   swin-quant sensitivity out/my_calib.pth --data-path data --zip --policy qdq --kind layer --top 20
   swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
+  swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv
 
 The logits are compared with the float model's on unlabelled pictures. "off wins" is what SQNR gains by leaving a group
 float: begin there where accuracy drops (--off, or `disable` in a policy)."""
@@ -31,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pictures", type=whole, default=COUNT, metavar="N", help=f"how many (default {COUNT})")
     parser.add_argument("--split", default="train", help="pictures to draw them from (default train)")
     options.add_policy(parser)
-    parser.add_argument("--kind", nargs="+", choices=KINDS, help="groups to show (default: all)")
+    parser.add_argument("--kind", nargs="+", choices=(*KINDS, PROFILE),
+                        help="groups to show, or the SQNR of each block's output (default: all)")  # fmt: skip
     parser.add_argument("--top", type=whole, default=TOP, metavar="N",
                         help=f"rows of each kind, those that cost most; 0: all (default {TOP})")  # fmt: skip
     parser.add_argument("--format", default="table", choices=("table", "csv"), help="default table")
@@ -47,6 +50,9 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     if not args.checkpoint:
         raise UsageError("nothing to measure: name a calibrated checkpoint")
+    groups = [kind for kind in args.kind or KINDS if kind != PROFILE]
+    if args.format == "csv" and groups and PROFILE in (args.kind or []):
+        raise UsageError("--kind profile: CSV has one table: ask for it alone")
     cfg = options.config_of(args)
     policies = options.policies_of(args)
     if len(policies) > 1:
@@ -60,10 +66,12 @@ def run(args: argparse.Namespace, world: World) -> None:
         put(args.json, json_text(record))
     if args.json == "-":
         return
+    profile = bool(record["profile"]) if not args.kind else PROFILE in args.kind
     if args.format == "csv":
-        print_text(shown.as_csv(record, args.kind or KINDS))
+        print_text(shown.as_csv(record, groups) if groups else shown.profile_as_csv(record))
         return
-    print_table(shown.table_of(record, args.kind or KINDS, args.top or None))
-    if record["profile"] and not args.kind:
+    if groups:
+        print_table(shown.table_of(record, groups, args.top or None))
+    if profile:
         print()
         print_table(shown.profile_of(record))

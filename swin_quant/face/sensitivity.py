@@ -13,8 +13,9 @@ from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
+from swin_quant.report.column import ReportTable
 from swin_quant.report.html import html_table
-from swin_quant.report.sensitivity import KINDS, CostRow, rows_of, table_of
+from swin_quant.report.sensitivity import KINDS, CostRow, profile_of, rows_of, table_of
 from swin_quant.report.terminal import terminal
 from swin_quant.tasks.sensitivity import Sampling, measure, measure_batches, recorded_as
 
@@ -32,10 +33,14 @@ class Costs:
         return rows_of(self.record, [kind])
 
     def __str__(self) -> str:
-        return terminal(table_of(self.record, KINDS, _TOP), _WIDTH)
+        return "\n".join(terminal(table, _WIDTH) for table in self._tables())
 
     def _repr_html_(self) -> str:
-        return html_table(table_of(self.record, KINDS, _TOP))
+        return "".join(map(html_table, self._tables()))
+
+    def _tables(self) -> list[ReportTable[Any]]:
+        tables: list[ReportTable[Any]] = [table_of(self.record, KINDS, _TOP)]
+        return [*tables, profile_of(self.record)] if self.record["profile"] else tables
 
 
 def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy | None = None) -> Costs:

@@ -50,6 +50,11 @@ COLUMNS: tuple[Column[CostRow], ...] = (
     figure("alone_kl", "KL", _of("alone", "kl"), "{:.1e}"),
 )
 
+_DEPTH: tuple[Column[tuple[str, float | None]], ...] = (
+    Column("block", "output of", lambda row: row[0], fold=True),
+    figure("sqnr_db", "SQNR dB", lambda row: row[1], "{:.1f}"),
+)
+
 
 def rows_of(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> list[CostRow]:
     """Kind by kind, those first that cost most: without which the logits are nearest to the float model's."""
@@ -76,11 +81,12 @@ def table_of(record: SensitivityRecord, kinds: Sequence[str], top: int | None = 
 
 def profile_of(record: SensitivityRecord) -> ReportTable[tuple[str, float | None]]:
     """SQNR of the output of each block, in their order."""
-    columns: tuple[Column[tuple[str, float | None]], ...] = (
-        Column("block", "output of", lambda row: row[0], fold=True),
-        figure("sqnr_db", "SQNR dB", lambda row: row[1], "{:.1f}"),
-    )
-    return ReportTable(columns, list(record["profile"].items()))
+    return ReportTable(_DEPTH, list(record["profile"].items()))
+
+
+def profile_as_csv(record: SensitivityRecord) -> str:
+    """CSV, a line for each block."""
+    return comma_separated(_DEPTH, list(record["profile"].items()))
 
 
 def as_csv(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> str:

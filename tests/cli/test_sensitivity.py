@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from swin_quant.cards.card import RunCard
+from swin_quant.face.sensitivity import Costs
 
 
 @pytest.fixture
@@ -46,6 +47,17 @@ def test_only_the_kinds_that_are_asked_for(run, words):
     assert "role:gemm_weight" in out and "layers.0.blocks" not in out
     rows = csv.DictReader(io.StringIO(run(*words, "--kind", "stage", "--format", "csv").out))
     assert {row["kind"] for row in rows} == {"stage"}
+
+
+def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own):
+    rows = list(csv.DictReader(io.StringIO(run(*words, "--kind", "profile", "--format", "csv").out)))
+    record = RunCard.read(own.with_suffix(".json")).sensitivity
+    assert {row["block"]: pytest.approx(float(row["sqnr_db"])) for row in rows} == record["profile"]
+    assert [row["block"] for row in rows] == [f"layers.{stage}.blocks.{block}" for stage in (0, 1) for block in (0, 1)]
+    table = run(*words, "--kind", "profile").out
+    assert all(row["block"] in table for row in rows) and "role:" not in table
+    assert all(row["block"] in str(Costs(record)) for row in rows)
+    assert "ask for it alone" in run(*words, "--kind", "profile", "node", "--format", "csv").error(2)
 
 
 @pytest.mark.slow
