@@ -1,0 +1,61 @@
+"""The stress of products: one channel is far from the others, and the float network computes nearly what it did."""
+
+import pytest
+import torch
+
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.check import distance
+from swin_quant.quant.policy import dequantize, quantize
+from tests.heavy_products import plant_in_merging, plant_in_mlp
+
+IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+def given_and_gives(model, layer):
+    """[tokens, channels] each."""
+    seen = []
+    hook = layer.register_forward_hook(lambda _, x, y: seen.append((x[0].flatten(0, -2), y.flatten(0, -2))))
+    with torch.inference_mode():
+        logits = model(IMAGES)
+    hook.remove()
+    return *(x.clone() for x in seen[0]), logits
+
+
+def worth(model, policy, use_policy):
+    """SQNR of the logits in dB under a policy."""
+    use_policy(model, policy)
+    calibrate(model, IMAGES.split(8))
+    with torch.inference_mode():
+        expected = model(IMAGES)
+        quantize(model)
+        found = model(IMAGES)
+    dequantize(model)
+    return distance(found, expected)[1]
+
+
+@pytest.fixture
+def model(tiny_model):
+    return tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2])
+
+
+def test_a_product_of_fc2_that_is_far_from_the_others_costs_mode_1_alone(model, use_policy):
+    mlp = model.layers[1].blocks[0].mlp
+    given, _, expected = given_and_gives(model, mlp.fc2)
+    plant_in_mlp(mlp, given, 0.5)
+    _, _, logits = given_and_gives(model, mlp.fc2)
+    assert distance(logits, expected)[1] > 15
+    assert worth(model, "ft-mode1", use_policy) < worth(model, "ft-mode2", use_policy) - 6
+
+
+def test_a_channel_of_patch_merging_is_constant_and_the_network_hardly_sees_it(model):
+    merging = model.layers[0].downsample
+    _, product, expected = given_and_gives(model, merging.reduction)
+    largest = merging.reduction.weight.abs().max().item()
+    plant_in_merging(merging, model.layers[1].blocks[0], product, 5)
+    _, planted, logits = given_and_gives(model, merging.reduction)
+    (at,) = (planted.std(0) < 1e-3).nonzero().flatten().tolist()
+    assert planted[:, at].mean().item() == pytest.approx(5 * product.abs().max().item(), rel=1e-3)
+    others = [channel for channel in range(product.shape[1]) if channel != at]
+    assert torch.allclose(planted[:, others], product[:, others], atol=1e-3)
+    assert merging.reduction.weight.abs().max().item() <= largest * 1.0001
+    assert distance(logits, expected)[1] > 20
