@@ -1,4 +1,4 @@
-"""Full batches for calibration: N batches of B readable pictures, the same ones on any number of ranks."""
+"""Batches for calibration: so many readable pictures, the same ones on any number of ranks."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -17,7 +17,7 @@ Numbered = tuple[int, Batch]
 def calibration_batches(
     pictures: Pictures,
     transform: Transform,
-    batches: int,
+    wanted: int,
     batch_size: int,
     seed: int,
     limit: UnreadableLimit,
@@ -25,17 +25,17 @@ def calibration_batches(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[Numbered]:
-    """Yield (number, batch) for this rank's share of `batches` seeded batches of `batch_size` pictures.
+    """Yield (number, batch) for this rank's share of `wanted` seeded pictures, `batch_size` at a time.
 
     Unreadable pictures are left out of their batch. When every rank is through its share, rank 0 makes up for all of
-    them with the next readable pictures of the seeded order, in batches of their own: the same `batches * batch_size`
-    pictures on any number of ranks, and fewer only where the data hold no more. Every rank must take all it is given.
+    them with the next readable pictures of the seeded order, in batches of their own: the same `wanted` pictures
+    on any number of ranks, and fewer only where the data hold no more. Every rank must take all it is given.
     """
-    wanted = batches * batch_size
     sample(len(pictures), wanted, seed)  # refuses more pictures than there are
+    batches = -(-wanted // batch_size)
     order = sample(len(pictures), len(pictures), seed)
     mine = list(range(rank, batches, world))
-    first = [order[number * batch_size : (number + 1) * batch_size] for number in mine]
+    first = [order[:wanted][number * batch_size : (number + 1) * batch_size] for number in mine]
     missing = 0
     for number, batch in zip(mine, load_batches(pictures, transform, first, workers), strict=True):
         missing += len(batch.unreadable)

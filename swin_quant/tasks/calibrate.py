@@ -123,8 +123,9 @@ def calibrate_pictures(
     if isinstance(transform, Preprocess) and not transform.is_square:
         plan = replace(plan, batches=plan.batches * plan.batch_size, batch_size=1)
     limit = UnreadableLimit(len(pictures), plan.max_unreadable)
+    wanted = plan.batches * plan.batch_size
     numbered = calibration_batches(
-        pictures, transform, plan.batches, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
+        pictures, transform, wanted, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
     )
     used: list[tuple[int, list[str]]] = []
 

@@ -79,11 +79,9 @@ def measure(
     workers: int = 0,
 ) -> SensitivityRecord:
     """On a seeded sample of `pictures`, the same on any number of ranks; see `quant.sensitivity`."""
-    count = sampling.count
-    size = next(size for size in range(sampling.batch_size, 0, -1) if count % size == 0)
     limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
     numbered = calibration_batches(
-        pictures, preprocess, count // size, size, sampling.seed, limit, world.rank, world.size, workers
+        pictures, preprocess, sampling.count, sampling.batch_size, sampling.seed, limit, world.rank, world.size, workers
     )
     used: list[tuple[int, list[str]]] = []
 

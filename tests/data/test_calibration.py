@@ -30,7 +30,7 @@ class Numbered(Pictures):
 
 def batches(pictures, count, size, share=1.0, **more):
     limit = UnreadableLimit(len(pictures), share)
-    return list(calibration_batches(pictures, PREPROCESS, count, size, 5, limit, **more)), limit
+    return list(calibration_batches(pictures, PREPROCESS, count * size, size, 5, limit, **more)), limit
 
 
 def test_n_batches_of_b_pictures_and_not_one_more_is_opened():
@@ -39,6 +39,13 @@ def test_n_batches_of_b_pictures_and_not_one_more_is_opened():
     assert [(number, len(batch.images)) for number, batch in found] == [(0, 4), (1, 4), (2, 4)]
     assert [index for _, batch in found for index in batch.indices] == sample(40, 12, 5) == pictures.opened
     assert limit.names == []
+
+
+def test_a_number_that_batches_do_not_divide_leaves_a_shorter_one():
+    limit = UnreadableLimit(40, 1.0)
+    found = list(calibration_batches(Numbered(40), PREPROCESS, 13, 8, 5, limit))
+    assert [(number, len(batch.images)) for number, batch in found] == [(0, 8), (1, 5)]
+    assert [index for _, batch in found for index in batch.indices] == sample(40, 13, 5)
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
