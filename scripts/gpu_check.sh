@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command of at most nine minutes: tests marked gpu, calibration, scoring in float16,
 # QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step, and the CUDA engine:
-# its kernels' tests, its times beside torch's and TensorRT's, each launch beside its floor. The engine comes first, and
-# its two steps have most of the time.
+# its kernels' tests, its times beside torch's and TensorRT's, each launch beside its floor, its accuracy beside its
+# references', a file of it from export to bench, and tune. The engine comes first, and its first two steps have the
+# most time.
 #
 #     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
 #
@@ -17,7 +18,7 @@ cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
 whole=530 # what the limits of steps are parts of
-others=200 # what is left, of these, to the steps behind the engine's
+others=320 # what is left, of these, to the steps behind the engine's first two
 seconds=530
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -39,7 +40,7 @@ fi
 mkdir -p "$out" || exit 2
 # Of the run before; whatever else lies there is not this script's.
 while IFS=$'\t' read -r name _; do rm -f "$out/$name.log"; done 2> /dev/null < "$out/steps.tsv"
-rm -f "$out"/{summary,cuda_engine,memory,step_time}.md "$out/cuda_engine.json" "$out/steps.tsv"
+rm -f "$out"/{summary,cuda_engine,cuda_accuracy,memory,step_time}.md "$out/cuda_engine.json" "$out/steps.tsv"
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 SWIN_QUANT_GPU="$device"
@@ -123,6 +124,7 @@ fi
 digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
 calibrated=$work/calib/swin_micro_digits_calib.pth
+deployed=$work/deploy/swin_micro_digits_int8_cuda.safetensors # with tiles beside it, once they are tuned
 
 step environment 60 "$PYTHON" scripts/gpu_environment.py "$device"
 case $? in 2 | 126 | 127) # nothing can run; 126, 127: there is no such interpreter
@@ -141,6 +143,16 @@ step cuda_engine $((left * whole / seconds)) "$PYTHON" benchmarks/cuda_engine.py
 swin_quant train 20 train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
 swin_quant calibrate 20 calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
 swin_quant score 20 evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
+# One size of batch, for each is compiled: the kernels that `accuracy` compiles, in parallel, serve those behind it, too.
+step accuracy 50 "$PYTHON" benchmarks/cuda_accuracy.py --device "$device" --data-path digits --cfg swin_digits \
+    --checkpoint "$trained" --pictures 320 --batch 64 --policies cuda ft-mode1 --output "$out/cuda_accuracy.md"
+step export 15 "$PYTHON" -m swin_quant export "$calibrated" --for cuda --policy cuda --output "$work/deploy"
+swin_quant verify 25 verify "$deployed" --checkpoint "$calibrated" --data-path digits --pictures 64 --batch 64
+swin_quant evaluate 25 evaluate "$deployed" --checkpoint "$calibrated" --data-path digits --batch 64
+if [ "$device" = cuda ]; then # a CPU has nothing to tune
+    step tune 35 "$PYTHON" -m swin_quant tune "$deployed" --batch 64 --seconds 20
+fi
+swin_quant bench 25 bench "$deployed" --checkpoint "$calibrated" --batch 64 --rounds 2 --seconds 0.2
 qat=("${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --teacher "$trained" --epochs 1)
 swin_quant finetune 20 finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"
 step torchrun 25 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \

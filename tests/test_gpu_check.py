@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh before its first step: what it refuses, deletes and finds missing."""
+"""scripts/gpu_check.sh before its first step: what it refuses, deletes and finds missing; and what its steps are."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shown import PARSERS
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
 
@@ -68,3 +69,32 @@ def test_only_files_of_the_run_before_are_deleted(tmp_path, bare):
         "steps.tsv",
         "summary.md",
     }
+
+
+@pytest.fixture
+def noting(tmp_path):
+    """An interpreter that does nothing, and notes the words that it was given."""
+    (tmp_path / "bin").mkdir()
+    file = tmp_path / "bin" / "python"
+    file.write_text('#!/bin/sh\n{ printf \'%s\\037\' "$@"; echo; } >> "$NOTES"\necho 1 passed\n')
+    file.chmod(0o755)
+    return {"PYTHON": "bin/python", "OUT": "found", "NOTES": str(tmp_path / "notes")}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, device):
+    result = check(tmp_path, "--device", device, **noting)
+    assert result.returncode == 0 and "failed" not in result.stdout, result.stdout
+    given = [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
+    commands = {}
+    for words in given:
+        if "swin_quant" in words:
+            command, *rest = words[words.index("swin_quant") + 1 :]
+            commands[command] = PARSERS[command].parse_args(rest)
+    on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "bench"}
+    assert set(commands) == on_device | {"export"} | ({"tune"} if device == "cuda" else set())
+    assert {commands[command].device for command in on_device} == {device}
+    deployed = {str(commands[command].artifact) for command in commands if command in ("verify", "tune")}
+    assert len(deployed) == 1 and commands["bench"].files == [*deployed]
+    benchmarks = [words for words in given if words[0].startswith("benchmarks/")]
+    assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks) and len(benchmarks) == 4
