@@ -48,7 +48,7 @@ def scored(config, weights, data_path: str, split: str, count: int, wanted: tupl
     model, cfg, calibrating = calibrated(config, weights, data_path)
     name, batches = cfg.MODEL.NAME, shown(cfg, data_path, split, count, calibrating, BATCH)
     with tempfile.TemporaryDirectory() as folder:
-        made = {each: load(artifact) for each, artifact in exported(model, cfg, wanted, folder, BATCH).items()}
+        made = {each: load(artifact) for each, artifact in exported(model, cfg, wanted, folder).items()}
         engines = torch_engines(model, torch.device("cpu"), None, [load_policy("qdq")])
         labels = [("torch", engine.policy or "float32") for engine in engines.values()]
         labels += [("cuda", each) for each in made]
@@ -76,7 +76,7 @@ def on_the_gpu(config, weights, data_path: str, count: int, wanted: tuple[str, .
     model, cfg, _ = calibrated(config, weights, data_path)
     batches, rows, wrong = shown(cfg, data_path, "val", count, set(), batch), [], []
     with tempfile.TemporaryDirectory() as folder:
-        made = exported(model, cfg, wanted, folder, batch)
+        made = exported(model, cfg, wanted, folder)
         compile_all(made.values(), batch)
         for each, artifact in made.items():
             try:
@@ -105,14 +105,17 @@ def compared(references, kernels, batches) -> tuple[list[str], str]:
 
 
 def compile_all(artifacts, batch: int) -> None:
-    """The kernels of all of them, by several processes at once."""
+    """The kernels of all of them for a batch, by several processes at once."""
     from swin_quant.backends.cuda.ahead import compile_ahead
     from swin_quant.backends.cuda.choosing import fused_program
     from swin_quant.backends.cuda.engine import capability_here, machine_here
+    from swin_quant.backends.cuda.export import LARGEST_BATCH
     from swin_quant.backends.cuda.file import read_network
+    from swin_quant.backends.cuda.sessions import sizes
 
+    size = next(size for size in sizes(LARGEST_BATCH) if size >= batch)
     specs = [read_network(artifact.file).spec for artifact in artifacts]
-    launches = [one for spec in specs for one in fused_program(spec, batch, machine_here()).launches]
+    launches = [one for spec in specs for one in fused_program(spec, size, machine_here()).launches]
     made = compile_ahead(((one, None) for one in launches), capability_here(), COMPILING)
     print(f"{made.done} kernels compiled, {len(made.refused)} refused, {made.left} left", flush=True)
 

@@ -62,7 +62,7 @@ def shown(cfg, data_path: str, split: str, count: int, left_out: set[int], batch
     return list(load_batches(pictures, Preprocess.from_config(cfg), chunks(chosen, batch)))
 
 
-def exported(model, cfg, wanted: tuple[str, ...], folder: str, batch: int):
+def exported(model, cfg, wanted: tuple[str, ...], folder: str):
     """The files of the engine by the names of `policies`."""
     from swin_quant.backends.cuda.export import CudaOptions, export
     from swin_quant.cards.card import RunCard
@@ -75,5 +75,5 @@ def exported(model, cfg, wanted: tuple[str, ...], folder: str, batch: int):
             chosen = policy or load_policy("float")
             apply_policy(model, chosen)
             card = RunCard(f"{cfg.MODEL.NAME} {each}", {}, {}, policy=chosen.to_dict())
-            made[each] = export(model, card, Path(folder), CudaOptions("int8" if policy else "float", batch=batch))
+            made[each] = export(model, card, Path(folder), CudaOptions("int8" if policy else "float"))
     return made
