@@ -10,6 +10,7 @@ from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.choice import check_batch
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of
+from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
@@ -57,7 +58,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if options.threads:
         torch.set_num_threads(options.threads)
     on_gpu = device.type == "cuda"
-    tuned = tiles_beside(artifact.file, here()) if on_gpu else NO_TILES
+    tuned = tiles_beside(artifact.file, here(), program_of(spec, 1).launches) if on_gpu else NO_TILES
     session = GraphSession(network, device, largest, tuned, machine_here()) if on_gpu else HostSession(network)
     known = {
         "library": _library(device),

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module, without_memory
+from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import MOST_WARPS, Tiles
 from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
 from swin_quant.base.errors import SwinQuantError
@@ -144,21 +146,34 @@ def read_timed(path: Path, place: TunedFor) -> list[TimedTiles]:
     return file["timed"]
 
 
-def read_tiles(path: Path, place: TunedFor) -> TileTable:
-    """The tiles of a file. SwinQuantError as `read_timed` has it."""
+def read_tiles(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> TileTable:
+    """The tiles of a file. SwinQuantError as `read_timed` has it, or for tiles that are not for the kernels of these
+    `launches`, apart or fused."""
+    run = {shape_of(launch): launch for launch in (*launches, *candidates(launches))}
     known: dict[str, dict[int, tuple[Tiles, float]]] = {}
-    for one in read_timed(path, place):
+    for number, one in enumerate(read_timed(path, place)):
+        if one["launch"] in run:
+            _check(run[one["launch"]], one["tiles"], f"{path}: timed[{number}].tiles")
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)
 
 
-def tiles_beside(artifact: Path, place: TunedFor) -> TileTable:
-    """Those of an artifact, if they were tuned in this `place`; none, with a warning, if they were elsewhere."""
+def _check(launch: Launch, tiles: Tiles, where: str) -> None:
+    """SwinQuantError, which says where they are, unless the kernel of a launch takes these tiles."""
+    try:
+        kernel_module(launch).call(**arguments_of(launch, without_memory), tiles=tiles)
+    except SwinQuantError as error:
+        raise SwinQuantError(f"{where}: {launch.op}: {error}: run `swin-quant tune` again") from error
+
+
+def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) -> TileTable:
+    """Those of an artifact of these launches, if they were tuned in this `place`; none, with a warning, if they were
+    elsewhere."""
     path = tiles_path(artifact)
     if not path.is_file():
         return NO_TILES
     try:
-        return read_tiles(path, place)
+        return read_tiles(path, place, launches)
     except SwinQuantError as error:
         log.warning("%s; the default tiles are used", error)
         return NO_TILES

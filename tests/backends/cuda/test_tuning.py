@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.backends.cuda import binding, tuning
+from swin_quant.backends.cuda import binding, fusions, tuning
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.cases import cases, tiled_cases
 from swin_quant.backends.cuda.crosscompile import recorded
@@ -78,9 +78,9 @@ def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written
         read_tiles(path, place)
     artifact = path.with_name("my_int8_cuda.safetensors")
     with caplog.at_level(logging.WARNING):
-        assert tiles_beside(artifact, place) is tuning.NO_TILES
+        assert tiles_beside(artifact, place, []) is tuning.NO_TILES
     assert said in caplog.text and "default tiles are used" in caplog.text
-    assert tiles_beside(artifact, HERE).known and not tiles_beside(path.with_name("none.safetensors"), HERE).known
+    assert tiles_beside(artifact, HERE, []).known and not tiles_beside(path.with_name("none.pth"), HERE, []).known
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,59 @@ def test_a_damaged_file_is_one_line(written, change, said):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(SwinQuantError, match=said):
         read_tiles(path, HERE)
+
+
+@pytest.fixture(scope="module")
+def of_both(tiny_config):
+    """All that a tiny V1 and a tiny V2 may launch, apart and fused."""
+    every = []
+    for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0, 0]})):
+        cfg = tiny_config(kind, EMBED_DIM=96, DEPTHS=[2, 1], NUM_HEADS=[3, 6], **more)
+        alone = program_of(spec_of_config(cfg), 8).launches
+        every += [*alone, *fusions.candidates(alone)]
+    return every
+
+
+@pytest.mark.parametrize(
+    "op, sides, said",
+    [
+        ("norm_quantize", {"columns": 32}, "columns 32: 96 at least"),  # would compute a third of each row
+        ("norm_quantize", {"columns": 0}, "columns 0: 96 at least"),
+        ("merge_quantize", {"columns": 256}, "columns 256: 384 at least"),
+        ("norm_residual", {"columns": 64}, "columns 64: 96 at least"),
+        ("pool", {"columns": 128}, "columns 128: 192 at least"),
+        ("patch_embed", {"inner": 4}, "inner 4: 12 at least"),
+        ("gemm", {"columns": 0}, "columns 0: 1 at least"),
+        ("gemm", {"inner": 16}, "inner 16: 32 at least"),
+        ("attention", {"columns": 0}, "columns 0: 32 at least"),
+        ("norm_gemm", {"inner": 64}, "inner 64: 96 must be whole tiles"),
+        ("gemm_norm", {"inner": 64}, "inner 64: 96 must be whole tiles"),  # would read on behind the row
+        ("gemm_norm", {"columns": 0}, "columns 0: 96 must be whole tiles"),
+        ("attention_norm", {"inner": 64}, "inner 64: 96 must be whole tiles"),
+        ("mlp", {"columns": 64}, "columns 64: 96 must be whole tiles"),
+        ("mlp", {"inner": 256}, "inner 256: 384 must be whole tiles"),
+    ],
+)
+def test_tiles_that_are_not_for_their_kernel_are_refused(of_both, tmp_path, caplog, op, sides, said):
+    pytest.importorskip("triton")
+    launch = next(one for one in of_both if one.op == op)
+    tiles = replace(tiles_to_try(launch)[0], **sides)
+    path = tiles_path(tmp_path / "my_int8_cuda.safetensors")
+    tuning.write_tiles(path, HERE, [TimedTiles(launch=shape_of(launch), batch=8, tiles=tiles, us=3.5)])
+    with pytest.raises(SwinQuantError, match=f"{path.name}: .*{op}: {said}: run .swin-quant tune. again"):
+        read_tiles(path, HERE, of_both)
+    with caplog.at_level(logging.WARNING):
+        assert tiles_beside(tmp_path / "my_int8_cuda.safetensors", HERE, of_both) is tuning.NO_TILES
+    assert said in caplog.text and caplog.text.count("\n") == 1
+
+
+def test_all_that_the_tuner_tries_may_be_in_a_file(of_both, tmp_path):
+    pytest.importorskip("triton")
+    tried = [
+        TimedTiles(launch=shape_of(one), batch=8, tiles=tiles, us=3.5) for one in of_both for tiles in tiles_to_try(one)
+    ]
+    tuning.write_tiles(tmp_path / "all.json", HERE, tried)
+    assert len(read_tiles(tmp_path / "all.json", HERE, of_both).known) == len({shape_of(one) for one in of_both})
 
 
 def test_the_hash_is_that_of_all_kernels(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.rounding import as_type, rounded
-from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
@@ -90,7 +90,7 @@ def call(
 
     m, width = out.shape
     length, head_dim = windows.tokens, width // heads
-    t = tiles or attention_tiles(length, head_dim)
+    t = (tiles or attention_tiles(length, head_dim)).holding(columns=least_step(qkv.element_size()))
     arguments = {
         "qkv": qkv,
         "out": out,

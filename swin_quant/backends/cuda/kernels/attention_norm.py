@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swin_quant.backends.cuda.kernels import attention, gemm_norm
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
-from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_norm_tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_norm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
@@ -66,7 +66,7 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import attention as jit
 
     m, (n, k), length = qkv.shape[0], w.shape, windows.tokens
-    t = tiles or attention_norm_tiles(length, n)
+    t = (tiles or attention_norm_tiles(length, n)).holding(columns=least_step(qkv.element_size())).dividing(inner=n)
     arguments = {
         "qkv": qkv,
         "w": w,

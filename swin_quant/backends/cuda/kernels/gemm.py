@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.rounding import as_type, product, rounded
-from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
@@ -146,7 +146,7 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import gemm
 
     e, (m, k), n = epilogue, a.shape, w.shape[0]
-    t = tiles or gemm_tiles(m, n, k, a.element_size())
+    t = (tiles or gemm_tiles(m, n, k, a.element_size())).holding(columns=1, inner=least_step(a.element_size()))
     columns = max(t.columns, e.head_dim) if e.kind == "unit" else t.columns
     arguments = {
         "a": a,

@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels import gemm, norm_quantize, norm_residual
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue
-from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_norm_tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_norm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 
@@ -63,7 +63,8 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import gemm_norm
 
     (m, k), n = a.shape, w.shape[0]
-    t = tiles or gemm_norm_tiles(m, n, k, a.element_size())
+    size = a.element_size()
+    t = (tiles or gemm_norm_tiles(m, n, k, size)).holding(inner=least_step(size)).dividing(columns=n, inner=k)
     arguments = {
         "a": a,
         "w": w,

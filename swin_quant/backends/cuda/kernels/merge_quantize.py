@@ -36,7 +36,7 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import rows
 
     m, channels = out.shape
-    t = tiles or row_tiles(channels)
+    t = (tiles or row_tiles(channels)).holding(columns=channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "rows_in_all": m, "eps": eps, "levels": levels}
     constants = {"C": x.shape[3], "SIDE": x.shape[1], "ROWS": t.rows, "BLOCK": t.columns}
     return PreparedLaunch(rows.merge_quantize, (-(-m // t.rows),), arguments, constants, t.options())

@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels import gemm, norm_residual
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue
-from swin_quant.backends.cuda.kernels.tiles import Tiles, mlp_tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, least_step, mlp_tiles
 from swin_quant.backends.cuda.kernels.windows import whole_map
 
 
@@ -63,7 +63,9 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import mlp
 
     (m, c), hidden = a.shape, w1.shape[0]
-    t = tiles or mlp_tiles(m, c, hidden, a.element_size())
+    least = least_step(a.element_size())
+    t = (tiles or mlp_tiles(m, c, hidden, a.element_size())).holding(columns=least, inner=least)
+    t = t.dividing(columns=c, inner=hidden)
     arguments = {
         "a": a,
         "w1": w1,

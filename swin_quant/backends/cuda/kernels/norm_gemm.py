@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels import gemm, norm_quantize
 from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue
-from swin_quant.backends.cuda.kernels.tiles import REGISTERS, Tiles, column_groups, norm_gemm_tiles
+from swin_quant.backends.cuda.kernels.tiles import REGISTERS, Tiles, column_groups, least_step, norm_gemm_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
@@ -57,7 +57,9 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import norm_gemm
 
     (n, k), m = w.shape, out.shape[0]
-    t = tiles or norm_gemm_tiles(m, n, k, w.element_size(), normed=norm_weight is not None)
+    size = w.element_size()
+    t = tiles or norm_gemm_tiles(m, n, k, size, normed=norm_weight is not None)
+    t = t.holding(columns=1, inner=least_step(size)).dividing(inner=k)
     columns = max(t.columns, epilogue.head_dim) if epilogue.kind == "unit" else t.columns
     groups = column_groups(m, n, t.rows, columns)
     arguments = {

@@ -43,7 +43,7 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import rows
 
     m, channels = out.shape
-    t = tiles or row_tiles(channels)
+    t = (tiles or row_tiles(channels)).holding(columns=channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "out": out, "rows_in_all": m, "eps": eps, "levels": levels}
     constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
     return PreparedLaunch(rows.norm_quantize, (-(-m // t.rows),), arguments, constants, t.options())

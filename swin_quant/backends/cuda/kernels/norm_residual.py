@@ -53,7 +53,7 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import rows
 
     m, channels = y.shape
-    t = tiles or row_tiles(channels)
+    t = (tiles or row_tiles(channels)).holding(columns=channels)
     arguments = {
         "y": y,
         "weight": weight,

@@ -69,7 +69,8 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import patch_embed
 
     batch, side, _, channels = out.shape
-    m, t = batch * side * side, tiles or patch_tiles(*weight.shape)
+    m, taps = batch * side * side, weight.shape[1]
+    t = (tiles or patch_tiles(channels, taps)).holding(columns=channels, inner=taps)
     arguments = {
         "images": images,
         "weight": weight,

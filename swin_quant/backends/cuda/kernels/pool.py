@@ -31,7 +31,8 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import rows
 
     batch, channels = out.shape
-    t = tiles or replace(row_tiles(channels), warps=8)  # a program a picture: few of them; four warps spill on 8.6
+    default = replace(row_tiles(channels), warps=8)  # a program a picture: few of them; four warps spill on 8.6
+    t = (tiles or default).holding(columns=channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "factors": factors, "out": out, "eps": eps}
     constants = {"C": channels, "TOKENS": x.shape[1] * x.shape[2], "HALF_STEPS": half_steps}
     return PreparedLaunch(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())

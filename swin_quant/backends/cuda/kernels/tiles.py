@@ -4,11 +4,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swin_quant.backends.cuda.kernels.call import power_of_two
+from swin_quant.base.errors import SwinQuantError
 
 FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
 REGISTERS = 8192  # float32 values that a program of row kernels holds at once
 MOST = 1 << 20  # values that Triton lets a tensor have
 MOST_WARPS = 32  # of a program, on every GPU
+LEAST_STEP = 32  # bytes along K that a tensor core takes at once
 WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
 
 
@@ -36,16 +38,35 @@ class Tiles:
         powers = all(0 < side <= MOST and side & (side - 1) == 0 for side in sides)
         return powers and self.warps <= MOST_WARPS and 0 < self.stages <= MOST
 
+    def holding(self, **least: int) -> "Tiles":
+        """Itself. SwinQuantError for a side that is smaller than what a kernel has to have in one tile."""
+        for side, need in least.items():
+            if (have := getattr(self, side)) < need:
+                raise SwinQuantError(f"{side} {have}: {need} at least")
+        return self
+
+    def dividing(self, **whole: int) -> "Tiles":
+        """Itself. SwinQuantError for a side that does not divide what a kernel takes in whole tiles: it would leave
+        some out, or read on behind a row."""
+        for side, size in whole.items():
+            if not (have := getattr(self, side)) or size % have:
+                raise SwinQuantError(f"{side} {have}: {size} must be whole tiles")
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def least_step(itemsize: int) -> int:
+    """Of `inner`, where a kernel multiplies elements of so many bytes in steps along K."""
+    return max(16, LEAST_STEP // itemsize)
 
 
 def gemm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
     """For a [m, k] and w [n, k] of elements of `itemsize` bytes."""
     columns = next(side for side in (128, 64, 32) if side == 32 or 3 * -(-n // side) * side <= 4 * n)
-    steps = [
-        size // itemsize for size in (128, 64, 32)
-    ]  # K in bytes: a line of the cache, down to a tensor core's step
+    # K in bytes: a line of the cache, down to a tensor core's step.
+    steps = [max(size // itemsize, least_step(itemsize)) for size in (128, 64, LEAST_STEP)]
     inner = next((step for step in steps if k % step == 0), steps[-1])
     rows = 128
     while rows > 32 and -(-m // rows) * -(-n // columns) < FILLED:
