@@ -1,6 +1,7 @@
 """What policies ask of the engine: the spec that follows, or one line that says what no kernel does."""
 
 import pytest
+import torch
 
 from swin_quant.backends.cuda.choice import check_batch, spec_for
 from swin_quant.backends.cuda.network import pack
@@ -9,6 +10,7 @@ from swin_quant.backends.cuda.spec import spec_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -53,6 +55,15 @@ def test_policies_that_it_does_not_run(calibrated, case):
 def test_fastertransformer_has_float16_alone(calibrated):
     with pytest.raises(UsageError, match="float_type bfloat16: ft-mode1 is FasterTransformer's, in float16"):
         spec_for(calibrated("swin", "ft-mode1"), float_type="bfloat16")
+
+
+def test_fastertransformer_has_no_factors_in_front_of_the_last_norm(calibrated):
+    model = calibrated("swinv2", "ft-mode1")
+    model.norm.factors.give(torch.ones(model.norm.factors.channels))
+    with pytest.raises(UsageError, match="`equalize` put factors .*where ft-mode1 has none: calibrate the float"):
+        spec_for(model)
+    apply_policy(model, load_policy("cuda"))
+    assert spec_for(model).exit_factors
 
 
 def test_ft_mode2_of_v2(calibrated):

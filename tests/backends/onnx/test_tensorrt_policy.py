@@ -138,6 +138,24 @@ def test_no_cast_stands_inside_a_pair_or_between_it_and_its_product(kind, policy
 
 
 @KINDS
+def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
+    """As NVIDIA's exporter does, 1 whatever was calibrated: 1 / 127 in int8. All else stays."""
+
+    def scales(found):
+        return {node.name: found.tensors[node.input[1]] for node in found.nodes if node.name.endswith("eLinear")}
+
+    calibrated, fixed = (scales(trt(kind, policy)) for policy in ("tensorrt", "tensorrt, softmax up to 1"))
+    behind = {name for name in fixed if name.rpartition(".")[0].endswith("matmul_a_input_quantizer")}
+    assert len(behind) == 3 * 2 and fixed.keys() == calibrated.keys()
+    for name, scale in fixed.items():
+        assert scale.dtype == np.float16
+        if name in behind:
+            assert scale == np.float16(1 / 127) != calibrated[name]
+        else:
+            assert np.array_equal(scale, calibrated[name])
+
+
+@KINDS
 def test_what_several_products_read_has_one_pair(kind, trt):
     """Of what a norm or an addition gives; q, k and v are one product here."""
     readers = [node.input[0] for node in trt(kind).of("QuantizeLinear")]
