@@ -21,12 +21,15 @@ from swin_quant.backends.cuda.kernels.windows import Windows
 
 NEAR = 2e-3
 FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and by how many levels
+OF_SUMS = 2.0**-21  # of the largest: what is left of sums, or of 1 + erf, that nearly cancel, where float8 is finest
 POISON = 96
 FLOAT8 = torch.float8_e4m3fn
 BYTES = (torch.int8, FLOAT8)
 few = settings(
     max_examples=3,
     deadline=None,
+    derandomize=False,  # other draws each run: over many runs, many; a failure says how to repeat its own
+    print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.generate],  # a failure names its draw; smaller ones would take minutes to find
 )
@@ -102,6 +105,7 @@ def assert_near(run, got, exact, steps=1.0, moves=0.0):
     """
     if got.dtype in BYTES:
         if got.dtype == FLOAT8:
+            moves += OF_SUMS * exact.abs().max()
             exact = exact.float().clamp(-448, 448)
             level = float8_level(exact)
         else:
