@@ -61,6 +61,15 @@ def test_the_half_form_is_the_float_model(exported, kind, float_type):
     assert (engine(pictures(3)) - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.03}[float_type]
 
 
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_int8_with_a_bfloat16_stream(exported, kind):
+    """What an export is told to take where a stream has values beyond float16. It has three bits less."""
+    artifact, model = exported(kind, "cuda", float_type="bfloat16")
+    engine, images = load(artifact), pictures(3, seed=2)
+    assert engine.precision == "int8" and engine.details["float_type"] == "bfloat16"
+    assert (engine(images) - fake_quant(model, images)).abs().mean() < 0.03
+
+
 @pytest.mark.parametrize(("kind", "policy"), FT)
 def test_it_computes_what_fastertransformer_does_exactly(exported, tmp_path, kind, policy):
     """Features are equal to the bit; the head behind them has its own order of sums."""

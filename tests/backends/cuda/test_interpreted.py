@@ -93,26 +93,36 @@ for file in sys.argv[2:]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_heads_of_24_channels(exported, tmp_path, kind):
-    """In int8, half and FasterTransformer's arithmetic, launch by launch: heads are filled up to 32 in memory.
+    """In int8, with a bfloat16 stream as well, half and FasterTransformer's arithmetic, launch by launch: heads are
+    filled up to 32 in memory. Products of bfloat16 themselves, of which the patch embedding is one, are not compared:
+    the interpreter multiplies their bits.
 
     Sums of floats over 96 channels have another order: a value on a tie may be its neighbour, but for integers alone.
     """
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")
-    forms = {"cuda": "int8", "ft-mode1": "int8", "float": "float"}
+    forms = {
+        "cuda": ("cuda", {}),
+        "ft-mode1": ("ft-mode1", {}),
+        "float": ("cuda", {"precision": "float"}),
+        "bfloat16": ("cuda", {"float_type": "bfloat16"}),
+    }
     files = {}
-    for name, precision in forms.items():
-        artifact, _ = exported(kind, "cuda" if name == "float" else name, HEADS_OF_24, precision=precision)
+    for name, (policy, options) in forms.items():
+        artifact, _ = exported(kind, policy, HEADS_OF_24, **options)
         files[name] = kept(artifact, tmp_path / name)
     interpret(files.values(), pictures(1, HEADS_OF_24["IMG_SIZE"], seed=4), tmp_path, STEPS)
     for form, file in files.items():
         found = torch.load(f"{file}.found")
         assert sum(op == "attention" for op, *_ in found) == 3
         for op, name, got, expected in found:
+            if form == "bfloat16" and op == "patch_embed":
+                continue
             moved = (got != expected).float().mean()
             if form == "ft-mode1" and op in ("gemm", "attention") and name != "head":
                 assert kind == "swinv2" or moved == 0, name  # V2's q and k are normalised: floats
             if got.dtype == torch.int8:
                 assert moved < 0.01 and (got.int() - expected.int()).abs().max() <= 1, name
             else:
-                torch.testing.assert_close(got, expected, rtol=4e-3, atol=4e-3)
+                wide = 3e-2 if got.dtype == torch.bfloat16 else 4e-3
+                torch.testing.assert_close(got, expected, rtol=wide, atol=wide)

@@ -162,6 +162,26 @@ def test_mlp(run, seed, dtype, side, batch, v2):
     near(run, "mlp", ["out"], arguments, step * (4 if v2 else 1))  # a norm of a branch of about one
 
 
+def with_bfloat16(arguments):
+    """The stream in that; what is one tensor stays one."""
+    halves = {id(one): one for one in arguments.values() if getattr(one, "dtype", None) == torch.float16}
+    made = {key: one.bfloat16() for key, one in halves.items()}
+    return {word: made.get(id(value), value) for word, value in arguments.items()}
+
+
+@few
+@given(seed=seeds, m=st.sampled_from([(4, 2, 1), (6, 3, 1), (5, 5, 0)]), v2=st.booleans())
+def test_int8_with_a_bfloat16_stream(run, seed, m, v2):
+    """Of which one step of a value of 4 is 1/32: as much as a context of the other side of a tie may move it."""
+    draw, int8 = Draw(seed), torch.int8
+    tokens = prologue(draw, int8, m, 2, 96, 96, "unit" if v2 else "quantize", v2)
+    near(run, "norm_gemm", ["out"], with_bfloat16(tokens), LARGEST_WEIGHT * 60 * tokens["scale"].max().item())
+    rows = with_bfloat16(epilogue(draw, int8, m, 2, 96, 64, post=v2))
+    near(run, "gemm_norm", ["out", "out_quantized"], rows, 0.1)
+    near(run, "attention_norm", ["out"], with_bfloat16(whole_attention(draw, int8, m, 2, 96, post=v2)), 0.1)
+    near(run, "mlp", ["out"], with_bfloat16(whole_mlp(draw, int8, m[0], 2, 96, v2)), 0.1)
+
+
 @pytest.mark.parametrize("m", WINDOWS)
 def test_every_window(run, m):
     draw = Draw(m[0])

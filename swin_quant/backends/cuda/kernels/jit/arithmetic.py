@@ -11,7 +11,8 @@ SHIFTER = tl.constexpr(12582912.0)
 LARGEST_E4M3 = tl.constexpr(448.0)
 SMALLEST_NORMAL_E4M3 = tl.constexpr(2.0**-6)
 # Triton's interpreter rounds ties of float8 away from zero, loses the carry into the exponent, and cuts what is below
-# the smallest normal value. Hardware does none of that: only the interpreter needs to be given what is on the grid.
+# the smallest normal value; of bfloat16 it cuts all that is below the last bit. Hardware does none of that: only the
+# interpreter needs to be given what is on the grid.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -32,6 +33,8 @@ def as_type(x, TYPE: tl.constexpr):
             x = on_e4m3(x)
         return x.to(TYPE)
     else:
+        if INTERPRETED and TYPE == tl.bfloat16:
+            x = on_bfloat16(x)
         return x.to(TYPE)
 
 
@@ -41,6 +44,13 @@ def on_e4m3(x):
     power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     shifter = tl.maximum(power, SMALLEST_NORMAL_E4M3) * 1572864.0  # 1.5 * 2^20: its last bit is an eighth
     return (x + shifter) - shifter
+
+
+@triton.jit
+def on_bfloat16(x):
+    """float32 x, rounded half to even to a value of bfloat16: its upper 16 bits."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit

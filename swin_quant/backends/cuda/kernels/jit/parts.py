@@ -124,8 +124,8 @@ def finish_rows(
             y = y + tl.load(bias + i * BN + c).to(tl.float32)[None, :]
         if not POST:
             y = y + tl.load(residual + places + i * BN, mask=valid, other=0.0).to(tl.float32)
-            tl.store(out + places + i * BN, y.to(TYPE), mask=valid)
-        parts = parts + (y.to(TYPE).to(tl.float32),)
+            tl.store(out + places + i * BN, as_type(y, TYPE), mask=valid)
+        parts = parts + (as_type(y, TYPE).to(tl.float32),)
     if norm_weight is not None:
         parts = _normed(parts, norm_weight, norm_bias, eps, BM, BN)
         for i in tl.static_range(len(sums)):
@@ -133,7 +133,7 @@ def finish_rows(
             if POST:
                 if residual is not None:
                     y = y + tl.load(residual + places + i * BN, mask=valid, other=0.0).to(tl.float32)
-                tl.store(out + places + i * BN, y.to(TYPE), mask=valid)
+                tl.store(out + places + i * BN, as_type(y, TYPE), mask=valid)
             if out_quantized is not None:
                 if levels is not None:
                     y = y * levels
