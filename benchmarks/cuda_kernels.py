@@ -1,25 +1,29 @@
 """Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
 
-    python benchmarks/cuda_kernels.py [--models ...] [--attention ...] [--half ...] [--float8 ...] [--ops gemm ...]
+    python benchmarks/cuda_kernels.py [--models ...] [--attention ...] [--half ...] [--float8 ...] [--bfloat16 ...]
+        [--ft ...] [--ops gemm ...]
 
 The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
-of the models named by --half and --float8 also in those types, of those named by --attention, whose windows are wider,
-what attends. One kernel takes about a second of CPU for each kind of
-GPU. What was found of it is kept in the file --kept, for its sources and this compiler: a run that was stopped goes on
-there. Exit code 1 if one spills, does not fit, or has no products on the tensor cores of its type where it must.
+of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream, of --ft
+FasterTransformer's arithmetic, of those named by --attention, whose windows are wider, what attends. One kernel takes
+about a second of CPU for each kind of GPU. What was found of it is kept in the file --kept, for its sources and this
+compiler: a run that was stopped goes on there. Exit code 1 if one spills, does not fit, or has no products on the tensor
+cores of its type where it must.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from swin_quant.backends.cuda.cases import cases
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, TARGETS, CompiledKernel, KernelCall, cross_compile
+from swin_quant.backends.cuda.findings import findings
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
@@ -41,7 +45,10 @@ WIDER = (
     "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 )
 OTHERS = MODELS[:1]  # in half precision and in float8
-TITLES = {"int8": "int8", "float": "Half precision", "fp8": "float8"}
+TITLES = {
+    "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",
+    "ft-mode1": "FasterTransformer's mode 1", "ft-mode2": "FasterTransformer's mode 2",
+}  # fmt: skip
 BATCH = 32
 SHOWN = (
     "N", "K", "C", "HIDDEN", "KIND", "POST", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "GROUP", "BC", "BH",
@@ -54,16 +61,18 @@ Row = tuple[str, KernelCall, list[CompiledKernel | None]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--attention", nargs="*", default=WIDER)
     parser.add_argument("--half", nargs="*", default=OTHERS)
     parser.add_argument("--float8", nargs="*", default=OTHERS)
+    parser.add_argument("--bfloat16", nargs="*", default=OTHERS)
+    parser.add_argument("--ft", nargs="*", default=OTHERS)
     parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")
     parser.add_argument("--capabilities", type=int, nargs="+", default=TARGETS)
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--kept", type=Path, default=Path("out/cuda_kernels.json"), help="what was found already")
     args = parser.parse_args()
-    found = kernels(args.models, args.half, args.float8, args.attention)
+    found = kernels(of_kinds(args), args.attention)
     named = [one for one in found if not args.ops or one[1].name in args.ops]
     rows: list[Row] = []
     kept = Kept(args.kept)
@@ -77,16 +86,30 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def kernels(
-    models: Iterable[str], half: Iterable[str], float8: Iterable[str], attention: Iterable[str] = ()
-) -> list[tuple[str, KernelCall]]:
-    """Those of all models, each once, with the precision of which they are; of those that differ in the size of the map
-    or the shift alone, a shifted one. `attention`: models of which only such kernels are meant."""
+def of_kinds(args: argparse.Namespace) -> dict[str, list[str]]:
+    """The models that are compiled whole, by what they compute in."""
+    kinds = {"int8": args.models, "float": args.half, "fp8": args.float8, "bfloat16": args.bfloat16}
+    return kinds | {"ft-mode1": args.ft, "ft-mode2": [name for name in args.ft if not name.startswith("swinv2")]}
+
+
+def spec_of_kind(name: str, kind: str) -> NetworkSpec:
+    """What the engine computes of a model."""
+    spec = spec_of_config(load_config(find_config(name)), kind if kind in ("float", "fp8") else "int8")
+    if kind.startswith("ft"):
+        return replace(spec, arithmetic=kind, quantized=frozenset(spec.products()))
+    return replace(spec, float_type=kind) if kind == "bfloat16" else spec
+
+
+def kernels(kinds: Mapping[str, Iterable[str]], attention: Iterable[str] = ()) -> list[tuple[str, KernelCall]]:
+    """Those of all models, each once, with what it computes in; of those that differ in the size of the map or the
+    shift alone, a shifted one. `attention`: models of which only such kernels are meant."""
     found: dict[str, tuple[str, KernelCall]] = {}
-    whole = [("int8", models, ""), ("float", half, ""), ("fp8", float8, "")]
-    for precision, names, ops in (*whole, ("int8", attention, "attention")):
+    for precision, names, ops in (
+        *((kind, names, "") for kind, names in kinds.items()),
+        ("int8", attention, "attention"),
+    ):
         for name in names:
-            launches = program_of(spec_of_config(load_config(find_config(name)), precision), BATCH).launches
+            launches = program_of(spec_of_kind(name, precision), BATCH).launches
             for call in cases([one for one in (*launches, *candidates(launches)) if one.op.startswith(ops)]):
                 kind = without_map(call)
                 if kind not in found:
@@ -138,24 +161,8 @@ def without_map(call: KernelCall) -> str:
 def failures(rows: list[Row]) -> Iterator[str]:
     """What a kernel must have and has not."""
     for _, call, compiled in rows:
-        types = dict(call.types)
-        operands = types.get("w", types.get("qkv"))
         for one in filter(None, compiled):
-            where = f"{title(call)}, {one.capability}"
-            if one.spilled:
-                yield f"{where}: spills {one.spilled} bytes"
-            if not one.programs:
-                yield f"{where}: {one.shared} bytes of shared memory, more than a program may have"
-            if operands == "*i8" and not one.int8:
-                yield f"{where}: no int8 tensor-core instructions"
-            rows = min(dict(call.constants).get(side, 64) for side in ("BM", "BQ"))
-            small = one.capability in (90, 100) and rows < 64  # less than a warp group's
-            if operands == "*fp8e4nv" and not one.float8 and not (small and one.mma):
-                yield f"{where}: no float8 tensor-core instructions"
-            if operands == "*fp16" and not one.mma:
-                yield f"{where}: no tensor-core instructions"
-            if one.capability == 90 and "IMMA" in one.mma and dict(call.constants).get("BM", 0) >= 64:
-                yield f"{where}: not by warp groups"
+            yield from (f"{title(call)}, {one.capability}: {found}" for found in findings(call, one))
 
 
 def title(call: KernelCall) -> str:
@@ -168,8 +175,8 @@ def title(call: KernelCall) -> str:
 def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterator[str]:
     import triton
 
-    named = {"int8": args.models, "half precision": args.half, "float8": args.float8}
-    types = "; ".join(f"{', '.join(models)} in {kind}" for kind, models in named.items() if models)
+    named = {TITLES[kind]: models for kind, models in of_kinds(args).items() if models}
+    types = "; ".join(f"{', '.join(models)} in {kind}" for kind, models in named.items())
     if args.attention:
         types += f"; and attention of {', '.join(args.attention)} in int8,"
     yield (

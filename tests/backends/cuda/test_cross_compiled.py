@@ -1,15 +1,17 @@
 """The engine's kernels for every kind of GPU, none of which is here: one of each, of Swin-T and SwinV2-T at full size,
-and all shapes of six models on one GPU each.
+and all shapes of six models on one GPU each, in int8 and in half precision.
 
 `benchmarks/cuda_kernels.py` compiles them all.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from swin_quant.backends.cuda.cases import cases, tiled_cases
-from swin_quant.backends.cuda.crosscompile import TARGETS, cross_compile
+from swin_quant.backends.cuda.crosscompile import TARGETS, CompiledKernel, KernelCall, compiled, cross_compile
+from swin_quant.backends.cuda.findings import findings
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -26,12 +28,40 @@ KERNELS = {
 MODELS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 
 
+def spec_of_model(name, precision="int8"):
+    return spec_of_config(load_config(find_config(name)), precision)
+
+
+def assert_fine(call, capability, but=()):
+    """It spills nothing, fits, and multiplies on tensor cores of its type; what is found besides is in `but`."""
+    made = cross_compile(call, capability)
+    assert set(findings(call, made)) <= set(but), f"{call.name} {dict(call.constants)}: {made}"
+    return made
+
+
+def test_what_is_wrong_with_a_kernel_is_found():
+    product = KernelCall(None, (("a", "*i8"), ("w", "*i8")), (("BM", 64),), (), ())
+    good = CompiledKernel(90, 4, 128, 0, 4096, {"IGMMA": 1})
+    wrong = {
+        "spills 8 bytes": {"spilled": 8},
+        "300000 bytes of shared memory, more than a program may have": {"shared": 300_000},
+        "no int8 tensor-core instructions": {"mma": {"HGMMA": 1}},
+        "not by warp groups": {"mma": {"IMMA": 4}},
+    }
+    assert list(findings(product, good)) == []
+    for found, change in wrong.items():
+        assert list(findings(product, replace(good, **change))) == [found]
+    assert list(findings(product, replace(good, warps=2, mma={"IMMA": 4}))) == []  # no group of four warps
+    half = replace(product, types=(("qkv", "*bf16"),))
+    assert list(findings(half, replace(good, mma={}))) == ["no tensor-core instructions"]
+
+
 @pytest.fixture(scope="module")
 def kernels():
     """One of each kind: the largest, which the last stage has."""
     found = {}
     for name in MODELS:
-        launches = program_of(spec_of_config(load_config(find_config(name))), 32).launches
+        launches = program_of(spec_of_model(name), 32).launches
         for call in cases(launches):
             constants = dict(call.constants)
             found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
@@ -44,13 +74,7 @@ def kernels():
 def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
     assert {call.name for call in kernels} >= KERNELS
     for call in kernels:
-        made, types, constants = cross_compile(call, capability), dict(call.types), dict(call.constants)
-        named = f"{call.name} {constants}: {made}"
-        assert made.spilled == 0 and made.programs > 0, named
-        if "*i8" in (types.get("w"), types.get("qkv")):
-            assert made.int8, named
-            if capability == 90 and constants.get("BM", 0) >= 64 and made.warps >= 4:
-                assert "IGMMA" in made.mma, named
+        assert_fine(call, capability)
 
 
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
@@ -73,31 +97,33 @@ LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
 def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     """With 64 rows of 192 and 384 channels behind attention, parts of 128 of 512, two stages of 64 keys, 4 warps for
     normalised rows of 384 and 768 channels, and 64 columns of 288."""
-    launches = program_of(spec_of_config(load_config(find_config(model)), precision), 32).launches
+    launches = program_of(spec_of_model(model, precision), 32).launches
     fused = [call for call in cases(candidates(launches)) if call.name == name]
     *_, call = (call for call in fused if sides.items() <= dict(call.constants).items())  # a shifted one
-    made = cross_compile(call, capability)
-    assert made.spilled == 0 and made.programs > 0, made
+    assert_fine(call, capability)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model, capability",
+    "model, precision, capability",
     [
-        ("swin_small_patch4_window7_224", 80),
-        ("swin_base_patch4_window12_384_finetune", 86),
-        (LARGE, 90),
-        ("swinv2_small_patch4_window16_256", 89),
-        ("swinv2_base_patch4_window8_256", 100),
-        ("swinv2_large_patch4_window12to24_192to384_22kto1k_ft", 120),
+        ("swin_small_patch4_window7_224", "int8", 80),
+        ("swin_base_patch4_window12_384_finetune", "int8", 86),
+        (LARGE, "int8", 90),
+        ("swinv2_small_patch4_window16_256", "int8", 89),
+        ("swinv2_base_patch4_window8_256", "int8", 100),
+        ("swinv2_large_patch4_window12to24_192to384_22kto1k_ft", "int8", 120),
+        ("swin_base_patch4_window7_224", "float", 90),
+        (LARGE, "float", 80),
+        (MODELS[1], "float", 100),
+        ("swinv2_base_patch4_window8_256", "float", 86),
     ],
 )
-def test_all_shapes_of_a_model_compile(model, capability):
+def test_all_shapes_of_a_model_compile(model, precision, capability):
     """On one GPU each, alone and fused; the script has every GPU for each."""
-    launches = program_of(spec_of_config(load_config(find_config(model))), 32).launches
+    launches = program_of(spec_of_model(model, precision), 32).launches
     for call in cases([*launches, *candidates(launches)]):
-        made = cross_compile(call, capability)
-        assert made.spilled == 0 and made.programs > 0, f"{call.name} {dict(call.constants)}: {made}"
+        assert_fine(call, capability)
 
 
 @pytest.mark.slow
@@ -114,22 +140,27 @@ def test_all_shapes_of_a_model_compile(model, capability):
 )
 def test_several_windows_a_program_compile(model, precision, capability):
     """As the tuner tries them, with a shift and without. One that spilled would have to be left out there."""
-    launches = program_of(spec_of_config(load_config(find_config(model)), precision), 32).launches
+    launches = program_of(spec_of_model(model, precision), 32).launches
     kinds = {one.arguments["windows"].shift > 0: one for one in launches if one.op == "attention"}
     tried = [(one, tiles) for one in kinds.values() for tiles in tiles_to_try(one) if tiles.windows == 2]
     assert len(kinds) == 2 and len(tried) == 6
     for call in tiled_cases(tried):
-        made = cross_compile(call, capability)
-        assert made.spilled == 0 and made.programs > 0, f"{dict(call.constants)} {dict(call.options)}: {made}"
-        assert made.int8 if precision == "int8" else made.mma, made
+        assert_fine(call, capability)
 
 
 @pytest.fixture(scope="module")
 def of_float8():
     """Products of SwinV2-T in float8, one of each kind, alone and in what is fused around them."""
-    launches = program_of(spec_of_config(load_config(find_config(MODELS[1])), "fp8"), 32).launches
+    launches = program_of(spec_of_model(MODELS[1], "fp8"), 32).launches
     kinds = {(call.name, dict(call.constants).get("KIND")): call for call in cases([*launches, *candidates(launches)])}
     return [call for call in kinds.values() if "*fp8e4nv" in (dict(call.types).get("w"), dict(call.types).get("qkv"))]
+
+
+# Triton 3.7 puts four registers into memory for one program more: of SwinV2's attention without a shift, in float8 on
+# 10.0, and of attention_norm behind int8 with a bfloat16 stream on 12.0. With more registers allowed neither does, and
+# there are fewer programs: of the first on 12.0, where nothing is spilled, six in place of eight.
+FLOAT8_IN_MEMORY = {("attention", 100): ["spills 16 bytes"]}
+BFLOAT16_IN_MEMORY = {("attention_norm", 120): ["spills 16 bytes"]}
 
 
 @pytest.mark.slow
@@ -137,38 +168,70 @@ def of_float8():
 def test_float8_runs_on_its_tensor_cores(of_float8, capability):
     assert {call.name for call in of_float8} == {"gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"}
     for call in of_float8:
-        made = cross_compile(call, capability)
-        spilled = 16 if capability == 100 else 0  # Triton 3.7 puts four registers of attention into memory there
-        assert made.spilled <= spilled and made.programs > 0, f"{call.name}: {made}"
-        rows = min(dict(call.constants).get(key, 64) for key in ("BM", "BQ"))
-        small = capability in (90, 100) and rows < 64  # float8 is of whole warp groups there
-        assert made.float8 or (small and made.mma), f"{call.name}: {made}"
+        assert_fine(call, capability, FLOAT8_IN_MEMORY.get((call.name, capability), ()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["attention", "attention_norm"])
+def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
+    """Hopper's tensor cores keep 14 bits of a sum. With float8 probabilities and windows of several tiles of keys."""
+    spec = spec_of_model("swinv2_tiny_patch4_window16_256", "fp8")
+    launches = program_of(replace(spec, quantized=frozenset(spec.products())), 32).launches
+    call = next(call for call in cases([*launches, *candidates(launches)]) if call.name == op)
+    for capability in (89, 90, 100, 120):
+        assert_fine(call, capability)
+    _, made = compiled(call, 90)
+    sums = r"dot (\S+), (\S+), (\S+) \{.*maxNumImpreciseAcc = (\d+)"
+    added = [int(most) for *_, to, most in re.findall(sums, made.asm["ttgir"]) if not to.startswith("%cst")]
+    assert added and max(added) <= 128, added
 
 
 def forms():
     """The name of a form, its spec: FasterTransformer's arithmetic, a bfloat16 stream, pictures as bytes."""
     for name in MODELS:
-        int8, half = (spec_of_config(load_config(find_config(name)), precision) for precision in ("int8", "float"))
-        yield f"{name}, ft-mode1", replace(int8, arithmetic="ft-mode1", quantized=frozenset(int8.products()))
+        int8, half = (spec_of_model(name, precision) for precision in ("int8", "float"))
+        ft = replace(int8, arithmetic="ft-mode1", quantized=frozenset(int8.products()))
+        yield f"{name}, ft-mode1", ft
+        if int8.version == 1:
+            yield f"{name}, ft-mode2", replace(ft, arithmetic="ft-mode2")
         yield f"{name}, bfloat16", replace(half, float_type="bfloat16")
+        yield f"{name}, int8 with bfloat16", replace(int8, float_type="bfloat16")
     yield f"{name}, pixels", replace(int8, pixels=True)
+
+
+def of_each_form(spec):
+    """One kernel of each form, of all that a network launches: as its constants and the types of its operands are."""
+    launches = program_of(spec, 32).launches
+    found = {}
+    for call in cases([*launches, *candidates(launches)]):
+        rounding = (dict(call.constants).get(word) for word in ("KIND", "PRODUCT_ROUNDS", "HALF_STEPS", "POST"))
+        found.setdefault((call.name, *rounding, call.types), call)
+    return found.values()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("form", "spec"), list(forms()))
 def test_every_form_compiles(form, spec, capability):
-    """The products of each epilogue, and attention, in the types and with the roundings of that form."""
-    launches = program_of(spec, 32).launches[:10]  # the first block has all of them
-    kinds = {(call.name, dict(call.constants).get("KIND")): call for call in cases([*launches, *candidates(launches)])}
+    """Each epilogue, attention, norms, merging and pooling, in the types and with the roundings of that form."""
+    calls = of_each_form(spec)
     if spec.pixels:
-        kinds = {key: call for key, call in kinds.items() if call.name == "patch_embed"}
-        assert dict(kinds["patch_embed", None].types)["images"] == "*u8"
-    for call in kinds.values():
-        made, types = cross_compile(call, capability), dict(call.types)
-        assert made.spilled == 0 and made.programs > 0, f"{call.name}: {made}"
-        operand = types.get("w", types.get("qkv"))
-        assert made.int8 if operand == "*i8" else made.mma or operand is None, f"{call.name}: {made}"
+        calls = [call for call in calls if call.name == "patch_embed"]
+        assert dict(calls[0].types)["images"] == "*u8"
+    else:
+        assert {call.name for call in calls} >= {"patch_embed", "gemm", "attention", "merge_quantize", "pool"}
+    rounds = {dict(call.constants).get("PRODUCT_ROUNDS") for call in calls} - {None}
+    assert spec.pixels or rounds == ({True, False} if spec.arithmetic == "ft-mode2" else {True})
+    for call in calls:
+        assert_fine(call, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [86, 100, 120])
+def test_int8_with_a_bfloat16_stream_compiles(capability):
+    """What an export is told to take where a stream has values beyond float16."""
+    for call in of_each_form(replace(spec_of_model(MODELS[0]), float_type="bfloat16")):
+        assert_fine(call, capability, BFLOAT16_IN_MEMORY.get((call.name, capability), ()))
 
 
 def test_older_gpus_are_refused_by_name(of_float8):
@@ -179,8 +242,7 @@ def test_older_gpus_are_refused_by_name(of_float8):
 
 @pytest.mark.slow
 def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
-    spec = replace(spec_of_config(load_config(find_config(MODELS[1]))), exit_factors=True)
+    spec = replace(spec_of_model(MODELS[1]), exit_factors=True)
     (call,) = (call for call in cases(program_of(spec, 32).launches) if call.name == "pool")
     for capability in (86, 100):
-        made = cross_compile(call, capability)
-        assert made.spilled == 0 and made.programs > 0, made
+        assert_fine(call, capability)

@@ -74,6 +74,9 @@ def _context(
     TYPE: tl.constexpr = qkv.dtype.element_ty
     POWERS: tl.constexpr = tl.float16 if TYPE.primitive_bitwidth == 8 else TYPE
     SUM: tl.constexpr = tl.int32 if TYPE == tl.int8 else tl.float32
+    # Hopper's tensor cores keep 14 bits of a sum of float8 products: after each tile of keys it is added up in float32.
+    # Of products that begin at zero, as those of one tile and of q and k, there is nothing to be added to.
+    STEP: tl.constexpr = BKEYS if TYPE == tl.float8e4nv else None
 
     if L <= BKEYS:
         logits = _logits(
@@ -117,7 +120,7 @@ def _context(
                 )  # fmt: skip
                 shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], TYPE)
                 v = _values(qkv, keys, window, head, L, HEADS, D)
-                sums = tl.dot(shares, v, sums, out_dtype=SUM)
+                sums = tl.dot(shares, v, sums, out_dtype=SUM, max_num_imprecise_acc=STEP)
             context = sums.to(tl.float32)
         else:
             context = context / total[:, None]
