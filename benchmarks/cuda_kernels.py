@@ -7,8 +7,8 @@ The kernels are those of the launch lists of the models at batch 32, and those t
 of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream, of --ft
 FasterTransformer's arithmetic, of those named by --attention, whose windows are wider, what attends. One kernel takes
 about a second of CPU for each kind of GPU. What was found of it is kept in the file --kept, for its sources and this
-compiler: a run that was stopped goes on there. Exit code 1 if one spills, does not fit, or has no products on the tensor
-cores of its type where it must.
+compiler: a run that was stopped goes on there. Exit code 1 if one spills, does not fit, or has no products on the
+tensor cores of its type where it must.
 """
 
 import argparse
