@@ -68,7 +68,8 @@ def tune(
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
     }  # also what could be fused, so that times decide
-    known = {(one["launch"], one["batch"]): one for one in timed_before(file, place)}
+    before = timed_before(file, place, program_of(spec, 1).launches)
+    known = {(one["launch"], one["batch"]): one for one in before}
     todo = {which: launch for which, launch in wanted.items() if which not in known}
     timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
     ahead = compile_ahead(

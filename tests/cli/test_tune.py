@@ -12,6 +12,7 @@ from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.timing import tiles_to_try
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, read_tiles, shape_of, tiles_path
 from swin_quant.bench.jobs import JobFailed, JobProcess
 from swin_quant.cards.card import RunCard
@@ -60,6 +61,7 @@ class InThisProcess:
 @pytest.fixture
 def gpu(monkeypatch, network):
     """A GPU for `tune`. `timed`: what it was given, in its order; `at`: number of a kernel -> what happens there."""
+    pytest.importorskip("triton")  # which says what tiles a kernel has by default
 
     class Gpu:
         timed, at, compiled = [], {}, 0
@@ -73,7 +75,7 @@ def gpu(monkeypatch, network):
         Gpu.timed.append((shape_of(launch), batch))
         if number in Gpu.at:
             raise Gpu.at[number]
-        return TimedTiles(launch=shape_of(launch), batch=batch, tiles=Tiles(64), us=10.0), 15.0
+        return TimedTiles(launch=shape_of(launch), batch=batch, tiles=tiles_to_try(launch)[0], us=10.0), 15.0
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name, value in {
@@ -141,6 +143,19 @@ def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, net
     gpu.timed = []
     assert run("tune", file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # of 8 and 1 nothing is lost
     assert held(tiles_path(file)) == kernels(1, 8, 4)
+
+
+def test_a_file_with_tiles_that_are_not_for_their_kernels_is_not_gone_on_from(run, network, gpu):
+    file, kernels = network
+    assert run("tune", file, "--batch", 1).code == 0
+    made = json.loads(tiles_path(file).read_text())
+    norm = next(one for one in made["timed"] if one["launch"].startswith("norm_quantize"))
+    norm["tiles"]["columns"] //= 2
+    tiles_path(file).write_text(json.dumps(made))
+    gpu.timed = []
+    done = run("tune", file, "--batch", 1)
+    assert gpu.timed == kernels(1) == held(tiles_path(file))
+    assert "norm_quantize: columns" in done.err and "it is replaced" in done.err
 
 
 def test_time_that_ends_is_no_failure(run, network, gpu, monkeypatch):

@@ -124,8 +124,9 @@ def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> Non
     write_json(path, {"schema": SCHEMA, **asdict(place), "timed": plain})
 
 
-def read_timed(path: Path, place: TunedFor) -> list[TimedTiles]:
-    """What a file holds. SwinQuantError for one that is damaged, or whose timings do not hold in this `place`."""
+def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> list[TimedTiles]:
+    """What a file holds. SwinQuantError for one that is damaged, whose timings do not hold in this `place`, or whose
+    tiles are not for the kernels of these `launches`, apart or fused."""
     data = read_json(path, "tiles file")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise SwinQuantError(f"{path}: is not a tiles file of this version ({SCHEMA}): run `swin-quant tune` again")
@@ -137,23 +138,22 @@ def read_timed(path: Path, place: TunedFor) -> list[TimedTiles]:
         )
     if file["kernels"] != place.kernels:
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
+    run = {shape_of(launch): launch for launch in (*launches, *candidates(launches))}
     for number, one in enumerate(file["timed"]):
         if not one["tiles"].are_possible():
             raise SwinQuantError(
                 f"{path}: timed[{number}].tiles: sides, warps and windows must be powers of two, warps at most "
                 f"{MOST_WARPS}: run `swin-quant tune` again"
             )
+        if one["launch"] in run:
+            _check(run[one["launch"]], one["tiles"], f"{path}: timed[{number}].tiles")
     return file["timed"]
 
 
 def read_tiles(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> TileTable:
-    """The tiles of a file. SwinQuantError as `read_timed` has it, or for tiles that are not for the kernels of these
-    `launches`, apart or fused."""
-    run = {shape_of(launch): launch for launch in (*launches, *candidates(launches))}
+    """The tiles of a file. SwinQuantError as `read_timed` has it."""
     known: dict[str, dict[int, tuple[Tiles, float]]] = {}
-    for number, one in enumerate(read_timed(path, place)):
-        if one["launch"] in run:
-            _check(run[one["launch"]], one["tiles"], f"{path}: timed[{number}].tiles")
+    for one in read_timed(path, place, launches):
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
     return TileTable(known)
 
@@ -179,12 +179,13 @@ def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) ->
         return NO_TILES
 
 
-def timed_before(path: Path, place: TunedFor) -> list[TimedTiles]:
-    """What a file holds that tuning in this `place` can go on from; nothing, with a warning, of any other."""
+def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:
+    """What a file holds that tuning these launches in this `place` can go on from; nothing, with a warning, of any
+    other."""
     if not path.is_file():
         return []
     try:
-        return read_timed(path, place)
+        return read_timed(path, place, launches)
     except SwinQuantError as error:
         log.warning("%s; it is replaced", error)
         return []
