@@ -8,6 +8,7 @@ up with 14 bits: there a few values (FEW) may lie on the other side of a tie tha
 """
 
 import importlib
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -98,6 +99,12 @@ def float8_level(x):
 def is_exact(run):
     """Whether a kernel rounds where its reference does: the interpreter."""
     return run.__name__ != "on_gpu"
+
+
+def interprets_bounds():
+    """Whether a loop's bounds may be values: Triton 3.6 does not take them from the arrays of NumPy 2.4."""
+    triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    return triton >= (3, 7) or numpy < (2, 4)
 
 
 def assert_near(run, got, exact, steps=1.0, moves=0.0):
@@ -424,6 +431,8 @@ FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step":
 )
 def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, side, how):
     """To the bit what one window a program is, also where their number is no multiple and where one is two tiles."""
+    if is_exact(run) and not interprets_bounds():
+        pytest.skip("Triton 3.6 does not interpret a loop whose bounds are values of NumPy 2.4")
     dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
     out = poisoned(dtype, batch * m[0] ** 2, 64)
     arguments = windowed(Draw(seed), dtype, m, 2, batch) | {"out": out.clone()}

@@ -162,13 +162,12 @@ def attention(
         )  # fmt: skip
     else:
         bias = _bias(position_bias, queries, tl.arange(0, BKEYS), head, bias_row, L) if L <= BKEYS else None
-        for step in range(0, WINDOWS):  # Triton 3.6 interprets no bounds but constants beside NumPy 2.4
-            if first + step < windows_in_all:
-                _one_window(
-                    qkv, out, queries, first + step, head, logits_scale, position_bias, bias, softmax_levels,
-                    context_scale, product_levels, product_step, softmax_epsilon, bias_row,
-                    SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
-                )  # fmt: skip
+        for window in range(first, tl.minimum(first + WINDOWS, windows_in_all)):  # an `if` inside costs registers
+            _one_window(
+                qkv, out, queries, window, head, logits_scale, position_bias, bias, softmax_levels, context_scale,
+                product_levels, product_step, softmax_epsilon, bias_row,
+                SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+            )  # fmt: skip
 
 
 @triton.jit
