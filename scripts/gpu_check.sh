@@ -154,7 +154,8 @@ swin_quant evaluate 30 evaluate "$deployed" --checkpoint "$calibrated" --data-pa
 if [ "$device" = cuda ]; then # a CPU has nothing to tune
     step tune 40 "$PYTHON" -m swin_quant tune "$deployed" --batch 96 --seconds 20
 fi
-swin_quant bench 40 bench "$deployed" --checkpoint "$calibrated" --batch "$digits_batch" --rounds 2 --seconds 0.2
+swin_quant bench 40 bench "$deployed" --checkpoint "$calibrated" --batch "$digits_batch" --rounds 2 --seconds 0.2 \
+    --threads 1 # the GPU's work needs no more, and in a dry run several would wait for each other on a busy CPU
 qat=("${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --teacher "$trained" --epochs 1)
 swin_quant finetune 20 finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"
 step torchrun 25 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
