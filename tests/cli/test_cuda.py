@@ -220,7 +220,9 @@ def fake_gpu(monkeypatch):
 def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):
     launch = program_of(engine.read_network(file).spec, 8).launches[2]
     tiles = tiles_path(file)
-    write_tiles(tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64), us=3.5)])
+    write_tiles(
+        tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64, 32, 32), us=3.5)]
+    )
     before = tiles.read_bytes()
     done = run("run", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
     after = tiles.read_bytes()
