@@ -103,6 +103,10 @@ def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     assert_fine(call, capability)
 
 
+# Of SwinV2-T's shifted attention with 12 heads, by Triton 3.7.
+HALF_IN_MEMORY = {("attention", "float", 100): ["spills 8 bytes"]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model, precision, capability",
@@ -123,7 +127,7 @@ def test_all_shapes_of_a_model_compile(model, precision, capability):
     """On one GPU each, alone and fused; the script has every GPU for each."""
     launches = program_of(spec_of_model(model, precision), 32).launches
     for call in cases([*launches, *candidates(launches)]):
-        assert_fine(call, capability)
+        assert_fine(call, capability, HALF_IN_MEMORY.get((call.name, precision, capability), ()))
 
 
 @pytest.mark.slow
