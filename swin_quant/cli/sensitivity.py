@@ -72,6 +72,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         return
     if groups:
         print_table(shown.table_of(record, groups, args.top or None))
-    if profile:
+    if groups and profile:
         print()
+    if profile:
         print_table(shown.profile_of(record))
