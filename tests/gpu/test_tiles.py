@@ -9,6 +9,7 @@ from swin_quant.backends.cuda.ahead import compile_ahead
 from swin_quant.backends.cuda.cases import arguments_of, kernel_module
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.fusions import candidates as fused_candidates
+from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
@@ -39,6 +40,17 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
         assert (result == results[default]).float().mean() > 0.97
     best, before = best_tiles(launch, 8, gpu)
     assert 0 < best["us"] <= before and best["tiles"] in results
+
+
+def test_a_launch_knows_what_is_put_into_memory(gpu, tiny_config):
+    """By which it has all registers or not."""
+    if gpu.type != "cuda":
+        pytest.skip("there are no registers to count")
+    launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 8).launches
+    launch = next(one for one in launches if one.op == "norm_quantize")
+    arguments = arguments_of(launch, partial(filled, device=gpu))
+    prepared = kernel_module(launch).call(**arguments, tiles=Tiles(64, 128))  # 64 values a thread
+    assert [prepared.spilled({"maxnreg": registers}) > 0 for registers in (32, 255)] == [True, False]
 
 
 def test_launches_find_what_was_compiled_ahead(gpu, tiny_config, tmp_path, monkeypatch):

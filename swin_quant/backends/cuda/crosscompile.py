@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.cuda.kernels.call import settle_cache_keys
+from swin_quant.backends.cuda.kernels.call import settle_cache_keys, without_spills
 from swin_quant.base.errors import UsageError
 
 TARGETS = (80, 86, 89, 90, 100, 120)
@@ -78,7 +78,8 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What one GPU's compiler made of a call. Bytes; `mma`: matrix instructions of its machine code, by name."""
+    """What one GPU's compiler made of a call. Bytes; `mma`: matrix instructions of its machine code, by name;
+    `eased`: it has all registers of a thread, since it spills with the compiler's own choice."""
 
     capability: int
     warps: int
@@ -86,6 +87,7 @@ class CompiledKernel:
     spilled: int
     shared: int
     mma: Mapping[str, int]
+    eased: bool = False
 
     @property
     def programs(self) -> int:
@@ -122,6 +124,8 @@ def recorded() -> Iterator[list[KernelCall]]:
     original = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        if warmup:
+            return
         call = _call(self, args, kwargs)
         if call not in calls:
             calls[call] = call
@@ -165,7 +169,7 @@ def _type(value: Any) -> str:
 
 def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
     """Triton's source and kernel of a call, for a GPU of that compute capability. They are kept in Triton's cache,
-    where a launch on such a GPU finds them.
+    where a launch on such a GPU finds them: `without_spills`, as it is launched there.
 
     UsageError for float8 on a GPU of before 8.9, which has none.
     """
@@ -182,7 +186,11 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
         constexprs={(places[name],): value for name, value in call.constants},
         attrs=_attributes(call),
     )
-    return source, compile(source, target=GPUTarget("cuda", capability, 32), options=dict(call.options))
+
+    def made(options: Mapping[str, Any]) -> Any:
+        return compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
+
+    return source, made(without_spills(dict(call.options), lambda options: usage(made(options))[1]))
 
 
 def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
@@ -202,22 +210,28 @@ def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
 def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
     """`compiled`, and its machine code read."""
     _, made = compiled(call, capability)
-    with TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
-        cubin.write_bytes(made.asm["cubin"])
-        usage = _USAGE.search(_tool("cuobjdump", "-res-usage", cubin))
-        code = _tool("nvdisasm", "-c", cubin)
-    if usage is None:
-        raise RuntimeError(f"{call.name}: cuobjdump says nothing of its registers")
-    registers, stack, _, local = map(int, usage.groups())
-    names = [f"{kind}MMA" for kind in _MMA.findall(code)]
+    registers, spilled = usage(made)
+    names = [f"{kind}MMA" for kind in _MMA.findall(_tool("nvdisasm", "-c", made))]
     mma = {name: names.count(name) for name in sorted(set(names))}
-    return CompiledKernel(capability, made.metadata.num_warps, registers, stack + local, made.metadata.shared, mma)
+    eased = made.metadata.maxnreg is not None and "maxnreg" not in dict(call.options)
+    return CompiledKernel(capability, made.metadata.num_warps, registers, spilled, made.metadata.shared, mma, eased)
 
 
-def _tool(name: str, *arguments: Any) -> str:
-    """What one of the tools prints that come with Triton."""
+def usage(made: Any) -> tuple[int, int]:
+    """Registers of a thread, and its bytes in memory, of a kernel that Triton has compiled."""
+    found = _USAGE.search(_tool("cuobjdump", "-res-usage", made))
+    if found is None:
+        raise RuntimeError(f"{made.metadata.name}: cuobjdump says nothing of its registers")
+    registers, stack, _, local = map(int, found.groups())
+    return registers, stack + local
+
+
+def _tool(name: str, how: str, made: Any) -> str:
+    """What one of the tools that come with Triton prints of a kernel's machine code."""
     import triton.backends.nvidia
 
     place = Path(triton.backends.nvidia.__path__[0], "bin", name)
-    return subprocess.run([place, *arguments], check=True, capture_output=True, text=True).stdout
+    with TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(made.asm["cubin"])
+        return subprocess.run([place, how, cubin], check=True, capture_output=True, text=True).stdout

@@ -23,8 +23,7 @@ GEMM = (
 INNER, LEAST_INNER = (1, 0.5), 32
 ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, where a window is one tile
 SEVERAL_WINDOWS = (2, 4, 8)  # a program, where there are enough programs without
-# Times the default's warps, stages: with 2 the next window is on its way. Twice the warps and 2 stages spill on 12.0.
-OF_SEVERAL = ((1, 1), (1, 2), (2, 1))
+OF_SEVERAL = ((1, 1), (1, 2), (2, 1), (2, 2))  # times the default's warps, stages: with 2 the next window is on its way
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # times the default's
@@ -93,11 +92,7 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
 def tiles_to_try(launch: Launch) -> list[Tiles]:
     """Those of a launch, the default first."""
     prepared = kernel_module(launch).call(**arguments_of(launch, without_memory))
-    tried = candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants, prod(prepared.grid))
-    if prepared.arguments.get("softmax_levels") is None:
-        return tried
-    default = tried[0]  # with int8 probabilities two stages spill on 10.0, twice the warps on 12.0
-    return [one for one in tried if one.windows == 1 or (one.warps, one.stages) == (default.warps, default.stages)]
+    return candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants, prod(prepared.grid))
 
 
 def default_tiles(op: str, prepared: Any) -> Tiles:

@@ -11,7 +11,7 @@ import torch
 from swin_quant.backends.cuda import ahead
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.cases import arguments_of, cases, kernel_module, tiled_cases
-from swin_quant.backends.cuda.crosscompile import recorded
+from swin_quant.backends.cuda.crosscompile import LIMITS, compiled, recorded, usage
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -32,39 +32,61 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def gpu_90(monkeypatch):
-    """Triton's launches as far as its compiler, for a GPU that is not here."""
+def gpu(monkeypatch):
+    """gpu(90) -> a list of what is launched from now on, machine code by machine code: Triton's driver of a GPU that
+    is not here."""
     from triton.backends.compiler import GPUTarget
 
-    device = SimpleNamespace(
-        get_current_device=lambda: 90,
-        get_current_stream=lambda _: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    )
-    monkeypatch.setattr(triton.runtime.driver, "_active", device)
+    def make(capability):
+        launched = []
+
+        def load(name, code, shared, device):
+            registers, spilled = usage(SimpleNamespace(asm={"cubin": code}))
+            return "module", code, registers, spilled // 4, 1024
+
+        driver = SimpleNamespace(
+            get_current_device=lambda: capability,
+            get_current_stream=lambda _: 0,
+            get_current_target=lambda: GPUTarget("cuda", capability, 32),
+            launcher_cls=lambda source, metadata: lambda x, y, z, stream, function, *rest: launched.append(function),
+            utils=SimpleNamespace(
+                load_binary=load,
+                unload_module=lambda module: None,
+                get_device_properties=lambda _: {"max_shared_mem": LIMITS[capability].shared_program},
+            ),
+        )
+        monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+        return launched
+
+    return make
 
 
 def launch_of(program, op):
     return next(one for one in program.launches if one.op == op)
 
 
-def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(program, cache, gpu_90, monkeypatch):
-    launch = launch_of(program, "pool")
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("op", ["pool", "attention"])
+def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_config, cache, gpu, op, capability):
+    """V2's attention without a shift, float8, spills on 10.0 with as many registers as Triton 3.7's ptxas chooses."""
+    of_eight = {"EMBED_DIM": 96, "DEPTHS": [1], "NUM_HEADS": [3], "WINDOW_SIZE": 8, "PRETRAINED_WINDOW_SIZES": [0]}
+    launch = launch_of(program_of(spec_of_config(tiny_config("swinv2", **of_eight), "fp8"), 2), op)
     (call,) = tiled_cases([(launch, None)])
-    assert ahead.compile_one(ahead._job(call), 90) == ""
+    assert ahead.compile_one(ahead._job(call), capability) == ""
     files = sorted(cache.rglob("*"))
-    kernel, found = call.kernel, []
-    run = type(kernel).run
-    monkeypatch.setattr(
-        type(kernel), "run", lambda self, *args, **rest: found.append(run(self, *args, **rest | {"warmup": True}))
-    )
-    kernel.device_caches.pop(90, None)
+    launched = gpu(capability)
+    call.kernel.device_caches.pop(capability, None)
     try:
         kernel_module(launch).launch(**arguments_of(launch, partial(filled, device=torch.device("cpu"))))
     finally:
-        kernel.device_caches.pop(90, None)
-    assert found[0].metadata.num_warps == dict(call.options)["num_warps"]
+        call.kernel.device_caches.pop(capability, None)
     assert sorted(cache.rglob("*")) == files
+    source, made = compiled(call, capability)
+    assert launched == [made.asm["cubin"]] and usage(made)[1] == 0
+    by_its_own = triton.compile(
+        source, target=triton.runtime.driver.active.get_current_target(), options=dict(call.options)
+    )
+    assert (made.metadata.maxnreg == 255) == (usage(by_its_own)[1] > 0)
 
 
 def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.crosscompile import CompiledKernel, cross_compile, recorded
+from swin_quant.backends.cuda.kernels.call import without_spills
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -63,3 +64,9 @@ def test_int8_products_become_those_of_tensor_cores(capability, instruction):
 )
 def test_programs_that_a_multiprocessor_holds(made, programs):
     assert made.programs == programs
+
+
+@pytest.mark.parametrize("own, all_registers, taken", [(0, 0, False), (4, 0, True), (4, 2, False)])
+def test_a_kernel_has_all_registers_only_where_that_ends_its_spills(own, all_registers, taken):
+    chosen = without_spills({"num_warps": 4}, lambda options: all_registers if "maxnreg" in options else own)
+    assert chosen == {"num_warps": 4} | ({"maxnreg": 255} if taken else {})
