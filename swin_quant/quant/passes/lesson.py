@@ -11,7 +11,7 @@ from swin_quant.quant.passes.trial import quantized
 from swin_quant.quant.passes.units import UnitRun
 
 _HELD_OUT = 0.25  # of the pictures
-_CHUNK = 32  # pictures at a time
+CHUNK = 32  # pictures at a time
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Lesson:
     def cost(self, unit: nn.Module, rows: range) -> float:
         """The error a picture of the quantized unit; infinite if it is not finite."""
         total = 0.0
-        for start in range(rows.start, rows.stop, _CHUNK):
-            some = slice(start, min(start + _CHUNK, rows.stop))
+        for start in range(rows.start, rows.stop, CHUNK):
+            some = slice(start, min(start + CHUNK, rows.stop))
             total += self.error(quantized(unit, [self.given[some]])[0], some).item()
         return total / len(rows) if total < math.inf else math.inf
 

@@ -1,7 +1,7 @@
 """Ranges by what they cost at the output of their unit, not at their own node.
 
-Wider and narrower ones are tried node after node, activations, operands of attention and weights, all rows of a weight
-together, in the quantized unit and on what the quantized units before it give; an error of a channel weighs what the
+Wider and narrower ones are tried node after node, activations, operands of attention and weights, the rows of a weight
+together or (`rows`) each for its own product first, in the quantized unit and on what the quantized units before it give; an error of a channel weighs what the
 logits feel of it (`fisher`). Of several ranks each tries some of a node's ranges, and all choose by what all found.
 (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
@@ -19,9 +19,11 @@ from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.fisher import channel_weights
 from swin_quant.quant.passes.kind import Pass, Workpiece
-from swin_quant.quant.passes.lesson import Lesson, lesson_of
+from swin_quant.quant.passes.lesson import CHUNK, Lesson, lesson_of
+from swin_quant.quant.passes.row_ranges import row_ranges
 from swin_quant.quant.passes.state import give_state, state_of
-from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.passes.trial import enabled_in, quantized, quantizing
+from swin_quant.quant.passes.units import entering
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.ranges import weight_range
 
@@ -32,11 +34,12 @@ _BETTER = 0.999  # of the error before
 @dataclass(frozen=True)
 class RangeSearchOptions:
     """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as those of
-    `reconstruct`."""
+    `reconstruct`; `rows`: those of a per-channel weight are tried with a range each, too."""
 
     pictures: Annotated[int, within(least=1)] = 64
     rounds: Annotated[int, within(least=1)] = 2
     weighted: bool = True
+    rows: bool = False
     seed: Annotated[int, within(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +59,7 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
         if enabled_in(step.unit):
             before, lesson = state_of(step.unit), lesson_of(step, given, weights.get(step.name))
             error = from_main(lesson.cost(step.unit, lesson.judging))
-            _search(step.unit, lesson, options.rounds)
+            _search(step.unit, lesson, options)
             after = from_main(lesson.cost(step.unit, lesson.judging))
             if after < error:
                 gains.append(10 * math.log10(error / after) if after else math.inf)
@@ -66,13 +69,15 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
     return f"{len(gains)} of {len(piece.units)} units gain, {max(gains, default=0.0):.1f} dB at most"
 
 
-def _search(unit: nn.Module, lesson: Lesson, rounds: int) -> None:
+def _search(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> None:
     least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
-    weights = {part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)}
-    for finer in range(rounds):
+    layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
+    for finer in range(options.rounds):
         for node in (node for node in enabled_in(unit) if node.fixed is None):
-            best = _range(node)
-            candidates = list(_candidates(node, weights.get(node), finer))
+            best, layer = _range(node), layers.get(node)
+            candidates = list(_candidates(node, layer and layer.weight, finer))
+            if options.rows and layer and node.per_channel and (by_row := _by_row(unit, layer, lesson)) is not None:
+                candidates.append(from_main(by_row))
             errors = shared_out(candidates, partial(_error, unit, lesson, node))
             for candidate, error in zip(candidates, errors, strict=True):
                 if error < least * _BETTER:
@@ -96,6 +101,21 @@ def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[
             start = least
             yield start
     yield from (start * factor**0.5**finer for factor in _FACTORS)
+
+
+def _by_row(unit: nn.Module, layer: QuantizedLayer, lesson: Lesson) -> Tensor | None:
+    """Ranges of a layer's rows by what each costs at its output; None for convolutions of several groups."""
+    total: Tensor | None = None
+    for given in lesson.given[: lesson.shown.stop].split(CHUNK):
+        with quantizing(unit):
+            x = layer.columns(layer._input_quantizer(entering(unit, layer, [given])[0]))
+        if x is None:
+            return None
+        total = x.T.double() @ x.double() + (0 if total is None else total)
+    assert total is not None
+    weight, (qmin, qmax) = layer.weight.detach(), layer._weight_quantizer.signed_grid
+    found = row_ranges(weight.double().flatten(1), total, qmin, qmax)
+    return found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))
 
 
 def _range(node: Quantizer) -> Tensor:
