@@ -20,8 +20,9 @@ TWO_KINDS = ["--policy", "qdq", "--off", "*.qkv.*", "*.proj.*", "*.fc1.*"]  # ea
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory, write_config, randomise, pictures):
-    """The folder of a model of one block, calibrated, and the words that search it on ONNX Runtime."""
+def calibrated(tmp_path_factory, write_config, randomise, pictures):
+    """calibrated(kind) -> the folder of a model of one block, calibrated, and the words that search it on ONNX
+    Runtime."""
     import torch
 
     from swin_quant.cli import main
@@ -29,30 +30,54 @@ def small(tmp_path_factory, write_config, randomise, pictures):
     from swin_quant.models import build_model
 
     pytest.importorskip("onnxruntime")
-    folder = tmp_path_factory.mktemp("search")
-    config = write_config(folder, "swin", DEPTHS=[1], NUM_HEADS=[2])
-    model = randomise(build_model(load_config(config)))
-    torch.save({"model": model.state_dict()}, folder / "x.pth")
-    words = ["--cfg", config, "--data-path", pictures, "--no-eval", "--device", "cpu", "--output", folder]
-    assert main([str(word) for word in ("calibrate", folder / "x.pth", "--pictures", 8, *words)]) == 0
-    found = ["search", folder / "swin_micro_calib.pth", "--data-path", pictures, "--engine", "onnxruntime", *FAST]
-    return folder, found
+
+    def make(kind):
+        folder = tmp_path_factory.mktemp("search")
+        pretrained = {"PRETRAINED_WINDOW_SIZES": [0]} if kind == "swinv2" else {}
+        config = write_config(folder, kind, DEPTHS=[1], NUM_HEADS=[2], **pretrained)
+        model = randomise(build_model(load_config(config)))
+        torch.save({"model": model.state_dict()}, folder / "x.pth")
+        words = ["--cfg", config, "--data-path", pictures, "--no-eval", "--device", "cpu", "--output", folder]
+        assert main([str(word) for word in ("calibrate", folder / "x.pth", "--pictures", 8, *words)]) == 0
+        found = [
+            "search",
+            folder / f"{kind}_micro_calib.pth",
+            "--data-path",
+            pictures,
+            "--engine",
+            "onnxruntime",
+            *FAST,
+        ]
+        return folder, found
+
+    return make
 
 
-@pytest.fixture
-def search(small, run):
-    """search(flags ...) -> how it ended, its JSON, and the text of the policy; one journal for all of these tests."""
+@pytest.fixture(scope="module")
+def small(calibrated):
+    """The folder of a V1 model of one block, and the words that search it."""
+    return calibrated("swin")
+
+
+def searching(run, folder, words, kind="swin"):
+    """go(flags ...) -> how it ended, its JSON, and the text of the policy; one journal for all of a folder's."""
 
     def go(*flags):
-        out = small[0] / "found"
+        out = folder / "found"
         out.mkdir(exist_ok=True)
-        done = run(*small[1], *TWO_KINDS, *flags, "--output", out, "--json", out / "x.json")
-        place = out / "swin_micro_auto_onnxruntime.yaml"
+        done = run(*words, *TWO_KINDS, *flags, "--output", out, "--json", out / "x.json")
+        place = out / f"{kind}_micro_auto_onnxruntime.yaml"
         return done, *(
             (json.loads((out / "x.json").read_text()), place.read_text()) if place.exists() else (None, None)
         )
 
     return go
+
+
+@pytest.fixture
+def search(small, run):
+    """search(flags ...), of `small`."""
+    return searching(run, *small)
 
 
 @pytest.mark.slow
@@ -93,8 +118,10 @@ def test_what_is_found_keeps_the_budget_and_is_no_worse_than_what_is_built_in(se
 
 
 @pytest.mark.slow
-def test_at_equal_cost_it_is_never_worse_than_what_is_built_in(search):
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_at_equal_cost_it_is_never_worse_than_what_is_built_in(kind, small, calibrated, run):
     """Given the milliseconds of a built-in policy, the nearest to float; given its loss, one that is no slower."""
+    search = searching(run, *(small if kind == "swin" else calibrated(kind)), kind)
     built_in = [row for row in search("--min-sqnr", 0)[1]["candidates"] if row["policy"] in BUILT_IN]
     assert built_in
     for row in built_in:
