@@ -32,7 +32,9 @@ VARIANTS: dict[str, object] = {
     "bias correction": ["bias_correction"],
     "ridge": ["ridge"],
     "gptq": ["gptq"],
+    "erq": ["erq"],
     "range search": ["range_search"],
+    "range search, rows": [{"name": "range_search", "rows": True}],
     "range search, gptq": ["range_search", "gptq"],
     "reconstruct": ["reconstruct"],
     "distill": ["distill"],
@@ -44,6 +46,7 @@ CALIBRATE = 512
 MORE = {"best, 1,024 pictures": 1024}  # of pictures that calibrate
 RECIPES = ("plain", "fast", "best")
 ALONE = ("equalize", "bias correction", "ridge", "gptq", "range search")
+EXTRA = ("erq", "range search, rows")  # of the examples alone
 SLOW = ("reconstruct", "distill", *MORE)  # minutes each: of the examples alone
 FEWER = ((6, 6), (4, 8), (4, 4))  # bits
 EMULATED = ("ft-mode1", "ft-mode2")  # with fewer bits in fake-quant alone: of the examples alone
@@ -64,6 +67,7 @@ PLAN = (
     ((4, 4), ("qdq",), ("range search, gptq",)),
     ((8, 8), ("ft-mode2",), SLOW),
     *((bits, EMULATED, ("best",)) for bits in FEWER),
+    *((bits, ("qdq",), EXTRA) for bits in (*FEWER, (8, 8))),
 )
 PLANTED = (("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream"))
 SHARES = (0.02, 0.02, 0.01, 0.03)  # of channels, by seed
@@ -124,7 +128,7 @@ def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training
         for policy in policies
         for title, (folder, suffix) in places.items()
         for name in models
-        if title == "example" or not (variant in SLOW or policy in EMULATED and (w, a) in FEWER)
+        if title == "example" or not (variant in (*SLOW, *EXTRA) or policy in EMULATED and (w, a) in FEWER)
     )
     return [
         (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",

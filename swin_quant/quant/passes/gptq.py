@@ -1,25 +1,17 @@
 """GPTQ with asymmetric calibration: rounding by which the columns of a weight make up for each other's errors.
 
 The target of a layer is what float's gives of float's input, and its input is the quantized one that it will be given
-(Li et al., "GPTAQ", 2025). As a function of the weights that error is a quadratic form about those which `ridge` finds:
-they are rounded so that the form stays small (Frantar et al., "GPTQ", 2023). Weights end on the grid of their node,
-whose range is settled first, and stays.
+(Li et al., "GPTAQ", 2025); columns are rounded one after the other (Frantar et al., "GPTQ", 2023). Weights end on the
+grid of their node, whose range is settled first, and stays.
 """
 
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor
-
 from swin_quant.base.schema import check_fields, within
-from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.kind import Pass, Workpiece
-from swin_quant.quant.passes.layerwise import Problem, solve_layers
-from swin_quant.quant.passes.ridge import corrected, damped
-from swin_quant.quant.passes.rounding import least_error
-from swin_quant.quant.quantizer import Quantizer
-from swin_quant.quant.ranges import weight_range
+from swin_quant.quant.passes.on_grid import round_layers
+from swin_quant.quant.passes.rounding import gptq
 
 
 @dataclass(frozen=True)
@@ -35,30 +27,7 @@ class GptqOptions:
 
 def run(piece: Workpiece, options: GptqOptions) -> str:
     """Round the weights of every unit in order."""
-
-    def solve(problem: Problem) -> Tensor:
-        target, node = corrected(problem), problem.layer._weight_quantizer
-        _settle(node, problem.like(target), piece.method)
-        qmin, qmax = node.signed_grid
-        step = node.range_for(problem.like(target)) / qmax  # float32, as whatever reads the weights computes it
-        step = step.view(-1, 1) if step.dim() else step
-        scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
-        for rows in problem.rows:
-            hessian, which = damped(rows.whole.covariance, options.damp), rows.which
-            levels[which] = least_error(target[which], hessian, scale[which], qmin, qmax)
-        return levels.float() * step
-
-    return solve_layers(piece, options.pictures, solve)
-
-
-def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
-    """Give the node of `weight` [out, ...] a range that does not follow it: 0-dim, or [out, 1, ...], one a row.
-
-    By the method for its bits; where that has none for weights, the largest magnitude.
-    """
-    found = weight_range(method.for_bits(node.bits), weight, node)
-    node.amax = weight.abs().max() if found is None else found
-    node.amax = node.range_for(weight)
+    return round_layers(piece, options.pictures, options.damp, gptq)
 
 
 PASS = Pass(run, GptqOptions, of_ranges=True)

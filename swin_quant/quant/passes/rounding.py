@@ -22,12 +22,12 @@ def nearest(weight: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
     return round_to_grid_(weight / scale, qmin, qmax)
 
 
-def least_error(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Levels [out, in] for `weight` [out, in]: those of `gptq`, or the nearest in rows for which they are better.
+def nearest_where_better(found: Tensor, weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
+    """`found` levels [out, in] for `weight`, and the nearest in rows for which these are better.
 
-    hessian: [in, in], positive definite (else torch.linalg.LinAlgError); scale: [out, 1].
+    hessian: [in, in], positive definite; scale: [out, 1].
     """
-    found, plain = gptq(weight, hessian, scale, qmin, qmax), nearest(weight, scale, qmin, qmax)
+    plain = nearest(weight, scale, qmin, qmax)
     errors = [row_errors(weight - levels * scale, hessian) for levels in (found, plain)]
     return torch.where((errors[0] <= errors[1])[:, None], found, plain)
 
@@ -37,7 +37,7 @@ def gptq(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -
 
     Frantar et al., "GPTQ", 2023: U, the Cholesky factor of the inverse H^-1 = U^T U, has what each is fed. Unless
     levels are clipped, a row's error is at most the sum of (scale / 2 / U_jj) ** 2 (Chen et al., "The Geometry of LLM
-    Quantization", 2025). Arguments: as of `least_error`.
+    Quantization", 2025). hessian: [in, in], positive definite (else torch.linalg.LinAlgError); scale: [out, 1].
     """
     order = hessian.diagonal().argsort(descending=True, stable=True)
     factor = _factor(hessian[order][:, order])

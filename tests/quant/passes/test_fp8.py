@@ -8,7 +8,7 @@ from swin_quant.quant.calibration import Method, calibrate, observe
 from swin_quant.quant.check import distance
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes import gptq, range_search, reconstruct
+from swin_quant.quant.passes import erq, gptq, range_search, reconstruct
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
@@ -43,10 +43,11 @@ def fixed_ranges(model):
     ("run", "options", "rounds_weights"),
     [
         (gptq.run, gptq.GptqOptions(pictures=16), True),
+        (erq.run, erq.ErqOptions(pictures=16), True),
         (reconstruct.run, reconstruct.ReconstructOptions(iterations=20, batch=8), True),
         (range_search.run, range_search.RangeSearchOptions(rounds=1), False),
     ],
-    ids=["gptq", "reconstruct", "range_search"],
+    ids=["gptq", "erq", "reconstruct", "range_search"],
 )
 def test_a_pass(run, options, rounds_weights, piece):
     before, ranges = sqnr(piece), fixed_ranges(piece.model)

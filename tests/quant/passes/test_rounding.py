@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.quant.passes import rounding
-from swin_quant.quant.passes.rounding import gptq, least_error, nearest, row_errors
+from swin_quant.quant.passes.rounding import gptq, nearest, nearest_where_better, row_errors
 
 SEEDS = st.integers(0, 2**31)
 
@@ -35,7 +35,7 @@ def test_no_row_is_worse_than_rounded_to_nearest(seed, bits, columns, mixing):
     weight, hessian = problem(seed, columns=columns, mixing=mixing)
     qmax = 2 ** (bits - 1) - 1
     scale = scales(weight, qmax)
-    found = least_error(weight, hessian, scale, -qmax - 1, qmax)
+    found = nearest_where_better(gptq(*(mine := (weight, hessian, scale, -qmax - 1, qmax))), *mine)
     assert found.min() >= -qmax - 1 and found.max() <= qmax and torch.equal(found, found.round())
     plain = nearest(weight, scale, -qmax - 1, qmax)
     errors = [row_errors(weight - levels * scale, hessian) for levels in (found, plain)]
@@ -77,7 +77,7 @@ def test_of_all_combinations_none_is_better_where_columns_do_not_correlate(seed)
     scale = scales(weight, 1)
     levels = torch.tensor(list(product(range(-2, 2), repeat=3)), dtype=torch.float64)
     best = [row_errors(row - levels * step, hessian).min() for row, step in zip(weight, scale, strict=True)]
-    found = least_error(weight, hessian, scale, -2, 1)
+    found = gptq(weight, hessian, scale, -2, 1)
     assert torch.allclose(row_errors(weight - found * scale, hessian), torch.stack(best))
 
 

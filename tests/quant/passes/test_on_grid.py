@@ -1,4 +1,4 @@
-"""GPTQ in a network: weights lie on the grids of their nodes and stay there, whatever reads them."""
+"""GPTQ and ERQ in a network: weights lie on the grids of their nodes and stay there, whatever reads them."""
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_node
 
 STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+ROUNDING = ["gptq", "erq"]
 FORMATS = [("qdq", 4, 4), ("qdq", 2, 8), ("ft-mode1", 8, 8), ("ft-mode1", 4, 8)]
 
 
@@ -48,15 +49,16 @@ def on_grid(layer):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ROUNDING)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("policy, weights, activations", FORMATS)
 def test_weights_lie_on_the_grid_behind_other_passes_and_in_a_file(
-    kind, policy, weights, activations, tiny_model, images, tmp_path
+    name, kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
     model = tiny_model(kind, **SMALL[kind])
     piece = ready(model, images, policy, weights, activations, narrow=weights == 4)
     before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
-    steps = steps_of([{"name": "gptq", "pictures": 16}, "bias_correction"])
+    steps = steps_of([{"name": name, "pictures": 16}, "bias_correction"])
     gains = run_passes(piece, steps, lambda: pytest.fail("ranges are not observed again"))
     assert gains[0].kept and not gains[0].note.startswith("0 of")
     changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
@@ -71,14 +73,15 @@ def test_weights_lie_on_the_grid_behind_other_passes_and_in_a_file(
     assert torch.equal(logits(again, images), logits(model, images))
 
 
+@pytest.mark.parametrize("name", ROUNDING)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
+def test_logits_come_nearer_to_float_on_other_pictures(name, kind, tiny_model, images):
     model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():
         expected = model(other)
     piece = ready(model, images)
     rough = distance(logits(model, other), expected)[1]
-    run_passes(piece, steps_of(["gptq"]), lambda: None)
+    run_passes(piece, steps_of([name]), lambda: None)
     assert distance(logits(model, other), expected)[1] > rough + 1
 
 
@@ -92,15 +95,17 @@ def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
 
 
-def test_twice_the_same(tiny_model, images):
+@pytest.mark.parametrize("name", ROUNDING)
+def test_twice_the_same(name, tiny_model, images):
     states = []
     for _ in range(2):
         model = tiny_model("swinv2", **SMALL["swinv2"])
-        run_passes(ready(model, images), steps_of(["gptq"]), lambda: None)
+        run_passes(ready(model, images), steps_of([name]), lambda: None)
         states.append(model.state_dict())
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it():
-    with pytest.raises(UsageError, match="equalize after gptq.*put it before"):
-        steps_of(["gptq", "equalize"])
+@pytest.mark.parametrize("name", ROUNDING)
+def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it(name):
+    with pytest.raises(UsageError, match=f"equalize after {name}.*put it before"):
+        steps_of([name, "equalize"])
