@@ -1,7 +1,7 @@
 """Weights that are solved for as `ridge` does, and then rounded to the grids of their nodes, by which they stay.
 
-What a layer gives for the quantized input that it will be given is to be what float's gives of float's: as a function of
-the weights that error is a quadratic form about those which `ridge` finds. A rounding keeps the form small.
+What a layer gives for the quantized input that it will be given is to be what float's gives of float's: as a function
+of the weights that error is a quadratic form about those which `ridge` finds. A rounding keeps the form small.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """Ranges by what they cost at the output of their unit, not at their own node.
 
-Wider and narrower ones are tried node after node, activations, operands of attention and weights, the rows of a weight
-together or (`rows`) each for its own product first, in the quantized unit and on what the quantized units before it give; an error of a channel weighs what the
-logits feel of it (`fisher`). Of several ranks each tries some of a node's ranges, and all choose by what all found.
+Wider and narrower ones are tried node after node, activations, operands of attention and weights, in the quantized unit
+and on what the quantized units before it give; an error of a channel weighs what the logits feel of it (`fisher`). The
+rows of a weight are tried together, and with `rows` each with the range that its own product errs least by, too. Of
+several ranks each tries some of a node's ranges, and all choose by what all found.
 (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
