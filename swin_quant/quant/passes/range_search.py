@@ -76,8 +76,13 @@ def _search(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> Non
     for finer in range(options.rounds):
         for node in (node for node in enabled_in(unit) if node.fixed is None):
             best, layer = _range(node), layers.get(node)
-            candidates = list(_candidates(node, layer and layer.weight, finer))
-            if options.rows and layer and node.per_channel and (by_row := _by_row(unit, layer, lesson)) is not None:
+            candidates = list(_candidates(node, None if layer is None else layer.weight, finer))
+            if (
+                options.rows
+                and layer is not None
+                and node.per_channel
+                and (by_row := _by_row(unit, layer, lesson)) is not None
+            ):
                 candidates.append(from_main(by_row))
             errors = shared_out(candidates, partial(_error, unit, lesson, node))
             for candidate, error in zip(candidates, errors, strict=True):
