@@ -77,13 +77,8 @@ def _search(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> Non
         for node in (node for node in enabled_in(unit) if node.fixed is None):
             best, layer = _range(node), layers.get(node)
             candidates = list(_candidates(node, None if layer is None else layer.weight, finer))
-            if (
-                options.rows
-                and layer is not None
-                and node.per_channel
-                and (by_row := _by_row(unit, layer, lesson)) is not None
-            ):
-                candidates.append(from_main(by_row))
+            if options.rows:
+                candidates += _by_row(unit, layer, lesson)
             errors = shared_out(candidates, partial(_error, unit, lesson, node))
             for candidate, error in zip(candidates, errors, strict=True):
                 if error < least * _BETTER:
@@ -109,19 +104,21 @@ def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[
     yield from (start * factor**0.5**finer for factor in _FACTORS)
 
 
-def _by_row(unit: nn.Module, layer: QuantizedLayer, lesson: Lesson) -> Tensor | None:
-    """Ranges of a layer's rows by what each costs at its output; None for convolutions of several groups."""
-    total: Tensor | None = None
+def _by_row(unit: nn.Module, layer: QuantizedLayer | None, lesson: Lesson) -> list[Tensor]:
+    """Ranges of the rows of a per-channel weight by what each costs at its product; none for convolutions of several
+    groups."""
+    if layer is None or not layer._weight_quantizer.per_channel:
+        return []
+    products: list[Tensor] = []
     for given in lesson.given[: lesson.shown.stop].split(CHUNK):
         with quantizing(unit):
             x = layer.columns(layer._input_quantizer(entering(unit, layer, [given])[0]))
         if x is None:
-            return None
-        total = x.T.double() @ x.double() + (0 if total is None else total)
-    assert total is not None
+            return []
+        products = [sum(products, x.T.double() @ x.double())]
     weight, (qmin, qmax) = layer.weight.detach(), layer._weight_quantizer.signed_grid
-    found = row_ranges(weight.double().flatten(1), total, qmin, qmax)
-    return found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))
+    found = row_ranges(weight.double().flatten(1), products[0], qmin, qmax)
+    return [from_main(found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1)))]
 
 
 def _range(node: Quantizer) -> Tensor:
