@@ -44,7 +44,8 @@ WIDER = (
     "swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
     "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 )
-OTHERS = MODELS[:1]  # in half precision and in float8
+EACH = "swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256"  # in half precision and in float8
+OTHERS = EACH[:1]  # with a bfloat16 stream, and FasterTransformer's arithmetic
 TITLES = {
     "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",
     "ft-mode1": "FasterTransformer's mode 1", "ft-mode2": "FasterTransformer's mode 2",
@@ -63,8 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--attention", nargs="*", default=WIDER)
-    parser.add_argument("--half", nargs="*", default=OTHERS)
-    parser.add_argument("--float8", nargs="*", default=OTHERS)
+    parser.add_argument("--half", nargs="*", default=EACH)
+    parser.add_argument("--float8", nargs="*", default=EACH)
     parser.add_argument("--bfloat16", nargs="*", default=OTHERS)
     parser.add_argument("--ft", nargs="*", default=OTHERS)
     parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")
@@ -101,8 +102,8 @@ def spec_of_kind(name: str, kind: str) -> NetworkSpec:
 
 
 def kernels(kinds: Mapping[str, Iterable[str]], attention: Iterable[str] = ()) -> list[tuple[str, KernelCall]]:
-    """Those of all models, each once, with what it computes in; of those that differ in the size of the map or the
-    shift alone, a shifted one. `attention`: models of which only such kernels are meant."""
+    """Those of all models, each once, with what it computes in; of those that differ in the size of the map alone, or
+    in the shift and do not attend, a shifted one. `attention`: models of which only such kernels are meant."""
     found: dict[str, tuple[str, KernelCall]] = {}
     for precision, names, ops in (
         *((kind, names, "") for kind, names in kinds.items()),
@@ -153,9 +154,12 @@ def is_float8(call: KernelCall) -> bool:
 
 
 def without_map(call: KernelCall) -> str:
+    """All of a kernel but where its rows lie. Attention is another with a shift, by its mask, and for each window."""
     constants = dict(call.constants)
-    ignored = {"SIDE", "SHIFT", *(["WINDOW"] if constants.get("WINDOW") == constants.get("SIDE") else [])}
-    return str([call.name, call.types, [pair for pair in call.constants if pair[0] not in ignored], call.options])
+    attends, whole = "HEADS" in constants, constants.get("WINDOW") == constants.get("SIDE")
+    ignored = {"SIDE", "SHIFT", *(["WINDOW"] if whole and not attends else [])}
+    what = [call.name, call.types, [pair for pair in call.constants if pair[0] not in ignored], call.options]
+    return str([*what, attends and bool(constants["SHIFT"])])
 
 
 def failures(rows: list[Row]) -> Iterator[str]:
@@ -184,10 +188,12 @@ def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterato
         f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: "
         f"every kernel {'' if not args.ops else '(' + ', '.join(args.ops) + ') '}"
         f"that {types} launch at batch {BATCH}, with and without fusions. Swin-S has those of T; of kernels that "
-        "differ in the size of the map or the shift alone there is one. *Compiled, not run.*\n\nA cell: registers a "
-        "thread / KB of shared memory / programs that a multiprocessor holds / matrix instructions in the machine "
-        "code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and QMMA of one warp. 9.0 and "
-        "10.0 have no QMMA: tiles of fewer than 64 rows multiply float8 as half precision there.\n\n"
+        "differ in the size of the map alone, or in the shift and do not attend, there is one. *Compiled, not run.*"
+        "\n\nA cell: registers a thread / KB of shared memory / programs that a multiprocessor holds / matrix "
+        "instructions in the machine code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and "
+        "QMMA of one warp. 9.0 and 10.0 have no QMMA: tiles of fewer than 64 rows multiply float8 as half precision "
+        "there. *All registers*: by the compiler's own choice of them it spills, and it is compiled with all that a "
+        "thread can have.\n\n"
     )
     checked = "; ".join(wrong) or "no kernel spills, all fit, and every product runs on tensor cores of its type"
     yield f"{len(rows)} kernels, {sum(one is not None for row in rows for one in row[2])} compilations. "
@@ -205,8 +211,8 @@ def cell(one: CompiledKernel | None) -> str:
     if one is None:
         return "-"
     mma = ", ".join(f"{count} {name}" for name, count in one.mma.items()) or "-"
-    spilled = f", spills {one.spilled} B" if one.spilled else ""
-    return f"{one.registers} / {one.shared / 1024:.0f} / {one.programs} / {mma}{spilled}"
+    eased, spilled = ", all registers" * one.eased, f", spills {one.spilled} B" if one.spilled else ""
+    return f"{one.registers} / {one.shared / 1024:.0f} / {one.programs} / {mma}{eased}{spilled}"
 
 
 if __name__ == "__main__":
