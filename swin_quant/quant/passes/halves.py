@@ -11,7 +11,7 @@ from torch import Tensor
 from swin_quant.quant.fake_quant import spacing
 from swin_quant.quant.passes.rounding import nearest
 
-FLIPS = 100  # of a row, in each half, at most: the paper's
+FLIPS = 100  # of a row, in each half, at most
 
 
 def by_halves(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
