@@ -125,9 +125,9 @@ def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True) 
     inner = _divisor(k, 128 // itemsize)
     rows = 64 if k * itemsize <= WIDE else 32
     columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64 if n % 64 == 0 else 32
-    rows = _fewer(m, rows)
     # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill. Of
     # tiles of 16 rows there are few for a GPU, and they have more threads.
+    rows = _fewer(m, 16 if normed and rows * k > 4 * REGISTERS else rows)
     warps = 8 if normed and rows * k > (2 * REGISTERS if rows > 16 else REGISTERS) else 4
     return Tiles(rows, columns, inner, warps, stages=2 if k * itemsize <= WIDE else 1)
 
