@@ -128,6 +128,9 @@ def search(asked: PolicySearch) -> SearchResult:
     log.info("policy: %s", asked.place)
     if not counts[best]:
         log.warning("%s: every layer stays float: this policy quantizes nothing", asked.limits)
+    elif timed and costs[_FLOAT] <= costs[best]:
+        log.warning("float is as fast: %.3f ms on %s, %.3f with this policy: deploy it, or try another engine",
+                    costs[_FLOAT], asked.of.engine, costs[best])  # fmt: skip
     cost = costs[best] - costs[bench.policy(frozenset()).name] if timed else None
     result = SearchResult(written, asked.place, tuple(candidates), bench.pictures, met, still, cost)
     if bench.card_file:

@@ -151,6 +151,15 @@ def test_where_every_layer_stays_float_it_is_said(search):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("float_ms, said", [(1e-6, True), (1e6, False)])
+def test_where_float_is_as_fast_it_is_said(float_ms, said, search, monkeypatch):
+    monkeypatch.setattr(Measured, "float_cost", float_ms)
+    done, result, _ = search("--min-sqnr", 0)
+    assert done.code == 0 and any(row["nodes"] for row in result["candidates"] if row["front"] == "found")
+    assert ("float is as fast: 0.000 ms on onnxruntime" in done.err) is said, done
+
+
+@pytest.mark.slow
 def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(search, small, monkeypatch):
     done, result, text = search("--min-sqnr", 30)
     place = small[0] / "found" / "swin_micro_auto_onnxruntime.journal.json"
