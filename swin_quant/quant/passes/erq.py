@@ -4,29 +4,7 @@
 is settled first, and stays.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.passes.halves import by_halves
-from swin_quant.quant.passes.kind import Pass, Workpiece
-from swin_quant.quant.passes.on_grid import round_layers
+from swin_quant.quant.passes.on_grid import on_grid
 
-
-@dataclass(frozen=True)
-class ErqOptions:
-    """`damp`: what is added to the variance of every input, as a share of their mean."""
-
-    pictures: Annotated[int, within(least=1)] = 256
-    damp: Annotated[float, within(above=0)] = 0.01
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-def run(piece: Workpiece, options: ErqOptions) -> str:
-    """Solve for the weights of every unit in order, and round them."""
-    return round_layers(piece, options.pictures, options.damp, by_halves)
-
-
-PASS = Pass(run, ErqOptions, of_ranges=True)
+PASS = on_grid(by_halves)

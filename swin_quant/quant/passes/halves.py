@@ -33,7 +33,7 @@ def flipped(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int
     """The levels next to `weight` [out, in]; in each row up to FLIPS of them, if each makes the error less, are those
     on the other side of it."""
     levels = nearest(weight, scale, qmin, qmax)
-    other = _neighbours(weight, scale, qmin, qmax).sub_(levels)
+    other = _both_sides(weight, scale, qmin, qmax).sub_(levels, alpha=2)  # from the nearest level to the one beyond
     other[(levels + other < qmin) | (levels + other > qmax)] = 0
     felt = (weight - levels * scale) @ hessian  # half the gradient of a row's error
     rows, own = torch.arange(len(weight), device=weight.device), hessian.diagonal()
@@ -49,9 +49,8 @@ def flipped(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int
     return levels
 
 
-def _neighbours(weight: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """The level on the far side of each weight, as seen from the nearest one: the sum of both next to it, less that."""
+def _both_sides(weight: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
+    """The sum of the two levels that each weight lies between."""
     inside = (weight / scale).clamp_(qmin, qmax)
     step = spacing(inside, qmin, qmax)
-    low = (inside / step).floor_().mul_(step)
-    return low.mul_(2).add_(step).sub_(nearest(weight, scale, qmin, qmax))
+    return (inside / step).floor_().mul_(2).add_(1).mul_(step)

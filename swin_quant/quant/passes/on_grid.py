@@ -5,12 +5,15 @@ of the weights that error is a quadratic form about those which `ridge` finds. A
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
 from swin_quant.quant.passes.rounding import nearest_where_better
@@ -21,9 +24,29 @@ Rounding = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 """Levels [out, in] for a weight [out, in], the covariance [in, in] of its inputs, a scale [out, 1], qmin and qmax."""
 
 
+@dataclass(frozen=True)
+class OnGridOptions:
+    """`damp`: what is added to the variance of every input, as a share of their mean."""
+
+    pictures: Annotated[int, within(least=1)] = 256
+    damp: Annotated[float, within(above=0)] = 0.01
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def on_grid(rounding: Rounding) -> Pass:
+    """The pass that rounds so."""
+
+    def run(piece: Workpiece, options: OnGridOptions) -> str:
+        return round_layers(piece, options.pictures, options.damp, rounding)
+
+    return Pass(run, OnGridOptions, of_ranges=True)
+
+
 def round_layers(piece: Workpiece, pictures: int, damp: float, rounding: Rounding) -> str:
     """Solve for the weights of every unit in order and round them; rows for which the nearest levels are better get
-    these. `damp`: what is added to the variance of every input, as a share of their mean."""
+    these."""
 
     def solve(problem: Problem) -> Tensor:
         target, node = corrected(problem), problem.layer._weight_quantizer

@@ -10,6 +10,7 @@ from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import erq, gptq, range_search, reconstruct
 from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.on_grid import OnGridOptions
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
 
@@ -42,8 +43,8 @@ def fixed_ranges(model):
 @pytest.mark.parametrize(
     ("run", "options", "rounds_weights"),
     [
-        (gptq.run, gptq.GptqOptions(pictures=16), True),
-        (erq.run, erq.ErqOptions(pictures=16), True),
+        (gptq.PASS.run, OnGridOptions(pictures=16), True),
+        (erq.PASS.run, OnGridOptions(pictures=16), True),
         (reconstruct.run, reconstruct.ReconstructOptions(iterations=20, batch=8), True),
         (range_search.run, range_search.RangeSearchOptions(rounds=1), False),
     ],

@@ -9,26 +9,20 @@ from hypothesis import strategies as st
 
 from swin_quant.quant.passes.halves import by_halves, flipped
 from swin_quant.quant.passes.rounding import nearest, row_errors
+from tests.helpers.rounding_problem import problem
 
 SEEDS = st.integers(0, 2**31)
 
 
-def problem(seed, rows=6, columns=8, mixing=1.0):
-    """float64 weight [rows, columns], a covariance of correlated inputs, and 4-bit scales [rows, 1]."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    inputs = randn(3 * columns, columns) @ (torch.eye(columns) + mixing * randn(columns, columns))
-    hessian = inputs.T @ inputs / len(inputs) + 0.01 * torch.eye(columns)
-    weight = randn(rows, columns)
+def four_bits(seed, rows=6, columns=8, mixing=1.0):
+    """Weight, covariance, and scales [rows, 1] of a grid of 4 bits."""
+    weight, hessian = problem(seed, rows, columns, mixing)
     return weight, hessian, weight.abs().amax(1, keepdim=True) / 7
 
 
 @given(SEEDS, st.integers(1, 30), st.floats(0, 3))
 def test_flips_make_no_row_worse_and_stay_next_to_the_weight(seed, columns, mixing):
-    weight, hessian, scale = problem(seed, columns=columns, mixing=mixing)
+    weight, hessian, scale = four_bits(seed, columns=columns, mixing=mixing)
     found, plain = flipped(weight, hessian, scale, -8, 7), nearest(weight, scale, -8, 7)
     errors = [row_errors(weight - levels * scale, hessian) for levels in (found, plain)]
     assert (errors[0] <= errors[1] * (1 + 1e-9)).all()
@@ -38,7 +32,7 @@ def test_flips_make_no_row_worse_and_stay_next_to_the_weight(seed, columns, mixi
 
 @given(SEEDS)
 def test_no_single_flip_is_left_that_would_help(seed):
-    weight, hessian, scale = problem(seed)
+    weight, hessian, scale = four_bits(seed)
     found = flipped(weight, hessian, scale, -8, 7)
     least = row_errors(weight - found * scale, hessian)
     for column, by in product(range(8), (-1, 1)):
@@ -52,7 +46,7 @@ def test_no_single_flip_is_left_that_would_help(seed):
 def test_two_halves_are_what_an_ordinary_regression_and_flips_give():
     """With two columns: the first rounded, the second, solved for by least squares on inputs that have this covariance,
     rounded."""
-    weight, hessian, scale = problem(4, rows=50, columns=2)
+    weight, hessian, scale = four_bits(4, rows=50, columns=2)
     first, second = hessian.diagonal().argsort(descending=True).tolist()
     inputs = torch.linalg.cholesky(hessian).T  # X with X^T X = H
     expected = torch.empty_like(weight)
@@ -66,7 +60,7 @@ def test_two_halves_are_what_an_ordinary_regression_and_flips_give():
 @given(SEEDS, st.floats(0.5, 3))
 def test_it_is_nearer_to_the_best_of_all_combinations_than_rounding_to_nearest(seed, mixing):
     """On average over rows; of single rows either may be the better by chance."""
-    weight, hessian, scale = problem(seed, rows=40, columns=4, mixing=mixing)
+    weight, hessian, scale = four_bits(seed, rows=40, columns=4, mixing=mixing)
     near = (weight / scale).floor()
     every = torch.stack([near + torch.tensor(bits) for bits in product((-1.0, 0.0, 1.0, 2.0), repeat=4)]).clamp(-8, 7)
     best = torch.stack([row_errors(weight - levels * scale, hessian) for levels in every]).min(0).values
@@ -78,6 +72,6 @@ def test_it_is_nearer_to_the_best_of_all_combinations_than_rounding_to_nearest(s
 
 
 def test_what_has_no_inverse_is_refused():
-    weight, _, scale = problem(0)
+    weight, _, scale = four_bits(0)
     with pytest.raises(torch.linalg.LinAlgError):
         by_halves(weight, torch.zeros(8, 8).double(), scale, -8, 7)

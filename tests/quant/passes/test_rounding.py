@@ -9,21 +9,9 @@ from hypothesis import strategies as st
 
 from swin_quant.quant.passes import rounding
 from swin_quant.quant.passes.rounding import gptq, nearest, nearest_where_better, row_errors
+from tests.helpers.rounding_problem import problem
 
 SEEDS = st.integers(0, 2**31)
-
-
-def problem(seed, rows=5, columns=12, mixing=1.0):
-    """float64 weight [rows, columns] and a covariance of correlated inputs."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    inputs = randn(3 * columns, columns) @ (torch.eye(columns) + mixing * randn(columns, columns))
-    hessian = inputs.T @ inputs / len(inputs)
-    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(columns)
-    return randn(rows, columns), hessian
 
 
 def scales(weight, qmax):
