@@ -56,29 +56,31 @@ def main() -> None:
 
 
 def write(rows: dict, args: argparse.Namespace) -> None:
-    from swin_quant.cards.versions import versions
-
     threads = os.environ.get("OMP_NUM_THREADS", os.cpu_count())
     page = [
         "# What passes cost",
         "",
         f"{MODEL}, random weights, {args.pictures} pictures of 224 x 224, policy {args.policy}: calibration and what",
         "runs behind it. *none*: the calibration alone. CPU seconds of all threads; peak: the largest resident set of",
-        f"the process, Python and torch included. {versions()['cpu']}, {threads} threads. Written by",
+        f"the process, Python and torch included. {threads} threads. Written by",
         f"`python benchmarks/passes_cost.py`. {args.note}".rstrip(),
         "",
-        "| passes | seconds | CPU s | peak memory, MB |",
-        "|---|---:|---:|---:|",
-        *(f"| {name} | {wall:.0f} | {cpu:.0f} | {peak:.0f} |" for name, (wall, cpu, peak) in rows.items()),
+        "| passes | CPU | seconds | CPU s | peak memory, MB |",
+        "|---|---|---:|---:|---:|",
+        *(
+            f"| {name} | {chip} | {wall:.0f} | {cpu:.0f} | {peak:.0f} |"
+            for name, (wall, cpu, peak, chip) in rows.items()
+        ),
     ]
     PAGE.write_text("\n".join(page) + "\n")
 
 
-def measured(args: argparse.Namespace) -> tuple[float, float, float]:
-    """Seconds and CPU seconds of calibration and passes, and the largest resident set of this process in MB."""
+def measured(args: argparse.Namespace) -> tuple[float, float, float, str]:
+    """Seconds and CPU seconds of calibration and passes, this process's largest resident set in MB, and the CPU."""
     import torch
 
     import swin_quant as sq
+    from swin_quant.cards.versions import versions
     from swin_quant.config import find_config, load_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
@@ -92,7 +94,7 @@ def measured(args: argparse.Namespace) -> tuple[float, float, float]:
     start, busy = time.perf_counter(), time.process_time()
     sq.calibrate(model, pictures, args.policy, passes=passes)
     wall, cpu = time.perf_counter() - start, time.process_time() - busy
-    return wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, versions()["cpu"]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.watchdog import Watchdog, broken_connection
 
 T = TypeVar("T")
+R = TypeVar("R")
 _PATIENCE = timedelta(hours=2)  # of torch's own; that nobody waits for a lost rank is the watchdog's business
 
 
@@ -59,8 +60,8 @@ def gather(items: list[T]) -> list[T]:
     return [item for text in texts for item in json.loads(text)]
 
 
-def shared_out(values: Sequence[T], measure: Callable[[T], float]) -> list[float]:
-    """`measure` of each value; every rank takes a part of them, and is given what all found."""
+def shared_out(values: Sequence[T], measure: Callable[[T], R]) -> list[R]:
+    """`measure` of each value, plain data; every rank takes a part of them, and is given what all found."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     found = gather([(number, measure(values[number])) for number in range(rank, len(values), size)])
     return [result for _, result in sorted(found, key=itemgetter(0))]

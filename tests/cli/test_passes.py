@@ -71,6 +71,7 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
     [
         "- {name: equalize, pictures: 8}\n- bias_correction",
         "- {name: range_search, pictures: 6}\n- ridge\n- {name: reconstruct, iterations: 2, batch: 3}",
+        "- {name: range_search, pictures: 6, together: true, rows: true}",
         "- gptq\n- {name: distill, iterations: 2, batch: 3}",
     ],
 )

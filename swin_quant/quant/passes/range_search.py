@@ -3,12 +3,13 @@
 Wider and narrower ones are tried node after node, activations, operands of attention and weights, in the quantized unit
 and on what the quantized units before it give; an error of a channel weighs what the logits feel of it (`fisher`). The
 rows of a weight are tried together, and with `rows` each with the range that its own product errs least by, too. Of
-several ranks each tries some of a node's ranges, and all choose by what all found.
+several ranks each tries some of a node's ranges, or with `together` some of the nodes of a unit, and all choose by what
+all found.
 (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -31,16 +32,20 @@ from swin_quant.quant.ranges import weight_range
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
 _BETTER = 0.999  # of the error before
 
+Tried = Callable[[Quantizer], list[Tensor]]
+
 
 @dataclass(frozen=True)
 class RangeSearchOptions:
     """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as those of
-    `reconstruct`; `rows`: those of a per-channel weight are tried with a range each, too."""
+    `reconstruct`; `rows`: those of a per-channel weight are tried with a range each, too; `together`: the nodes of a
+    unit choose at once, not one after another."""
 
     pictures: Annotated[int, within(least=1)] = 64
     rounds: Annotated[int, within(least=1)] = 2
     weighted: bool = True
     rows: bool = False
+    together: bool = False
     seed: Annotated[int, within(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -73,17 +78,56 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
 def _search(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> None:
     least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
     layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
+    nodes = [node for node in enabled_in(unit) if node.fixed is None]
+    turn = _together if options.together else _in_turn
+
+    def tried(node: Quantizer, finer: int) -> list[Tensor]:
+        layer = layers.get(node)
+        by_factor = _candidates(node, None if layer is None else layer.weight, finer)
+        return [*by_factor, *(_by_row(unit, layer, lesson) if options.rows else ())]
+
     for finer in range(options.rounds):
-        for node in (node for node in enabled_in(unit) if node.fixed is None):
-            best, layer = _range(node), layers.get(node)
-            candidates = list(_candidates(node, None if layer is None else layer.weight, finer))
-            if options.rows:
-                candidates += _by_row(unit, layer, lesson)
-            errors = shared_out(candidates, partial(_error, unit, lesson, node))
-            for candidate, error in zip(candidates, errors, strict=True):
-                if error < least * _BETTER:
-                    least, best = error, candidate
-            _give(node, best)
+        least = turn(unit, lesson, nodes, partial(tried, finer=finer), least)
+
+
+def _in_turn(unit: nn.Module, lesson: Lesson, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+    """Node after node, each beside what those before it chose. Ranks share out the ranges of a node."""
+    for node in nodes:
+        before, candidates = _range(node), from_main(tried(node))
+        errors = shared_out(candidates, partial(_error, unit, lesson, node))
+        best, least = _best(errors, least)
+        _give(node, before if best is None else candidates[best])
+    return least
+
+
+def _together(unit: nn.Module, lesson: Lesson, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+    """Each node beside the ranges that all had before, which stay where what all chose is no better. Ranks share out
+    the nodes."""
+    before = [_range(node) for node in nodes]
+    candidates = from_main([tried(node) for node in nodes])
+
+    def choice(number: int) -> int | None:
+        best, _ = _best([_error(unit, lesson, nodes[number], each) for each in candidates[number]], least)
+        _give(nodes[number], before[number])
+        return best
+
+    for number, best in enumerate(shared_out(range(len(nodes)), choice)):
+        _give(nodes[number], before[number] if best is None else candidates[number][best])
+    error = from_main(lesson.cost(unit, lesson.shown))
+    if error < least:
+        return error
+    for node, value in zip(nodes, before, strict=True):
+        _give(node, value)
+    return least
+
+
+def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
+    """Which error is clearly below `least` and those in front of it, and the least then."""
+    best = None
+    for number, error in enumerate(errors):
+        if error < least * _BETTER:
+            best, least = number, error
+    return best, least
 
 
 def _error(unit: nn.Module, lesson: Lesson, node: Quantizer, candidate: Tensor) -> float:
@@ -118,7 +162,7 @@ def _by_row(unit: nn.Module, layer: QuantizedLayer | None, lesson: Lesson) -> li
         products = [sum(products, x.T.double() @ x.double())]
     weight, (qmin, qmax) = layer.weight.detach(), layer._weight_quantizer.signed_grid
     found = row_ranges(weight.double().flatten(1), products[0], qmin, qmax)
-    return [from_main(found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1)))]
+    return [found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))]
 
 
 def _range(node: Quantizer) -> Tensor:

@@ -1,5 +1,7 @@
 """Ranges by their unit's output: spoilt ones are mended, and no unit is worse."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,8 +37,11 @@ def calibrated(tiny_model, images):
     return make
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1"), ("swin", "cpu")])
-def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(kind, policy, calibrated, images):
+def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(
+    kind, policy, together, calibrated, images
+):
     """Of the first: what later ones are given changes with it, and logits of random networks are no sum of units."""
     model = calibrated(kind, policy)
     unit = next(iter(units_of(model).values()))
@@ -45,7 +50,7 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     before = squared_error(quantized(unit, inputs), expected)
     plain = {name: p.clone() for name, p in model.named_parameters()}
     grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # with their zero points
-    note = run(Workpiece(model, images[:32].split(8), units=units_of(model)), SHORT)
+    note = run(Workpiece(model, images[:32].split(8), units=units_of(model)), replace(SHORT, together=together))
     assert squared_error(quantized(unit, inputs), expected) < before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
     assert all(node.state is State.OFF for node in named_nodes(model).values())
