@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.passes.recipe import load_passes, steps_of
+from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures
@@ -36,6 +38,7 @@ def calibrate(
     percentile: float = DEFAULT_PERCENTILE,
     exact: bool = False,
     passes: str | Sequence[Any] | None = None,
+    folder: str | Path | None = None,
 ) -> Model:
     """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
 
@@ -44,8 +47,9 @@ def calibrate(
     is the one that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where
     the ranges lose the signal, and which method does better; `card.calibration` keeps all advice.
     `passes` come behind it: a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None
-    evens out channels that stand out, where there are any; [] does nothing. SwinQuantError for NaN or infinity in
-    weights or activations, naming the module.
+    evens out channels that stand out, where there are any; [] does nothing. In `folder` long passes keep what they have
+    done until all is: the same call goes on where one was cut off, and finds the same. SwinQuantError for NaN or
+    infinity in weights or activations, naming the module.
     """
     model = model if isinstance(model, Model) else Model(model)
     if policy is None:
@@ -63,7 +67,8 @@ def calibrate(
     else:
         found = _on_batches(model, pictures, how)
     before = model.card if model.card.has_own_weights else None
-    found = found.improved(model.module, plan, world, before)
+    scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
+    found = found.improved(model.module, plan, world, before, scratch)
     record = found.checked(model.module, policy, world)
     model.card = replace(
         model.card,
@@ -77,6 +82,7 @@ def calibrate(
         versions=versions(),
     )
     model.calibration, model.file = found.calibration, None
+    scratch.clear()
     return model
 
 

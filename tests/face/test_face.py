@@ -16,6 +16,7 @@ from swin_quant.checkpoint.ranges import is_range
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.passes import reconstruct
 
 
 @pytest.fixture
@@ -81,6 +82,31 @@ def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures
     ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
     assert ours["calibration"]["files"] == theirs["calibration"]["files"]
     assert ours["policy"] == theirs["policy"] and ours["source"]["sha256"] == theirs["source"]["sha256"]
+
+
+def test_a_long_pass_that_was_cut_off_goes_on_in_its_folder(micro, train, tmp_path, monkeypatch, caplog):
+    def calibrated(**more):
+        passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
+        loaded = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+        return sq.calibrate(loaded, train, "qdq", passes=passes, **more).module.state_dict()
+
+    whole, learn, learned = calibrated(), reconstruct.learn, []
+
+    def cut_off(*given):
+        learned.append(given)
+        if len(learned) == 3:
+            raise KeyboardInterrupt
+        return learn(*given)
+
+    monkeypatch.setattr(reconstruct, "learn", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(folder=tmp_path)
+    learned[:] = [()] * 3  # none is cut off from here on
+    caplog.set_level("INFO")
+    found = calibrated(folder=tmp_path)
+    assert "2 of" in caplog.text
+    assert all(torch.equal(found[name], value) for name, value in whole.items())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])

@@ -6,8 +6,8 @@ options is never found, and nothing has to be compared.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,12 @@ class Scratch:
             atomic_write_bytes(self.folder / f"{key}.safetensors", safetensors.torch.save(content))
 
     def clear(self) -> None:
-        """All is done."""
+        """All is done: its files go, and the folder if nothing else lies there."""
         if self.folder and self.writes:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for path in self.folder.glob("*.safetensors"):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.folder.rmdir()
 
 
 def key_of(models: Sequence[nn.Module], images: Sequence[Tensor], plain: Any) -> str:

@@ -9,13 +9,14 @@ from swin_quant.quant.factors import give_factors
 from swin_quant.quant.quantizer import Quantizer
 
 Values = dict[str, Tensor]
+AMAX, BOUNDS = "._amax", "._bounds"  # how names of ranges end
 
 
 def state_of(module: nn.Module) -> Values:
     """Weights and ranges by name, copied."""
     values: dict[str, Tensor | None] = dict(module.named_parameters())
     for name, node in _nodes(module).items():
-        values |= {f"{name}._amax": node.amax, f"{name}._bounds": node.bounds}
+        values |= {name + AMAX: node.amax, name + BOUNDS: node.bounds}
     return {name: value.detach().clone() for name, value in values.items() if value is not None}
 
 
@@ -27,7 +28,7 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name, parameter in module.named_parameters():
         parameter.copy_(state[name])
     for name, node in nodes.items():
-        node.amax, node.bounds = state.get(f"{name}._amax"), state.get(f"{name}._bounds")
+        node.amax, node.bounds = state.get(name + AMAX), state.get(name + BOUNDS)
 
 
 def _nodes(module: nn.Module) -> dict[str, Quantizer]:

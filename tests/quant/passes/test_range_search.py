@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pieces import same
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.passes import range_search
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.range_search import RangeSearchOptions, run
 from swin_quant.quant.passes.row_ranges import SHARES, row_ranges
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import entering, through
 from swin_quant.quant.policies import load_policy
@@ -83,3 +87,31 @@ def test_rows_of_a_weight_are_given_ranges_of_their_own(kind, calibrated, images
         inputs = entering(model, unit, [images[32:]])
         wrong.append(squared_error(quantized(unit, inputs), through(unit, inputs)))
     assert wrong[1] < wrong[0]
+
+
+def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
+    calibrated, images, tmp_path, monkeypatch, caplog
+):
+    def pieced(**more):
+        model = calibrated("swin", "cpu")
+        return Workpiece(model, images[:16].split(8), units=units_of(model), **more)
+
+    whole = pieced()
+    note = run(whole, SHORT)
+    search, searched = range_search.search_ranges, []
+
+    def cut_off(*given):
+        if len(searched) == 2:
+            raise KeyboardInterrupt
+        searched.append(given)
+        search(*given)
+
+    monkeypatch.setattr(range_search, "search_ranges", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(pieced(scratch=Scratch(tmp_path)), SHORT)
+    monkeypatch.setattr(range_search, "search_ranges", lambda *given: searched.append(given) or search(*given))
+    piece = pieced(scratch=Scratch(tmp_path))
+    caplog.set_level("INFO")
+    assert run(piece, SHORT) == note
+    assert same(state_of(piece.model), state_of(whole.model))
+    assert len(searched) == len(piece.units) and "2 of " in caplog.text

@@ -1,0 +1,126 @@
+"""A unit's ranges by what they cost at its output: those around each node's own are tried, in turn or together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from swin_quant.base.distributed import from_main, shared_out
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes.lesson import CHUNK, Lesson
+from swin_quant.quant.passes.row_ranges import row_ranges
+from swin_quant.quant.passes.trial import enabled_in, quantizing
+from swin_quant.quant.passes.units import entering
+from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.ranges import weight_range
+
+_FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
+_BETTER = 0.999  # of the error before
+
+Tried = Callable[[Quantizer], list[Tensor]]
+
+
+def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, rows: bool, together: bool) -> None:
+    """Give the nodes of the unit, which is quantized, ranges by which it errs less on the pictures that are shown.
+
+    `rows`: those of a per-channel weight are tried with a range each, too; `together`: nodes choose at once. Of several
+    ranks each tries a part, and all choose the same.
+    """
+    least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
+    layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
+    nodes = [node for node in enabled_in(unit) if node.fixed is None]
+    turn = _together if together else _in_turn
+
+    def tried(node: Quantizer, finer: int) -> list[Tensor]:
+        layer = layers.get(node)
+        by_factor = _candidates(node, None if layer is None else layer.weight, finer)
+        return [*by_factor, *(_by_row(unit, layer, lesson) if rows else ())]
+
+    for finer in range(rounds):
+        least = turn(unit, lesson, nodes, partial(tried, finer=finer), least)
+
+
+def _in_turn(unit: nn.Module, lesson: Lesson, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+    """Node after node, each beside what those before it chose. Ranks share out the ranges of a node."""
+    for node in nodes:
+        before, candidates = _range(node), from_main(tried(node))
+        errors = shared_out(candidates, partial(_error, unit, lesson, node))
+        best, least = _best(errors, least)
+        _give(node, before if best is None else candidates[best])
+    return least
+
+
+def _together(unit: nn.Module, lesson: Lesson, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+    """Each node beside the ranges that all had before, which stay where what all chose is no better. Ranks share out
+    the nodes."""
+    before = [_range(node) for node in nodes]
+    candidates = from_main([tried(node) for node in nodes])
+
+    def choice(number: int) -> int | None:
+        best, _ = _best([_error(unit, lesson, nodes[number], each) for each in candidates[number]], least)
+        _give(nodes[number], before[number])
+        return best
+
+    for number, best in enumerate(shared_out(range(len(nodes)), choice)):
+        _give(nodes[number], before[number] if best is None else candidates[number][best])
+    error = from_main(lesson.cost(unit, lesson.shown))
+    if error < least:
+        return error
+    for node, value in zip(nodes, before, strict=True):
+        _give(node, value)
+    return least
+
+
+def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
+    """Which error is clearly below `least` and those in front of it, and the least then."""
+    best = None
+    for number, error in enumerate(errors):
+        if error < least * _BETTER:
+            best, least = number, error
+    return best, least
+
+
+def _error(unit: nn.Module, lesson: Lesson, node: Quantizer, candidate: Tensor) -> float:
+    _give(node, candidate)
+    return lesson.cost(unit, lesson.shown)
+
+
+def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
+    """Ranges around the one that a node has, nearer to it in each round."""
+    start = _range(node)
+    if weight is not None:
+        start = node.range_for(weight.detach())
+        least = weight_range("mse", weight, node)
+        if least is not None and not finer:
+            yield start
+            start = least
+            yield start
+    yield from (start * factor**0.5**finer for factor in _FACTORS)
+
+
+def _by_row(unit: nn.Module, layer: QuantizedLayer | None, lesson: Lesson) -> list[Tensor]:
+    """Ranges of the rows of a per-channel weight by what each costs at its product; none for convolutions of several
+    groups."""
+    if layer is None or not layer._weight_quantizer.per_channel:
+        return []
+    products: list[Tensor] = []
+    for given in lesson.given[: lesson.shown.stop].split(CHUNK):
+        with quantizing(unit):
+            x = layer.columns(layer._input_quantizer(entering(unit, layer, [given])[0]))
+        if x is None:
+            return []
+        products = [sum(products, x.T.double() @ x.double())]
+    weight, (qmin, qmax) = layer.weight.detach(), layer._weight_quantizer.signed_grid
+    found = row_ranges(weight.double().flatten(1), products[0], qmin, qmax)
+    return [found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))]
+
+
+def _range(node: Quantizer) -> Tensor:
+    return node.known_range.clone()
+
+
+def _give(node: Quantizer, value: Tensor) -> None:
+    if node.symmetric:
+        node.amax = value
+    else:
+        node.bounds = value
