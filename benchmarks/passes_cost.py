@@ -69,14 +69,21 @@ def write(rows: dict, args: argparse.Namespace) -> None:
         "|---|---|---:|---:|---:|",
         *(
             f"| {name} | {chip} | {wall:.0f} | {cpu:.0f} | {peak:.0f} |"
-            for name, (wall, cpu, peak, chip) in rows.items()
+            for name, (wall, cpu, peak, chip, _) in rows.items()
+        ),
+        "",
+        *(
+            f"* seconds of {name}'s passes: {', '.join(f'{one} {took:.0f}' for one, took in parts)}"
+            for name, (*_, parts) in rows.items()
+            if len(parts) > 1
         ),
     ]
     PAGE.write_text("\n".join(page) + "\n")
 
 
-def measured(args: argparse.Namespace) -> tuple[float, float, float, str]:
-    """Seconds and CPU seconds of calibration and passes, this process's largest resident set in MB, and the CPU."""
+def measured(args: argparse.Namespace) -> tuple[float, float, float, str, list[tuple[str, float]]]:
+    """Seconds and CPU seconds of calibration and passes, this process's largest resident set in MB, the CPU, and the
+    seconds of each pass."""
     import torch
 
     import swin_quant as sq
@@ -92,9 +99,10 @@ def measured(args: argparse.Namespace) -> tuple[float, float, float, str]:
     passes = [] if args.one == "none" else args.one if args.one in builtin_passes() else [args.one]
     pictures = sq.pictures(args.data_path, "val", args.pictures)
     start, busy = time.perf_counter(), time.process_time()
-    sq.calibrate(model, pictures, args.policy, passes=passes)
+    done = sq.calibrate(model, pictures, args.policy, passes=passes).card.calibration
     wall, cpu = time.perf_counter() - start, time.process_time() - busy
-    return wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, versions()["cpu"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return wall, cpu, peak, versions()["cpu"], [(one["name"], one["seconds"]) for one in done.get("passes", [])]
 
 
 if __name__ == "__main__":
