@@ -78,7 +78,7 @@ def write(rows: dict, args: argparse.Namespace) -> None:
             if len(parts) > 1
         ),
     ]
-    PAGE.write_text("\n".join(page) + "\n")
+    PAGE.write_text("\n".join(page).rstrip() + "\n")
 
 
 def measured(args: argparse.Namespace) -> tuple[float, float, float, str, list[tuple[str, float]]]:

@@ -8,11 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from swin_quant.backends.cuda.kernels.gemm import Epilogue
-from swin_quant.backends.cuda.kernels.tiles import Tiles, column_groups
-from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
-from tests.backends.cuda.kernels.test_kernels import (
+from kernel_runs import (
     BYTES,
     FEW,
     FLOAT8,
@@ -29,6 +25,10 @@ from tests.backends.cuda.kernels.test_kernels import (
     seeds,
     windowed,
 )
+
+from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.tiles import Tiles, column_groups
+from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0)])
 widths = st.sampled_from([32, 96])

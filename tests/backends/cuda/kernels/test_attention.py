@@ -1,0 +1,116 @@
+"""Window attention of every type, in one tile, in tiles of keys, and several windows a program."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_runs import (
+    BYTES,
+    FLOAT8,
+    Draw,
+    assert_near,
+    both,
+    few,
+    interprets_bounds,
+    is_exact,
+    maps,
+    poisoned,
+    seeds,
+    windowed,
+)
+
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+
+FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step": 0.3, "softmax_epsilon": 1e-6}
+
+
+def assert_attention(run, arguments, tiled=False):
+    """A probability on a tie moves the context by one level of v. `tiled`: float16 powers are rounded below another
+    largest logit than the reference's, which moves it by 2^-11 of v, 0.06 of a level at most."""
+    ((got, exact),) = both(run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype in BYTES else ())
+    moves = 2**-11 * arguments["qkv"].float().abs().max() if tiled else 0.0
+    assert_near(run, got, exact, steps=30 if tiled else 2, moves=moves)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@few
+@given(seed=seeds, m=maps, batch=st.integers(1, 3), heads=st.integers(1, 2))
+def test_attention_of_int8(run, seed, m, batch, heads, int8):
+    draw = Draw(seed)
+    arguments = windowed(draw, torch.int8, m, heads, batch)
+    arguments["out"] = poisoned(torch.int8, batch * m[0] ** 2, 32 * heads)
+    levels = {"softmax_levels": 127.0, "context_scale": 1 / 127} if int8 else {"context_scale": 1.0}
+    assert_attention(run, arguments | levels)
+
+
+@few
+@given(seed=seeds, m=maps, probabilities=st.booleans())
+def test_attention_of_float8(run, seed, m, probabilities):
+    arguments = windowed(Draw(seed), FLOAT8, m, 2) | {"out": poisoned(FLOAT8, m[0] ** 2, 64), "context_scale": 1.0}
+    levels = {"softmax_levels": 448.0, "context_scale": 1 / 448} if probabilities else {}
+    assert_attention(run, arguments | levels, tiled=probabilities)
+
+
+@few
+@given(seed=seeds, m=maps)
+def test_attention_of_half(run, seed, m):
+    draw = Draw(seed)
+    assert_attention(run, windowed(draw, torch.float16, m, 2) | {"out": poisoned(torch.float16, m[0] ** 2, 64)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("run", ["gpu"], indirect=True)
+@few
+@given(seed=seeds, m=maps)
+def test_attention_of_bfloat16(run, seed, m):
+    out = poisoned(torch.bfloat16, m[0] ** 2, 64)
+    assert_attention(run, windowed(Draw(seed), torch.bfloat16, m, 2) | {"out": out})
+
+
+@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half", "fastertransformer"])
+@few
+@given(
+    seed=seeds,
+    m=st.sampled_from([(4, 2, 0), (6, 3, 1), (14, 7, 3)]),
+    batch=st.integers(1, 3),
+    windows=st.sampled_from([2, 4, 8, 32]),
+    side=st.sampled_from([32, 64]),
+)
+def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, side, how):
+    """To the bit what one window a program is, also where their number is no multiple and where one is two tiles."""
+    if is_exact(run) and not interprets_bounds():
+        pytest.skip("Triton 3.6 does not interpret a loop whose bounds are values of NumPy 2.4")
+    dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
+    out = poisoned(dtype, batch * m[0] ** 2, 64)
+    arguments = windowed(Draw(seed), dtype, m, 2, batch) | {"out": out.clone()}
+    if how in ("int8", "fastertransformer"):
+        arguments |= {"softmax_levels": 127.0, "context_scale": 1 / 127}
+    arguments |= {"tiles": Tiles(side, side, windows=windows)} | (FT_LOGITS if how == "fastertransformer" else {})
+    assert_attention(run, arguments, tiled=m[1] ** 2 > side)
+    if is_exact(run):
+        one, several = (
+            run("attention", ["out"], arguments | {"tiles": Tiles(side, side, windows=n), "out": out.clone()})["out"]
+            for n in (1, windows)
+        )
+        assert torch.equal(one.float(), several.float())
+
+
+@few
+@given(seed=seeds, m=maps)
+def test_attention_of_fastertransformer(run, seed, m):
+    """Its unfused kernels: logits through int8."""
+    draw = Draw(seed)
+    arguments = windowed(draw, torch.int8, m, 1) | {"out": poisoned(torch.int8, m[0] ** 2, 32)}
+    assert_attention(run, arguments | FT_LOGITS | {"softmax_levels": 127.0, "context_scale": 1 / 127})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("window", "keys"), [(8, 64), (12, 32), (16, 64), (24, 64)])
+@pytest.mark.parametrize("how", ["int8", "int8, no shift", "int8 and half", "float8", "half"])
+def test_attention_in_tiles_of_keys(run, window, keys, how):
+    draw, dtype = Draw(window), {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
+    arguments = windowed(draw, dtype, (window, window, 0 if how.endswith("no shift") else window // 2), 1)
+    arguments |= {"tiles": Tiles(128, keys), "out": poisoned(dtype, window**2, 32)}
+    if how.startswith("int8") and not how.endswith("half"):
+        arguments |= {"softmax_levels": 127.0 * 8, "context_scale": 1 / 127}
+    assert_attention(run, arguments, tiled=how in ("int8 and half", "float8"))

@@ -1,0 +1,173 @@
+"""Kernels beside their references: random operands, outputs that held something else before.
+
+What is made of exact sums alone has to be equal. Where floats were summed in another order before int8, the result may
+be the other neighbour of a tie: the exact value lies within half a level and NEAR of it.
+
+A GPU has its own exp and rsqrt, its compiler makes one rounding of a product and a sum, and Hopper adds float8 products
+up with 14 bits: there a few values (FEW) may lie on the other side of a tie that something else was made of.
+"""
+
+import importlib
+import os
+from importlib.metadata import version
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+
+from swin_quant.backends.cuda.kernels.windows import Windows
+from swin_quant.backends.cuda.tuning import kernels_hash
+
+NEAR = 2e-3
+FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and by how many levels
+OF_SUMS = 2.0**-21  # of the largest: what is left of sums, or of 1 + erf, that nearly cancel, where float8 is finest
+POISON = 96
+FLOAT8 = torch.float8_e4m3fn
+BYTES = (torch.int8, FLOAT8)
+_SETTINGS = settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.generate],  # a failure names its draw; smaller ones would take minutes to find
+)
+# Other draws whenever a kernel changes, and the same ones until then; DRAWS=NUMBER asks for others.
+DRAWS = int(os.environ.get("DRAWS") or int(kernels_hash()[:8], 16))
+seeds = st.integers(0, 2**31)
+HALVES = [torch.float16, torch.bfloat16]
+halves = st.sampled_from(HALVES)
+maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0), (14, 7, 3)])
+WINDOWS = [(7, 7, 0), (14, 7, 3), (8, 8, 0), (16, 8, 4), (12, 12, 0), (16, 16, 0), (24, 24, 0)]
+WINDOWS += [pytest.param(m, marks=pytest.mark.slow) for m in ((24, 12, 6), (32, 16, 8), (48, 24, 12))]
+"""Those that Swins are trained with: side of the map, window, shift."""
+
+
+class Draw:
+    """Tensors from one generator."""
+
+    def __init__(self, seed):
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def real(self, *shape, dtype=torch.float32, scale=1.0):
+        return (torch.randn(shape, generator=self.generator) * scale).to(dtype)
+
+    def int8(self, *shape):
+        return torch.randint(-128, 128, shape, generator=self.generator, dtype=torch.int8)
+
+    def operand(self, dtype, *shape):
+        if dtype == FLOAT8:
+            return self.real(*shape, scale=100.0).clamp(-448, 448).to(FLOAT8)
+        return self.int8(*shape) if dtype == torch.int8 else self.real(*shape, dtype=dtype)
+
+    def positive(self, *shape, low=0.5, high=2.0):
+        return torch.rand(shape, generator=self.generator) * (high - low) + low
+
+
+def poisoned(dtype, *shape):
+    return torch.full(shape, float(POISON)).to(dtype)
+
+
+def both(run, operation, outputs, arguments, widened=()):
+    """(what the kernel, what the reference writes) by output. `widened`: those that the reference gives unrounded."""
+    got = run(operation, outputs, {name: clone(value) for name, value in arguments.items()} | shared(arguments))
+    arguments = dict(arguments) | {name: arguments[name].float() for name in widened}
+    importlib.import_module(f"swin_quant.backends.cuda.kernels.{operation}").reference(**without_tiles(arguments))
+    return [(got[name], arguments[name]) for name in outputs]
+
+
+def clone(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def shared(arguments):
+    """The residual stream that is read is the one that is written."""
+    x = arguments["out"].clone()
+    same = [name for name in ("x", "residual") if arguments.get(name) is arguments["out"]]
+    return dict.fromkeys([*same, "out"], x) if same else {}
+
+
+def without_tiles(arguments):
+    return {name: value for name, value in arguments.items() if name != "tiles"}
+
+
+def float8_level(x):
+    """How far the values of E4M3 around each of x lie from each other."""
+    return x.abs().clamp(2.0**-6, 448).log2().floor().exp2() / 8
+
+
+def few(test):
+    """A test of few draws."""
+    return seed(DRAWS)(_SETTINGS(test))
+
+
+def is_exact(run):
+    """Whether a kernel rounds where its reference does: the interpreter."""
+    return run.__name__ != "on_gpu"
+
+
+def interprets_bounds():
+    """Whether a loop's bounds may be values: Triton 3.6 does not take them from the arrays of NumPy 2.4."""
+    triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    return triton >= (3, 7) or numpy < (2, 4)
+
+
+def assert_near(run, got, exact, steps=1.0, moves=0.0):
+    """int8, float8: within half a level and NEAR, `steps` times; floats: within what their type tells apart. `moves`:
+    by how much more a float8 value may be off, whose levels lie closer the nearer to zero it is.
+    """
+    if got.dtype in BYTES:
+        if got.dtype == FLOAT8:
+            moves += OF_SUMS * exact.abs().max()
+            exact = exact.float().clamp(-448, 448)
+            level = float8_level(exact)
+        else:
+            exact, level, moves = exact.float().clamp(-128, 127), 1.0, 0.0
+        off = (got.float() - exact).abs()
+        far = off > level * (0.5 + NEAR * steps) + moves
+        if is_exact(run):
+            assert not far.any()
+        else:
+            assert far.float().mean() <= FEW and (off <= level * OFF + moves + 0.05).all()
+    else:
+        assert got.dtype == exact.dtype
+        of_float32 = 1e-5 if is_exact(run) else 1e-3
+        wide = {torch.float32: of_float32, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[got.dtype]
+        torch.testing.assert_close(got, exact, rtol=wide, atol=wide)
+
+
+def assert_same(run, operation, outputs, arguments, exact=False):
+    """`exact`: bit by bit where kernels round as references do, and FasterTransformer's everywhere."""
+    fastertransformers = getattr(arguments.get("epilogue"), "product_levels", None) is not None
+    exact = exact and (is_exact(run) or operation != "gemm" or fastertransformers)
+    widened = [] if exact else [name for name in outputs if arguments[name].dtype in BYTES]
+    for got, expected in both(run, operation, outputs, arguments, widened):
+        if exact:
+            assert torch.equal(got, expected)
+        else:
+            assert_near(run, got, expected)
+
+
+SQUARES = {torch.int8: 74**2, FLOAT8: 100**2}  # of operands, in the mean
+
+
+def linear(draw, dtype, m, n, k):
+    """What every epilogue is given; sums of k products come to about one."""
+    scale = draw.positive(n) / (k**0.5 * SQUARES.get(dtype, 1))
+    return {"a": draw.operand(dtype, m, k), "w": draw.operand(dtype, n, k), "scale": scale, "bias": draw.real(n)}
+
+
+operands = st.sampled_from([torch.int8, FLOAT8, torch.float16])  # bfloat16: the interpreter multiplies its bits
+
+
+def windowed(draw, dtype, m, heads, batch=1, d=32):
+    window = Windows(*m)
+    rows = batch * m[0] ** 2
+    return {
+        "qkv": draw.operand(dtype, rows, 3 * heads * d),
+        "windows": window,
+        "heads": heads,
+        "position_bias": draw.real(heads, window.tokens, window.tokens),
+        "logits_scale": draw.positive(heads) / d**0.5 / SQUARES.get(dtype, 1),
+    }
