@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.engines.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policies import told_apart
 from swin_quant.quant.policy import (
@@ -51,16 +52,17 @@ def torch_engines(
 
 
 def _run_float(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images)
+    with eval_mode(model):
+        return model(images)
 
 
 def _run_half(model: nn.Module, device: torch.device, dtype: torch.dtype, images: Tensor) -> Tensor:
-    with torch.autocast(device.type, dtype):
+    with eval_mode(model), torch.autocast(device.type, dtype):
         return model(images)
 
 
 def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Tensor) -> Tensor:
-    with _quantizing(model, settings):
+    with eval_mode(model), _quantizing(model, settings):
         return model(images)
 
 

@@ -19,6 +19,7 @@ from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.names import AUTO, DEFAULT_PERCENTILE
@@ -177,18 +178,16 @@ def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, Activatio
         for name, node in nodes.items()
         if node.role is not Role.GEMM_WEIGHT
     }
-    training = model.training
-    model.eval()
     for node in nodes.values():
         node.state = State.OFF
     try:
         for name, observer in observers.items():
             nodes[name].state, nodes[name].observer = State.CALIBRATE, observer
-        yield observers
+        with eval_mode(model):
+            yield observers
     finally:
         for node in nodes.values():
             node.state, node.observer = State.OFF, None
-        model.train(training)
 
 
 def _observe(model: nn.Module, observers: dict[str, ActivationObserver], logits: list[Tensor], images: Tensor) -> None:

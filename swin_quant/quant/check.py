@@ -16,6 +16,7 @@ from swin_quant.base.distributed import gather
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
 from swin_quant.quant.distance import decibels
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -127,15 +128,12 @@ def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, f
 
     Sums are of each batch, added up in the order of the batches' numbers: the same on any number of ranks.
     """
-    training = model.training
-    model.eval()
     quantize(model)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), eval_mode(model):
             found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
     finally:
         dequantize(model)
-        model.train(training)
     return _figures([sums for _, *sums in sorted(gather(found))])
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.distance import FIGURES, Loss, Totals, decibels, distance, noise
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.replay import recorded, replayed
@@ -88,10 +89,8 @@ def sensitivity(
     groups = [group for group in groups_of(nodes, blocks, stages) if group[0] in kinds]
     rows: list[tuple[int, list[list[float]]]] = []
     computed = 0
-    training = model.training
-    model.eval()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), eval_mode(model):
             for number, images in batches:
                 batch = _Batch(model, nodes, parts, images)
                 measured = [batch.overall(), *batch.profile()]
@@ -101,7 +100,6 @@ def sensitivity(
                 computed += batch.computed
     finally:
         dequantize(model)
-        model.train(training)
     return _result(rows, computed, groups, list(blocks))
 
 

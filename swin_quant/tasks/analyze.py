@@ -24,6 +24,7 @@ from swin_quant.operators.support import chosen_targets, status_of
 from swin_quant.operators.trace import Call, trace
 from swin_quant.operators.variation import training_only, variations
 from swin_quant.quant.advice import Advice
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.tasks.nodes import model_of
 
@@ -104,15 +105,21 @@ def _risks(model: nn.Module, pictures: Tensor | None) -> list[Advice]:
     if named_nodes(model):
         found += by_ranges(model)
     if pictures is not None:
-        found += by_pictures(model, pictures)
+        with eval_mode(model):
+            found += by_pictures(model, pictures.to(_device(model)))
     return found
 
 
 def _checked(model: nn.Module, images: Sequence[int], pictures: Tensor | None) -> list[Checked]:
     if pictures is None:
         pictures = torch.randn(tuple(images), generator=torch.Generator().manual_seed(0))
-    found = compare(model.eval(), pictures, REPLACEMENTS)
+    with eval_mode(model):
+        found = compare(model, pictures.to(_device(model)), REPLACEMENTS)
     return [Checked(name, REPLACEMENTS[name].what, *found[name]) for name in REPLACEMENTS]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def some_pictures(pictures: Pictures, preprocess: Preprocess, count: int, seed: int = 0) -> Tensor:

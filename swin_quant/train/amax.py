@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import all_sum
 from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import Method, observe, set_ranges
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fake_quant import TINY_AMAX, lowest_inside
 from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
@@ -142,14 +143,9 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
         outside = (values > node.tensor_range) | (values < lowest_inside(node.tensor_range, *node.grid))
         rows[name].add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
 
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), watching(nodes, count):
-            for batch in images:
-                model(batch)
-    finally:
-        model.train(training)
+    with torch.no_grad(), eval_mode(model), watching(nodes, count):
+        for batch in images:
+            model(batch)
     clipped, seen = all_sum(counts, device).unbind(1)
     return dict(zip(nodes, (clipped / seen.clamp(min=1)).tolist(), strict=True))
 

@@ -151,6 +151,21 @@ def test_labelled_tensors_score_as_their_pictures_do(model, train, val, pictures
     assert other.quantized.dataset == {"name": "tensors", "split": "", "pictures": 7, "sha256": None}
 
 
+def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.9), nn.Flatten(), nn.LazyLinear(4))
+    images, labels = torch.randn(32, 3, 8, 8), torch.arange(32) % 4
+    network(images)  # norms have seen something
+    state = {name: value.clone() for name, value in network.eval().state_dict().items()}
+    expected = int((network(images).argmax(1) == labels).sum())
+    network.train()
+    scored = sq.evaluate(sq.Model(network), [(images, labels)], half="none")
+    assert scored.float32.acc1 == pytest.approx(100 * expected / 32)
+    sq.analyze(network, images, check_replacements=True)
+    assert all(module.training for module in network.modules())
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+
+
 def test_called_it_gives_what_is_deployed(model, train):
     images = torch.randn(2, 3, 32, 32)
     plain = model(images)

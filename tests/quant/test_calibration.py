@@ -219,6 +219,13 @@ def broken_loader(images):
     raise OSError("the disk is gone")
 
 
+def test_a_part_that_the_user_froze_is_frozen_behind_a_calibration(tiny_model):
+    model = tiny_model("swin", **SHORT).train()
+    model.layers[0].eval()
+    calibrate(model, [torch.randn(2, 3, 32, 32)])
+    assert model.training and not any(module.training for module in model.layers[0].modules())
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_states_and_mode_are_restored_after_any_failure(training, tiny_model):
     model = tiny_model("swin", **SHORT).train(training)
