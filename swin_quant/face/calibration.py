@@ -19,6 +19,7 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.state import all_or_nothing
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures
@@ -48,28 +49,29 @@ def calibrate(
     the ranges lose the signal, and which method does better; `card.calibration` keeps all advice.
     `passes` come behind it: a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None
     evens out channels that stand out, where there are any; [] does nothing. In `folder` long passes keep what they have
-    done until all is: the same call goes on where one was cut off, and finds the same. SwinQuantError for NaN or
-    infinity in weights or activations, naming the module.
+    done until all is: the same call goes on where one was cut off, and finds the same. An error or an interrupt leaves
+    the model as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.
     """
     model = model if isinstance(model, Model) else Model(model)
     if policy is None:
         policy = families()[model.config.MODEL.TYPE].policy if model.card.config else Family.policy
     policy = load_policy(policy) if isinstance(policy, str) else policy
-    apply_policy(model.module, policy)
     if isinstance(passes, str):
         plan = PassPlan.of(load_passes(passes))
     else:
         plan = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
-    plan = plan.for_model(model.module)
     how, world = Method(method, percentile, exact), World(device=model.device)
-    if isinstance(pictures, PictureSet):
-        found = _on_pictures(model, pictures, how, world)
-    else:
-        found = _on_batches(model, pictures, how)
     before = model.card if model.card.has_own_weights else None
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
-    found = found.improved(model.module, plan, world, before, scratch)
-    record = found.checked(model.module, policy, world)
+    with all_or_nothing(model.module):
+        apply_policy(model.module, policy)
+        plan = plan.for_model(model.module)
+        if isinstance(pictures, PictureSet):
+            found = _on_pictures(model, pictures, how, world)
+        else:
+            found = _on_batches(model, pictures, how)
+        found = found.improved(model.module, plan, world, before, scratch)
+        record = found.checked(model.module, policy, world)
     model.card = replace(
         model.card,
         source=_source(model),
@@ -79,6 +81,8 @@ def calibrate(
         checkpoint=None,
         results=[],
         verification=[],
+        sensitivity=None,
+        searches=[],
         versions=versions(),
     )
     model.calibration, model.file = found.calibration, None
@@ -104,16 +108,18 @@ def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: Worl
 
 
 def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
-    seen, sizes = hashlib.sha256(), []
+    seen = hashlib.sha256()
+    sizes: list[int] = []
 
-    def numbered() -> Iterator[tuple[int, Tensor]]:
+    def numbered() -> Iterator[tuple[int, Tensor]]:  # by their first picture: batches are of any size
         total = len(source) if isinstance(source, Sized) else None
-        for number, batch in enumerate(track(batches(source, labelled=False), "calibrating", total)):
+        for batch in track(batches(source, labelled=False), "calibrating", total):
+            first = sum(sizes)
             seen.update(batch.images.numpy(force=True).tobytes())
             sizes.append(len(batch.images))
-            yield number, batch.images.to(model.device)
+            yield first, batch.images.to(model.device)
 
-    calibration, some, kept = calibrate_numbered(model.module, numbered(), method, BATCH_SIZE)
+    calibration, some, kept = calibrate_numbered(model.module, numbered(), method, 1)
     record = CalibrationRecord(
         exact=method.exact,
         batches=len(sizes),

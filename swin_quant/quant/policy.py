@@ -263,6 +263,13 @@ def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
         node.format, node.fixed, node.block = setting.format, setting.amax, setting.block
 
 
+def setting_of(node: Quantizer) -> Setting:
+    """What `apply_settings` made of a node."""
+    granularity = "per-channel" if node.per_channel else "per-tensor"
+    return Setting(node.enabled, node.bits, granularity, node.block, node.narrow_range, node.symmetric, node.format,
+                   node.fixed)  # fmt: skip
+
+
 def refuse_blocks(model: nn.Module, who: str) -> None:
     """UsageError where weights have a range for each block of a row, which `who` has no use for."""
     if names := [name for name, node in enabled_nodes(model).items() if node.block]:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from pieces import same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,6 +18,7 @@ from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes import reconstruct
+from swin_quant.quant.policy import enabled_nodes
 
 
 @pytest.fixture
@@ -84,13 +86,13 @@ def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures
     assert ours["policy"] == theirs["policy"] and ours["source"]["sha256"] == theirs["source"]["sha256"]
 
 
-def test_a_long_pass_that_was_cut_off_goes_on_in_its_folder(micro, train, tmp_path, monkeypatch, caplog):
-    def calibrated(**more):
-        passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
-        loaded = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
-        return sq.calibrate(loaded, train, "qdq", passes=passes, **more).module.state_dict()
-
-    whole, learn, learned = calibrated(), reconstruct.learn, []
+def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_its_folder(
+    micro, train, tmp_path, monkeypatch, caplog
+):
+    one, other = (sq.load(micro / "swin.pth", config=micro / "swin.yaml") for _ in range(2))
+    passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
+    before, card = {name: value.clone() for name, value in one.module.state_dict().items()}, one.card
+    learn, learned = reconstruct.learn, []
 
     def cut_off(*given):
         learned.append(given)
@@ -100,13 +102,23 @@ def test_a_long_pass_that_was_cut_off_goes_on_in_its_folder(micro, train, tmp_pa
 
     monkeypatch.setattr(reconstruct, "learn", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        calibrated(folder=tmp_path)
+        sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
+    assert one.card is card and not one.is_calibrated and not enabled_nodes(one.module)
+    assert same(one.module.state_dict(), before)
     learned[:] = [()] * 3  # none is cut off from here on
     caplog.set_level("INFO")
-    found = calibrated(folder=tmp_path)
-    assert "2 of" in caplog.text
-    assert all(torch.equal(found[name], value) for name, value in whole.items())
-    assert not list(tmp_path.iterdir())
+    sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
+    assert "2 of" in caplog.text and not list(tmp_path.iterdir())
+    assert same(one.module.state_dict(), sq.calibrate(other, train, "qdq", passes=passes).module.state_dict())
+
+
+def test_the_check_of_a_calibration_is_on_as_many_pictures_whatever_the_batches(micro, pictures):
+    counts = set()
+    for size in (1, 3, 16):
+        model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+        check = sq.calibrate(model, tensors(pictures, "train", size), "qdq").card.calibration["check"]
+        counts.add((check["pictures"], round(check["sqnr_db"], 4)))
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])

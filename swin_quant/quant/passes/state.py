@@ -1,12 +1,14 @@
 """The weights and ranges of a network or a part of it, as they were, and back again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.factors import give_factors
-from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.policy import apply_settings, setting_of
+from swin_quant.quant.quantizer import Quantizer, named_nodes
 
 Values = dict[str, Tensor]
 AMAX, BOUNDS = "._amax", "._bounds"  # how names of ranges end
@@ -29,6 +31,18 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         parameter.copy_(state[name])
     for name, node in nodes.items():
         node.amax, node.bounds = state.get(name + AMAX), state.get(name + BOUNDS)
+
+
+@contextmanager
+def all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """What ends inside with an error, or is interrupted, leaves weights, ranges and settings as they were."""
+    before, settings = state_of(model), {name: setting_of(node) for name, node in named_nodes(model).items()}
+    try:
+        yield
+    except BaseException:
+        give_state(model, before)
+        apply_settings(model, settings)
+        raise
 
 
 def _nodes(module: nn.Module) -> dict[str, Quantizer]:
