@@ -1,6 +1,7 @@
 """`evaluate`: the float model first, half precision, and what is quantized, on the same pictures."""
 
-from collections.abc import Iterable, Sequence, Sized
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,21 @@ from typing import Any
 from torch import nn
 
 from swin_quant.base.distributed import World
-from swin_quant.base.progress import track
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
+from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.loader import default_workers
+from swin_quant.data.loader import Batch, default_workers
 from swin_quant.data.pictures import Pictures
-from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline
+from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, missing, unnamed_baseline
 from swin_quant.engines.engine import Engine, half_type
 from swin_quant.engines.scores import evaluate as score
 from swin_quant.engines.scoring import dataset_record, results_of, score_pictures
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.report.accuracy.render import as_html, render
@@ -69,6 +73,8 @@ def evaluate(
         need_logits(model.config, "evaluate")
     own = [model.policy] if model.policy and model.is_calibrated else []
     chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
+    if model.is_calibrated:
+        check_bits(model.module, model.card, chosen, model.name)
     world = World(device=model.device)
     baseline = _baseline(model, chosen, world, original)
     engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
@@ -82,6 +88,9 @@ def evaluate(
 def _baseline(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
     if not model.card.has_own_weights and original is None:
         return None
+    if original is None and not model.card.config:
+        log.warning("%s", missing(model.card))
+        return unnamed_baseline(model.card)
     folders = [model.file.resolve().parent] if model.file else []
     return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)
 
@@ -94,22 +103,42 @@ def _results(
         dataset = dataset_record(pictures.path, pictures.split or "", opened)
         workers = default_workers(8, 1, len(opened))
         return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
+    seen = _Seen()
     total = len(pictures) if isinstance(pictures, Sized) else None
-    sizes: list[int] = []
-    scores = score(engines, _counted(pictures, sizes, total), world.device)
-    dataset = DatasetRecord(name="tensors", split="", pictures=sum(sizes), sha256=None)
-    return results_of(engines, scores, dataset, max(sizes), world.device)
+    scores = score(engines, seen.through(track(batches(pictures, labelled=True), "scoring", total)), world.device)
+    return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
 
 
-def _counted(source: Iterable[Any], sizes: list[int], total: int | None) -> Iterable[Any]:
-    for batch in track(batches(source, labelled=True), "scoring", total):
-        sizes.append(len(batch.images))
-        yield batch
+class _Seen:
+    """The tensors that were scored: how many, and a hash of their values, by which they are told from others."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.images, self.labels = hashlib.sha256(), hashlib.sha256()
+
+    def through(self, source: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in source:
+            self.sizes.append(len(batch.images))
+            self.images.update(batch.images.numpy(force=True).tobytes())
+            self.labels.update(batch.labels.numpy(force=True).tobytes())
+            yield batch
+
+    @property
+    def dataset(self) -> DatasetRecord:
+        digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
+        return DatasetRecord(name="tensors", split="", pictures=sum(self.sizes), sha256=digest)
 
 
 def _classes(model: Model) -> int:
-    head = [module for module in model.module.modules() if isinstance(module, nn.Linear)][-1]
-    return model.config.MODEL.NUM_CLASSES if model.card.config else head.out_features
+    """How many the labels may name. UsageError for a network that does not say."""
+    if model.card.config:
+        return model.config.MODEL.NUM_CLASSES
+    if isinstance(model.module, Classifier):
+        return model.module.classes
+    heads = [module.out_features for module in model.module.modules() if isinstance(module, nn.Linear)]
+    if not heads:
+        raise UsageError(f"{model.name}: does not say how many classes it has: give it to `wrap`")
+    return heads[-1]
 
 
 class _Some(Pictures):

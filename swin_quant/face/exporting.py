@@ -18,7 +18,7 @@ from swin_quant.report.html import html_facts
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
 from swin_quant.tasks.deployed import load_engines, names_of_engines
-from swin_quant.tasks.export import export_checkpoint, export_module, policy_for
+from swin_quant.tasks.export import backend_of, export_checkpoint, export_module, exporter_options, policy_for
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def export(
     of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
     folder first: an artifact is verified against its checkpoint.
     """
+    exporter_options(backend_of(backend), precision, options)  # what is wrong is said before a file is written
     file = file_of(model, ensure_writable_dir(folder))
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     if chosen is None and precision != "float":
@@ -95,7 +96,7 @@ def export(
 
 def file_of(model: Model, folder: Path) -> Path:
     """The checkpoint that `model` is in; it is saved in `folder` where there is none yet."""
-    return model.file or model.save(folder / f"{model.name}_calib.pth")
+    return model.file or model.save(folder / f"{model.name}{'_calib' if model.is_calibrated else ''}.pth")
 
 
 def artifact(file: str | Path) -> Exported:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.costs import SensitivityRecord
+from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.config.outputs import need_logits
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.policies import load_policy
@@ -50,9 +52,13 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     many. The result goes into the model's card as well. SwinQuantError where an enabled node has no range.
     """
     model = model if isinstance(model, Model) else Model(model)
+    if model.card.config:
+        need_logits(model.config, "sensitivity")
     chosen = load_policy(policy) if isinstance(policy, str) else policy or model.policy
     if chosen is None:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
+    if model.is_calibrated:
+        check_bits(model.module, model.card, [chosen], model.name)
     if isinstance(pictures, PictureSet):
         opened = pictures.open()
         count = pictures.count or min(Sampling.count, len(opened))

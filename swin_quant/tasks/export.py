@@ -46,7 +46,7 @@ def export_checkpoint(
 
     Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
-    backend = _backend(target)
+    backend = backend_of(target)
     if precision == "float" and policy:
         raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
     if saturation_safe and (precision == "float" or not at_risk(backend)):
@@ -78,7 +78,7 @@ def export_module(
     """As `export_checkpoint`, of a model of no config, as it is in memory; `file` is where it was saved."""
     if not isinstance(model, Classifier):
         raise UsageError(f"{type(model).__name__}: is not a network that can be exported: give it to `wrap`")
-    backend = _backend(target)
+    backend = backend_of(target)
     used = load_policy("float") if precision == "float" else policy or policy_for(target, card, file)
     card = replace(naming(card, file), policy=None if precision == "float" else used.to_dict())
     told = exporter_options(backend, precision, options)
@@ -94,7 +94,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     target: calibration found the ranges of all nodes. One of before zero points did not find both ends of them: for
     such a `checkpoint` it is the best without.
     """
-    exports = _backend(target).exporting
+    exports = backend_of(target).exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
     is_ours = own is not None and is_builtin(own)
@@ -116,7 +116,8 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     return own
 
 
-def _backend(name: str) -> Backend:
+def backend_of(name: str) -> Backend:
+    """A target's backend; UsageError where there is none of that name."""
     if name not in targets():
         raise UsageError(f"‹backend› {name}: there are {', '.join(targets())}")
     return targets()[name]

@@ -160,7 +160,17 @@ def test_labelled_tensors_score_as_their_pictures_do(model, train, val, pictures
     sq.calibrate(model, train, "qdq")
     one, other = sq.evaluate(model, val, half="none"), sq.evaluate(model, tensors(pictures, "val"), half="none")
     assert [(r.acc1, r.pictures) for r in one.results] == [(r.acc1, r.pictures) for r in other.results]
-    assert other.quantized.dataset == {"name": "tensors", "split": "", "pictures": 7, "sha256": None}
+    again, fewer = (sq.evaluate(model, tensors(pictures, split, 2), half="none") for split in ("val", "train"))
+    first = other.quantized.dataset
+    assert (first["name"], first["pictures"]) == ("tensors", 7) and again.quantized.dataset == first
+    assert fewer.quantized.dataset["sha256"] != first["sha256"]  # so that nobody compares the two
+
+
+def test_ranges_of_other_bits_are_refused_as_commands_refuse_them(model, train, val):
+    sq.calibrate(model, train, sq.policy("qdq").bits("role:activation", 4))
+    for ask in (lambda: sq.evaluate(model, val, ["qdq"]), lambda: sq.sensitivity(model, train, "qdq")):
+        with pytest.raises(sq.UsageError, match="for 4 bits, and policy qdq"):
+            ask()
 
 
 def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it():
@@ -188,6 +198,16 @@ def test_called_it_gives_what_is_deployed(model, train):
 
 
 @pytest.mark.slow
+def test_what_cannot_be_exported_writes_nothing_and_a_float_model_is_not_called_calibrated(model, tmp_path):
+    model.file = None
+    for backend, options in (("tpu", {}), ("onnx", {"colour": "red"})):
+        with pytest.raises(sq.UsageError):
+            sq.export(model, backend, tmp_path, precision="float", **options)
+    assert not list(tmp_path.iterdir())
+    sq.export(model, "onnx", tmp_path, precision="float")
+    assert [path.name for path in tmp_path.glob("*.pth")] == ["swin_micro.pth"]
+
+
 def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
     pytest.importorskip("onnxruntime")
     exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
@@ -249,6 +269,8 @@ def test_what_nodes_cost_from_pictures_and_from_tensors(model, train, pictures, 
         sq.sensitivity(model, train)
     sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
     costs = sq.sensitivity(model, sq.pictures(pictures, "train", 6))
+    other = sq.calibrate(sq.load(tmp_path / "x.pth"), train, "cpu")
+    assert other.card.sensitivity is None and other.card.searches == []
     words = ["sensitivity", tmp_path / "x.pth", "--data-path", pictures, "--pictures", 6, "--device", "cpu", "--json"]
     assert json.loads(run(*words).out) == costs.record == model.card.sensitivity
     assert costs.rows("stage")[0].name in str(costs)

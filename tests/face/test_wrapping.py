@@ -47,6 +47,21 @@ def test_it_is_calibrated_scored_and_left_as_it_was(module):
     assert {"depthwise._input_quantizer", "add1_right_input_quantizer"} <= {row.name for row in _nodes(model)}
 
 
+def test_corrected_weights_are_scored_without_the_original_and_it_is_said(module, caplog):
+    x = torch.randn(16, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["bias_correction"])
+    found = sq.evaluate(model, [(x, torch.zeros(16))], half="none")
+    assert found.quantized.weights == "ptq" and found.quantized.delta_acc1 is None
+    assert "no delta" in caplog.text
+
+
+def test_a_head_that_is_a_convolution_is_scored_on_pictures(pictures):
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 3, 1), nn.Flatten()
+    mean = std = (0.5, 0.5, 0.5)
+    model = sq.wrap(nn.Sequential(*layers), 32, preprocess=sq.Preprocess(32, False, "bicubic", mean, std))
+    assert sq.evaluate(model, sq.pictures(pictures, "val"), half="none").float32.pictures == 7
+
+
 def _nodes(model):
     from swin_quant.quant.listing import list_nodes
 
