@@ -63,10 +63,11 @@ class PassPlan:
         return done in [[step.to_dict() for step in steps] for steps in variants]
 
     def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
-        """What comes before ranges are final, since they are observed anew behind it, and what comes after."""
+        """What comes before ranges are final, since they are observed anew behind it, and what comes after, which may
+        choose them itself."""
         if not self.steps:
             return self, PassPlan()
-        last = max((number for number, step in enumerate(self.steps, 1) if step.kind.keeps_function), default=0)
+        last = max((number for number, step in enumerate(self.steps, 1) if step.kind.observes_again), default=0)
         return replace(self, steps=self.steps[:last]), PassPlan(self.steps[last:])
 
 

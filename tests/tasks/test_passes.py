@@ -5,8 +5,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from swin_quant.base.distributed import World
 from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.names import AUTO
 from swin_quant.quant.passes.kind import Pass
+from swin_quant.quant.policy import enabled_nodes
+from swin_quant.tasks.calibration_found import Found
 from swin_quant.tasks.passes import PassPlan, improve
 
 
@@ -50,3 +54,22 @@ def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, tiny_model,
     assert [one["kept"] for one in records] == [step is HALVE for step in steps]
     anew = calibrate(model, [images], Method())
     assert found.largest == anew.largest and found.largest != first.largest
+
+
+def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model, use_policy):
+    """Behind it, its own choice would be all that is left."""
+    given = {}
+
+    def widen(piece, options):
+        for name, node in enabled_nodes(piece.model).items():
+            node.amax = node.known_amax * 1.5
+            given[name] = node.known_amax.clone()
+        return "wider"
+
+    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
+    images, method = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Method(AUTO)
+    found = Found(calibrate(model, [images], method), {}, method, [], [(0, images)])
+    step = Step(Pass(widen, type(None), keeps_function=True, of_ranges=True, judges_itself=True))
+    record = found.improved(model, PassPlan((HALVE, step)), World()).record
+    assert [one["kept"] for one in record["passes"]] == [True, True]
+    assert all(torch.equal(node.known_amax, given[name]) for name, node in enabled_nodes(model).items())
