@@ -1,8 +1,18 @@
 """Ranges that a GPU finds are those of a CPU, but for the last bits of sums."""
 
-import pytest
+import io
 
+import pytest
+import torch
+from pieces import same
+
+from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.passes import range_search, unit_ranges
+from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.range_search import RangeSearchOptions
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.quant.quantizer import named_nodes
@@ -28,3 +38,32 @@ def test_ranges_are_those_of_a_cpu(gpu, tiny_model, images, kind, method):
     worst = max(far, key=far.get)
     print(f"{kind} {method}: largest relative difference of a range {far[worst]:.2g}, {worst}")
     assert far[worst] <= BOUNDS[method]
+
+
+def told(value):
+    """What `from_main` gives the ranks that are not the first: copies, on the CPU."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), "cpu")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images, together, tmp_path, monkeypatch):
+    options = RangeSearchOptions(pictures=8, rounds=1, rows=True, together=together)
+
+    def searched(scratch=Scratch()):  # noqa: B008
+        model = tiny_model("swin").to(gpu)
+        apply_policy(model, load_policy("qdq").bits("role:gemm_weight", 4))
+        parts = [part.to(gpu) for part in images.split(8)]
+        calibrate(model, parts)
+        piece = Workpiece(model, parts, units=units_of(model), scratch=scratch)
+        range_search.run(piece, options)
+        return state_of(model)
+
+    first = searched(Scratch(tmp_path))
+    for module in (range_search, unit_ranges):
+        monkeypatch.setattr(module, "from_main", told)
+    for scratch in (Scratch(), Scratch(tmp_path)):
+        other = searched(scratch)
+        assert {value.device.type for value in other.values()} == {gpu.type}
+        assert same(other, first)

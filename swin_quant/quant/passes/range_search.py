@@ -59,7 +59,9 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
             name, before = f"{key}-{number}", state_of(step.unit)
             found = from_main(piece.scratch.known(name, [*_of_ranges(before), "gain"], given[0].device))
             known += found is not None
-            if found is None:
+            if found is not None:  # on ranks but the first it comes on the CPU
+                found = {key: value.to(given[0].device) for key, value in found.items()}
+            else:
                 found = _found(step.unit, lesson_of(step, given, weights.get(step.name)), options)
                 piece.scratch.keep(name, found)
             gains.append(found.pop("gain").item())

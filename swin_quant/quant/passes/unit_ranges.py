@@ -120,6 +120,7 @@ def _range(node: Quantizer) -> Tensor:
 
 
 def _give(node: Quantizer, value: Tensor) -> None:
+    value = value.to(node.known_range.device)  # what rank 0 tells comes on the CPU
     if node.symmetric:
         node.amax = value
     else:
