@@ -89,8 +89,8 @@ class RunCard:
         return self.is_qat or any(one["kept"] and not one["keeps_function"] for one in passes)
 
     @property
-    def rescales_features(self) -> bool:
-        """Whether maps of stages have other sizes than the source's, though the logits are the same."""
+    def changes_features(self) -> bool:
+        """Whether maps of stages are others than the source's, at some size of pictures, though the logits are not."""
         passes = self.calibration.get("passes", []) if self.calibration else []
         return any(one["kept"] and not one.get("keeps_features", True) for one in passes)
 

@@ -71,7 +71,7 @@ class _SearchRecord(TypedDict):
 
 
 class _MaybeMaps(TypedDict, total=False):
-    """`keeps_features`: what the stages give in float is what it was before, too."""
+    """`keeps_features`: what the stages give in float is what it was before, too, at any size of pictures."""
 
     keeps_features: bool
 

@@ -5,8 +5,8 @@ blocks of every stage of Swin.
 """
 
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from torch import nn
@@ -33,9 +33,10 @@ class Architecture:
     in the order of the forward pass: what is computed anew to save memory, sharded, and counted by layer decay.
     `stages` are those whose outputs are features. `pairs`: a norm and the linears that read its output and nothing
     else does, so that a factor can move from one to the others; stars stand for the same words in all. `exchanges`:
-    other places of such a kind; `streams(model)`: those of residual streams, which depend on the depth. `no_decay`:
-    what is in the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module
-    that rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
+    other places of such a kind; `streams(model)`: those of residual streams, which depend on the depth. `padded`: what
+    is given zeros beside tokens where a map has no whole windows: no offset may move into it. `no_decay`: what is in
+    the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module that
+    rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
     `backbone` names a function "module:function" from a config to the model that gives maps; None: there is none.
     `embedding` one to the model that gives what the head reads; None: that without its `head`.
     """
@@ -47,6 +48,7 @@ class Architecture:
     pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     streams: Callable[[nn.Module], Iterable[Exchange]] | None = None
+    padded: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     no_decay: tuple[str, ...] = ()
@@ -112,9 +114,17 @@ def exchanges_of(model: nn.Module) -> list[Exchange]:
         return [one for one in found(getattr(model, "own_exchanges", ()), model) if _within_one(one, own)]
     architecture = architecture_of(model)
     pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
-    whole = architecture.streams and getattr(model, "output_kind", LOGITS) != FEATURES  # maps are what the stream is
-    streams = tuple(architecture.streams(model)) if architecture.streams and whole else ()
-    return list(found(pairs + architecture.exchanges + streams, model))
+    of_maps = getattr(model, "output_kind", LOGITS) == FEATURES  # which are what the stream is
+    streams = tuple(architecture.streams(model)) if architecture.streams and not of_maps else ()
+    every = found(pairs + architecture.exchanges + streams, model)
+    return [_fit_for_padding(one, padded_of(model)) for one in every] if of_maps else list(every)
+
+
+def padded_of(model: nn.Module) -> list[str]:
+    """The names of what is given zeros beside tokens in maps of some sizes; none of a network with its own units."""
+    if own_units(model):
+        return []
+    return [name for pattern in architecture_of(model).padded for name in matching(model, pattern)]
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -139,6 +149,15 @@ def own_units(model: nn.Module) -> tuple[str, ...]:
     """The names of the units that a traced network found in itself; none for any other."""
     own: tuple[str, ...] = getattr(model, "own_units", ())
     return own
+
+
+def _fit_for_padding(exchange: Exchange, padded: Sequence[str]) -> Exchange:
+    """Without the offset, if a layer among padding is to give it back, and the padding has not lost it."""
+    for part in padded:
+        into = any(inside(layer, part) for layer in exchange.into)
+        if into and not inside(exchange.shown.name, part):
+            return replace(exchange, offset=None, into=())
+    return exchange
 
 
 def _within_one(exchange: Exchange, units: tuple[str, ...]) -> bool:

@@ -127,6 +127,7 @@ ARCHITECTURE = Architecture(
         Exchange(shown=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query: softmax takes it off
         Exchange(shown=_Q, before=_parameters(_Q), after=_parameters(_K), answered=_K),
     ),
+    padded=(_ATTN,),
     units=("layers.*.blocks.*", "layers.*.downsample"),
     outputs=("layers.*.blocks.*.mlp.fc2.bias",),
     no_decay=("absolute_pos_embed", "relative_position_bias_table"),

@@ -86,10 +86,10 @@ def load_for_scoring(
     """
     card_file: Path | None = card_path(checkpoint)
     card = card_of(checkpoint)
-    if card and card.rescales_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
+    if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
         raise SwinQuantError(
-            f"{checkpoint}: `equalize` gave its residual streams another size, which logits do not feel and features "
-            "do: calibrate the float checkpoint with ‹output_kind› features"
+            f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
+            "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
         )
     policies = list(policies)
     if not policies and card and card.policy:

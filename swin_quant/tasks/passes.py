@@ -12,7 +12,7 @@ from swin_quant.base.files import finite
 from swin_quant.base.progress import log
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, outputs_of, padded_of, units_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes.equalize import outliers
@@ -94,7 +94,7 @@ def improve(
         )
     everyone = gathered(images, world)
     piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model),
-                      scratch)  # fmt: skip
+                      scratch, padded_of(model))  # fmt: skip
     if not steps:
         if not piece.units or not (found := outliers(piece)):
             return calibration, []

@@ -1,4 +1,4 @@
-"""A residual stream of another size: the logits do not feel it, the maps of a backbone would."""
+"""What `equalize` changes and logits do not feel, maps of a backbone would: sizes of a stream, what meets padding."""
 
 import pytest
 import torch
@@ -45,3 +45,35 @@ def test_a_backbone_keeps_its_maps(micro, tmp_path):
     sq.calibrate(model, [images], "qdq", passes=["equalize"])
     with torch.inference_mode():
         assert all(torch.allclose(x, y, atol=1e-3) for x, y in zip(model.module(images), before, strict=True))
+
+
+@pytest.fixture
+def off_centre(micro):
+    """make(output_kind) -> a V1 whose channels in front of attention are far from zero."""
+
+    def make(**how):
+        model = sq.load(micro / "swin.pth", config=micro / "swin.yaml", **how)
+        with torch.no_grad():
+            for norm in (block.norm1 for layer in model.module.layers for block in layer.blocks):
+                norm.bias[:4] += 10
+        return model
+
+    return make
+
+
+def test_padding_meets_in_a_backbone_of_v1_what_it_met(off_centre):
+    """Behind a norm there are zeros beside tokens: what attention says of them is in its own biases."""
+    model, padded = off_centre(output_kind="features"), torch.randn(2, 3, 34, 46)
+    with torch.inference_mode():
+        before = model.module(padded)
+    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq", passes=["equalize"])
+    assert "units gain" in model.card.calibration["passes"][0]["note"]
+    with torch.inference_mode():
+        assert all(torch.allclose(x, y, atol=1e-3) for x, y in zip(model.module(padded), before, strict=True))
+
+
+def test_a_classifier_of_v1_whose_norms_were_put_around_zero_is_no_backbone(off_centre, tmp_path):
+    file = tmp_path / "centred.pth"
+    sq.calibrate(off_centre(), [torch.randn(8, 3, 32, 32)], "qdq", passes=["equalize"]).save(file)
+    with pytest.raises(SwinQuantError, match=r"centred.pth: `equalize`.*calibrate the float checkpoint with"):
+        sq.load(file, output_kind="features")

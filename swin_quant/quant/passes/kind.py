@@ -18,8 +18,10 @@ class Workpiece:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: what the forward pass runs one after the other, each on what the one before gave; `outputs`: parameters
-    that are added to what a unit gives; `exchanges`: where factors and offsets are free. A pass changes the network;
-    `original` is a copy of what it was, by which every pass measures. `scratch`: where a long one keeps what is done.
+    that are added to what a unit gives; `exchanges`: where factors and offsets are free; `padded`: the names of modules
+    that are given zeros beside tokens [windows, tokens, channels] where these weights serve maps of other sizes. A pass
+    changes the network; `original` is a copy of what it was, by which every pass measures. `scratch`: where a long one
+    keeps what is done.
     """
 
     model: nn.Module
@@ -29,6 +31,7 @@ class Workpiece:
     exchanges: Sequence[Exchange] = ()
     outputs: Sequence[Part] = ()
     scratch: Scratch = Scratch()
+    padded: Sequence[str] = ()
     original: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:

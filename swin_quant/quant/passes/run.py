@@ -7,6 +7,7 @@ varied pictures, which no pass before it solved on: on those that they were solv
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
+from swin_quant.quant.watch import watching
 
 PICTURES = 64  # that measure
 _HARM_DB = 0.5  # less may be chance
@@ -33,7 +35,7 @@ class Gain:
     """What a pass did: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after it.
 
     `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_features`: what units give in
-    float is what it was, too, not only logits.
+    float is what it was, too, not only logits, and in maps that are padded.
     """
 
     step: PassStep
@@ -121,11 +123,26 @@ def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> t
 
 
 def _features_alike(piece: Workpiece) -> bool:
-    with torch.inference_mode():
-        (_, was), (_, now) = (
-            given_by(piece.units, each, piece.images[0][:1]) for each in (piece.original, piece.model)
-        )
+    was, now = (_features(piece, model) for model in (piece.original, piece.model))
     return all(bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
+
+
+@torch.inference_mode()
+def _features(piece: Workpiece, model: nn.Module) -> Values:
+    """What units give for a picture; and what `padded` modules give if half of what they are given were padding, as
+    none is at the size of this picture."""
+    given: dict[str, tuple[Any, ...]] = {}
+
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
+        given[name] = inputs
+
+    with watching({name: model.get_submodule(name) for name in piece.padded}, look):
+        _, found = given_by(piece.units, model, piece.images[0][:1])
+    for name, (x, *others) in given.items():
+        x = x.clone()
+        x[:, x.shape[1] // 2 :] = 0
+        found[name] = model.get_submodule(name)(x, *others).float()
+    return found
 
 
 def _same(one: Values, other: Values) -> bool:
