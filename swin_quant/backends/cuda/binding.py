@@ -55,11 +55,12 @@ def bind(
 
     Kernels that were `tuned` run with those tiles, others with their own.
     """
-    block = torch.zeros(program.nbytes, dtype=torch.uint8, device=device)
     known = dict(tensors)
-    for name, buffer in program.buffers.items():
-        at = program.places[name]
-        known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
+    with torch.inference_mode(False):  # made in the first call, they are written by later ones outside of that mode too
+        block = torch.zeros(program.nbytes, dtype=torch.uint8, device=device)
+        for name, buffer in program.buffers.items():
+            at = program.places[name]
+            known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
     kernels = by_kernels(device)
     calls = []
     for launch in program.launches:

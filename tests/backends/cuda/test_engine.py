@@ -105,6 +105,17 @@ def test_a_picture_does_not_depend_on_its_batch(exported):
     assert torch.equal(engine(images), engine(images))
 
 
+def test_calls_may_be_in_inference_mode_or_not(exported):
+    """In either order: what a call leaves behind serves the next."""
+    images = pictures(2)
+    for first in (True, False):
+        engine = load(exported()[0])
+        with torch.inference_mode(first):
+            expected = engine(images)
+        with torch.inference_mode(not first):
+            assert torch.equal(engine(images), expected)
+
+
 @pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8])])
 def test_narrow_heads_and_positions(calibrated, exported, tmp_path, channels, heads):
     """Heads of 16 and of 24 channels are filled up to 32; an absolute position embedding is added."""
