@@ -69,8 +69,9 @@ class GraphSession:
         self.network, self.device, self.largest, self.tuned, self.machine = network, device, largest, tuned, machine
         self.tensors = self._on_gpu(
             lambda: {name: tensor.to(device) for name, tensor in network.tensors.items()},
-            "the weights",
+            "a copy of the weights",
             sum(tensor.nbytes for tensor in network.tensors.values()),
+            "end what else has memory there, or export a smaller model",
         )
         self._captured: dict[int, Captured] = {}
 
@@ -116,7 +117,7 @@ class GraphSession:
             done.record()
         return Captured(bound, graph, done)
 
-    def _on_gpu(self, make: Callable[[], Any], what: str, need: int) -> Any:
+    def _on_gpu(self, make: Callable[[], Any], what: str, need: int, remedy: str = "give a smaller ‹batch›") -> Any:
         try:
             return make()
         except Exception as error:
@@ -124,7 +125,7 @@ class GraphSession:
                 free, total = torch.cuda.mem_get_info(self.device)
                 raise SwinQuantError(
                     f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB "
-                    "are free: give a smaller ‹batch›"
+                    f"are free: {remedy}"
                 ) from error
             if not _is_tritons(error):
                 raise

@@ -89,6 +89,31 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
     assert (made.metadata.maxnreg == 255) == (usage(by_its_own)[1] > 0)
 
 
+def test_a_kernel_is_launched_once_there_is_memory_to_load_it(program, cache, gpu):
+    """A load that failed is told, again and again, and keeps no later launch from working."""
+    launch = launch_of(program, "pool")
+    (call,) = tiled_cases([(launch, None)])
+    arguments = arguments_of(launch, partial(filled, device=torch.device("cpu")))
+    launched, utils = gpu(90), triton.runtime.driver.active.utils
+    load = utils.load_binary
+
+    def full(*_):
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    call.kernel.device_caches.pop(90, None)
+    try:
+        utils.load_binary = full
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                kernel_module(launch).launch(**arguments)
+        utils.load_binary = load
+        kernel_module(launch).launch(**arguments)
+    finally:
+        call.kernel.device_caches.pop(90, None)
+    (code,) = launched
+    assert isinstance(code, bytes)
+
+
 def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkeypatch):
     from swin_quant.backends.cuda import binding
 

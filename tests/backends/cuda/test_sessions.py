@@ -1,5 +1,7 @@
 """Which programs batches run as, and memory that is not there."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,6 +40,19 @@ def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch, error):
     ) as e:
         session._on_gpu(full, "a batch of 64", 300 * 2**20)
     assert "\n" not in str(e.value)
+
+
+def test_of_weights_that_do_not_fit_no_batch_is_blamed(monkeypatch):
+    network = SimpleNamespace(tensors={"w": torch.zeros(2**20, device="meta")})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 8000 * 2**20))
+
+    def full(self, device):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(SwinQuantError, match="the weights needs 4 MB, 1 of 8000 MB are free: end what else") as e:
+        GraphSession(network, torch.device("cuda"), 64)
+    assert "batch" not in str(e.value)
 
 
 def test_another_error_of_the_driver_is_no_lack_of_memory():

@@ -32,7 +32,9 @@ class PreparedLaunch:
         made = self._launch(options, warmup=True)
         if made is None:
             return 0
-        _ = made.run  # loads it into the GPU, which counts them
+        # Loads it into the GPU, which counts them. `run` tries that once: after a load that failed, as for want of
+        # memory, it gives what cannot launch, and says nothing.
+        getattr(made, "_init_handles", lambda: made.run)()
         return int(made.n_spills)
 
     def _launch(self, options: Mapping[str, Any], warmup: bool = False) -> Any:
