@@ -39,7 +39,8 @@ class Exported:
              device: str = "cpu") -> Engine:  # fmt: skip
         """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits. None: that it was made for.
 
-        UsageError for an engine that is not installed, or does not run such artifacts.
+        `device`: cpu or cuda, torch's current GPU. UsageError for an engine that is not installed, or does not run such
+        artifacts.
         """
         name = names_of_engines(self.artifact, [engine] if engine else None)[0]
         options = EngineOptions(threads=threads, float_type=float_type, device=device)

@@ -30,7 +30,7 @@ _WHAT = {"int8": "the CUDA engine", FP8: "float8"}
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
-    """An engine from the exported file alone, on `options.device`.
+    """An engine from the exported file alone, on `options.device`; of several GPUs, on torch's current one.
 
     Errors: no GPU, or one that is too old; a type that the file was not exported in; a changed or foreign file.
     """
@@ -48,6 +48,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     spec, largest = network.spec, _largest_batch(artifact)
     if device.type == "cuda":
         check_gpu(spec.format)
+        device = torch.device("cuda", torch.cuda.current_device())  # where it stays, whichever is current later
         check_batch(spec, largest)
     if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):
         raise SwinQuantError(f"{artifact.file}: prepares pictures otherwise than its run card does; export again")

@@ -111,7 +111,7 @@ class GraphSession:
                 bound()  # compiles what was not compiled yet, which no graph may contain
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=stream):  # its own is one of the GPU that first had a graph
                 bound()
             done = torch.cuda.Event()
             done.record()

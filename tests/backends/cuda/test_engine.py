@@ -169,6 +169,27 @@ def test_what_it_cannot_do(exported, monkeypatch, options, message):
         load(exported()[0], options)
 
 
+@pytest.mark.parametrize("device", ["cuda:1", "gpu", "", torch.device("cuda", 1)])
+def test_a_device_that_is_none(device):
+    with pytest.raises(UsageError, match="must be cpu or cuda; which GPU is said by CUDA_VISIBLE_DEVICES or"):
+        EngineOptions(device=device)
+
+
+def test_it_stays_on_the_gpu_that_was_current(exported, monkeypatch):
+    """Another may be current when it is called."""
+    found = {
+        "is_available": True,
+        "get_device_capability": (9, 0),
+        "current_device": 1,
+        "get_device_name": "NVIDIA H100",
+    }
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))
+    loaded = load(exported()[0], EngineOptions(device="cuda"))
+    assert loaded.run.device == torch.device("cuda", 1)
+
+
 def test_a_gpu_that_is_too_old(exported, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
