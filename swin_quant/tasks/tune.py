@@ -17,6 +17,7 @@ from swin_quant.backends.cuda.choice import check_batch
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.launcher import check_launcher
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.timing import best_tiles, tiles_to_try
@@ -60,6 +61,7 @@ def tune(
     artifact = open_artifact(path)
     spec = read_network(artifact.file).spec
     check_gpu(spec.format)
+    check_launcher()
     for batch in batches:
         check_batch(spec, batch)
     place, file = here(), Path(to or tiles_path(artifact.file))

@@ -200,6 +200,8 @@ def fake_gpu(monkeypatch):
 
     monkeypatch.setattr(engine, "GraphSession", session)
     monkeypatch.setattr(engine, "check_gpu", lambda format="int8": None)
+    monkeypatch.setattr(engine, "check_launcher", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(engine, "here", lambda: HERE)
     monkeypatch.setattr(engine, "machine_here", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE.gpu)

@@ -80,6 +80,7 @@ def gpu(monkeypatch, network):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name, value in {
         "check_gpu": lambda format: None,
+        "check_launcher": lambda: None,
         "capability_here": lambda: 90,
         "here": lambda: HERE,
         "tiles_to_try": lambda launch: [Tiles(64)],

@@ -10,6 +10,7 @@ from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.choice import check_batch
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of
+from swin_quant.backends.cuda.launcher import check_launcher
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
@@ -32,7 +33,8 @@ _WHAT = {"int8": "the CUDA engine", FP8: "float8"}
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
     """An engine from the exported file alone, on `options.device`; of several GPUs, on torch's current one.
 
-    Errors: no GPU, or one that is too old; a type that the file was not exported in; a changed or foreign file.
+    Errors: no GPU, or one that is too old; no C compiler, which Triton needs there; a type that the file was not
+    exported in; a changed or foreign file.
     """
     record = artifact.record
     if record["backend"] != NAME:
@@ -48,6 +50,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     spec, largest = network.spec, _largest_batch(artifact)
     if device.type == "cuda":
         check_gpu(spec.format)
+        check_launcher()
         device = torch.device("cuda", torch.cuda.current_device())  # where it stays, whichever is current later
         check_batch(spec, largest)
     if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choosing import fused_program
+from swin_quant.backends.cuda.launcher import building_told
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
@@ -119,7 +120,8 @@ class GraphSession:
 
     def _on_gpu(self, make: Callable[[], Any], what: str, need: int, remedy: str = "give a smaller ‹batch›") -> Any:
         try:
-            return make()
+            with building_told():
+                return make()
         except Exception as error:
             if is_out_of_gpu_memory(error):
                 free, total = torch.cuda.mem_get_info(self.device)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.engine import load, machine_here
+from swin_quant.backends.cuda.sessions import GraphSession
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
 from swin_quant.backends.fastertransformer.stored import read_export
@@ -175,8 +176,10 @@ def test_a_device_that_is_none(device):
         EngineOptions(device=device)
 
 
-def test_it_stays_on_the_gpu_that_was_current(exported, monkeypatch):
-    """Another may be current when it is called."""
+@pytest.fixture
+def h100(monkeypatch):
+    """An H100 as far as torch and Triton tell; its driver's only answer can be replaced."""
+    triton = pytest.importorskip("triton")
     found = {
         "is_available": True,
         "get_device_capability": (9, 0),
@@ -185,6 +188,34 @@ def test_it_stays_on_the_gpu_that_was_current(exported, monkeypatch):
     }
     for name, value in found.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    driver = SimpleNamespace(get_current_device=lambda: 1)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [(None, "Failed to find C compiler"), ("false", "non-zero exit status 1"), ("/no/cc", "/no/cc")],
+)
+def test_a_machine_without_a_c_compiler(exported, h100, monkeypatch, tmp_path, compiler, said):
+    """Or without Python's headers, by which it fails: what Triton builds with it, launches kernels."""
+    from triton.runtime.build import compile_module_from_src
+
+    artifact = exported()[0]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CC", compiler) if compiler else monkeypatch.delenv("CC", raising=False)
+    if not compiler:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    h100.get_current_device = lambda: compile_module_from_src("int x;", "launcher")
+    message = f"Triton cannot build what launches kernels .*{said}.*: install a C compiler .* headers .python3-dev.$"
+    with pytest.raises(SwinQuantError, match=message):
+        load(artifact, EngineOptions(device="cuda"))
+    with pytest.raises(SwinQuantError, match=message):  # of Triton 3.6 each kernel has a launcher
+        GraphSession._on_gpu(object.__new__(GraphSession), h100.get_current_device, "a batch of 8", 0)
+
+
+def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
+    """Another may be current when it is called."""
     monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))
     loaded = load(exported()[0], EngineOptions(device="cuda"))
     assert loaded.run.device == torch.device("cuda", 1)
