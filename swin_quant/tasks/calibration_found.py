@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
@@ -48,7 +48,7 @@ class Found:
         Calibrator auto chooses between them: behind those after which ranges are observed anew.
         """
         plan = plan.for_model(model)
-        if len({batch.shape[1:] for _, batch in self.images}) > 1:
+        if len({tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in self.images if len(batch)])}) > 1:
             return self._of_several_sizes(plan)
         recorded = before.calibration.get("passes", []) if before and before.calibration else []
         earlier = [one for one in recorded if one["kept"]]

@@ -167,14 +167,14 @@ def _record(gain: Gain) -> PassRecord:
 
 def gathered(mine: Sequence[tuple[int, Tensor]], world: World) -> list[Tensor]:
     """The pictures of all ranks in the order of their batches' numbers, in batches of CHUNK; on this rank's device."""
+    mine = [(number, batch) for number, batch in mine if len(batch)]  # one without a picture may be of another size
     if world.size == 1:
-        batches = [batch for _, batch in sorted(mine, key=lambda pair: pair[0]) if len(batch)]
+        batches = [batch for _, batch in sorted(mine, key=lambda pair: pair[0])]
         return list(torch.cat(batches).split(CHUNK)) if batches else []
     every = sorted(gather([[number, *batch.shape] for number, batch in mine]))
-    total = sum(each[1] for each in every)
-    if not total:
+    if not every:
         return []
-    pictures = torch.zeros(total, *every[0][2:])
+    pictures = torch.zeros(sum(each[1] for each in every), *every[0][2:])
     start = {number: sum(each[1] for each in every if each[0] < number) for number, *_ in every}
     for number, batch in mine:
         pictures[start[number] : start[number] + len(batch)] = batch.cpu()

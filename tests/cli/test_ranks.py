@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from swin_quant.base import watchdog
 from swin_quant.base.errors import SwinQuantError
@@ -63,6 +65,46 @@ def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictu
     assert one["checkpoint"] == two["checkpoint"]
     same_results(one, two)
     assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """make((width, height), ...): a folder of such pictures, one that cannot be read for None."""
+
+    def make(*sizes):
+        for number, size in enumerate(sizes):
+            file = tmp_path / "wide" / "train" / "x" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if size:
+                values = np.random.default_rng(number).integers(0, 255, (size[1], size[0], 3))
+                Image.fromarray(values.astype(np.uint8)).save(file)
+            else:
+                file.write_bytes(b"")
+        return tmp_path / "wide"
+
+    return make
+
+
+def test_ranks_agree_on_whether_pictures_are_of_several_sizes(run, forked, float_flags, wide, tmp_path):
+    """Each has those of one: neither may go where it waits for the other, or puts its own beside the other's."""
+    flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,
+             "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
+    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
+    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
+    one, two = ((tmp_path / folder / "swin_micro_calib.pth").read_bytes() for folder in ("one", "two"))
+    assert one == two
+    refused = forked(2, "calibrate", *flags[:-3], "--passes", "fast", *flags[-3:], "--output", tmp_path / "three")
+    assert [done.code for done in refused] == [2, 2] and "needs pictures of one size" in refused[0].err
+
+
+def test_a_picture_that_cannot_be_read_is_of_no_size(run, float_flags, wide, card_of, tmp_path):
+    flags = [*float_flags, "--data-path", wide((48, 32), (48, 32), None, (48, 32)), "--output-kind", "features",
+             "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
+    flags += ["--max-unreadable", 0.5, "--pictures", 3, "--passes", "fast", "--output", tmp_path]
+    done = run("calibrate", *flags)
+    assert done.code == 0, done
+    found = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]
+    assert found["passes"] and found["pictures"] == 3 and len(found["unreadable"]) == 1
 
 
 def dies(victim, how):
