@@ -19,6 +19,7 @@ from swin_quant.checkpoint.range_bits import bits_record
 from swin_quant.quant.advice import Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Role, named_nodes
@@ -53,15 +54,16 @@ class Found:
         recorded = before.calibration.get("passes", []) if before and before.calibration else []
         earlier = [one for one in recorded if one["kept"]]
         method, record, (first, then) = self.method, self.record, plan.around_ranges()
-        calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)
-        if method.is_auto:
-            method = choose(model, calibration, self.images, method, world)
-            record = {**record, **found_by(method, model, calibration)}
-        calibration, more = improve(model, calibration, self.images, method, then, world, scratch)
-        if passes := [*earlier, *done, *more]:
-            again = found_by(method, model, calibration)
-            record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
-        standouts = standing_out(model, self.images, passes, world)
+        with eval_mode(model):
+            calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)
+            if method.is_auto:
+                method = choose(model, calibration, self.images, method, world)
+                record = {**record, **found_by(method, model, calibration)}
+            calibration, more = improve(model, calibration, self.images, method, then, world, scratch)
+            if passes := [*earlier, *done, *more]:
+                again = found_by(method, model, calibration)
+                record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
+            standouts = standing_out(model, self.images, passes, world)
         return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
 
     def _of_several_sizes(self, plan: PassPlan) -> "Found":

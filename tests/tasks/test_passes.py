@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from pieces import same
 
 from swin_quant.base.distributed import World
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.names import AUTO
 from swin_quant.quant.passes.kind import Pass
+from swin_quant.quant.passes.recipe import steps_of
+from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.tasks.calibration_found import Found
 from swin_quant.tasks.passes import PassPlan, improve
@@ -73,3 +76,18 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
     record = found.improved(model, PassPlan((HALVE, step)), World()).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
     assert all(torch.equal(node.known_amax, given[name]) for name, node in enabled_nodes(model).items())
+
+
+@pytest.mark.parametrize("name", [None, AUTO])
+def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(name, tiny_model, use_policy):
+    images, method = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Method(name)
+    found = []
+    for training in (False, True):
+        model = tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2], DROP_RATE=0.5, DROP_PATH_RATE=0.5)
+        use_policy(model, "qdq").train(training)
+        model.layers[0].eval()
+        first = Found(calibrate(model, [images], method), {}, method, [], [(0, images)])
+        found.append((first.improved(model, PassPlan(steps_of(["gptq"])), World()).method, state_of(model)))
+        assert model.training is model.layers[1].training is training and not model.layers[0].training
+    (method, state), (again, other) = found
+    assert method == again and same(state, other)
