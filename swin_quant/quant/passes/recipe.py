@@ -98,11 +98,13 @@ def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise UsageError(f"{source}: `passes` must be a list of passes")
     steps = tuple(_step(one, f"{source}: pass {number}") for number, one in enumerate(given, 1))
-    chosen: str | None = None
+    ranged = changed = None
     for step in steps:
-        if step.kind.observes_again and chosen:
-            raise UsageError(f"{source}: {step.name} after {chosen}: ranges are found again behind it: put it before")
-        chosen = step.name if step.kind.of_ranges else chosen
+        if step.kind.observes_again and (ranged or changed):
+            why = "ranges are found again" if ranged else "passes measure by the network that it leaves"
+            raise UsageError(f"{source}: {step.name} after {ranged or changed}: {why} behind it: put it before")
+        ranged = step.name if step.kind.of_ranges else ranged
+        changed = changed if step.kind.keeps_function else step.name
     return steps
 
 

@@ -52,6 +52,11 @@ def test_options_are_as_they_are_told():
         ([{"name": "equalize", "alpha": [2.0]}], "at most 1"),
         ([{"name": "bias_correction", "pictures": 0}], "at least 1"),
         ([{"name": "bias_correction", "sequential": "maybe"}], "sequential"),
+        (
+            ["bias_correction", "equalize", "distill"],
+            "equalize after bias_correction: passes measure by the network that",
+        ),
+        (["gptq", "equalize"], "equalize after gptq: ranges are found again behind it: put it before"),
         ([7], "pass 1: must be the name of a pass"),
     ],
 )
