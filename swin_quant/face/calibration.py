@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import World
+from swin_quant.base.errors import called
 from swin_quant.base.progress import track
 from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
@@ -60,7 +61,8 @@ def calibrate(
         plan = PassPlan.of(load_passes(passes))
     else:
         plan = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
-    how, world = Method(method, percentile, exact), World(device=model.device)
+    with called(calibrator="method"):
+        how, world = Method(method, percentile, exact), World(device=model.device)
     before = model.card if model.card.has_own_weights else None
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
     with all_or_nothing(model.module):

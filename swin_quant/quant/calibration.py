@@ -22,7 +22,7 @@ from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.names import AUTO, DEFAULT_PERCENTILE
+from swin_quant.quant.names import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -40,13 +40,19 @@ class Method:
     """How ranges are chosen: `name` None is the method that suits a node's bits, as is AUTO until `choice` has looked.
 
     `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: nodes with a method of
-    their own, by name; None where nobody looked at each.
+    their own, by name; None where nobody looked at each. UsageError for a name or a percentile that there is not.
     """
 
     name: str | None = None
     percentile: float = DEFAULT_PERCENTILE
     exact: bool = False
     of_nodes: Mapping[str, str] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.name not in (None, *CALIBRATORS, AUTO):
+            raise UsageError(f"‹calibrator› {self.name}: must be one of {', '.join((*CALIBRATORS, AUTO))}")
+        if not 0 < self.percentile <= 100:
+            raise UsageError(f"‹percentile› {self.percentile}: must be above 0 and at most 100")
 
     @property
     def is_auto(self) -> bool:

@@ -27,10 +27,8 @@ from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.names import AUTO
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish, trained_before
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
@@ -53,10 +51,6 @@ class CalibrationPlan:
         for field, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
             if value < 1:
                 raise UsageError(f"{field} {value}: must be at least 1")
-        if self.method.name not in (None, *RANGE_METHODS, AUTO):
-            raise UsageError(f"‹calibrator› {self.method.name}: must be one of {', '.join((*RANGE_METHODS, AUTO))}")
-        if not 0 < self.method.percentile <= 100:
-            raise UsageError(f"‹percentile› {self.method.percentile}: must be above 0 and at most 100")
 
 
 def calibrate_checkpoint(

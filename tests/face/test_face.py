@@ -292,6 +292,11 @@ def test_policies_are_built_from_others():
 def test_what_is_wrong_is_one_sentence(model, train, val, pictures):
     with pytest.raises(sq.UsageError, match="'nothing.*' names no node of this model"):
         sq.calibrate(model, train, sq.policy("qdq").off("nothing.*"))
+    unread = iter([torch.zeros(2, 3, 32, 32)])
+    for word, value in (("method", "mes"), ("percentile", 150)):
+        with pytest.raises(sq.UsageError, match=f"^{word} {value}: must be "):
+            sq.calibrate(model, unread, **{word: value})
+    assert len(list(unread)) == 1
     with pytest.raises(sq.SwinQuantError, match="have no range"):
         sq.evaluate(model, val, ["qdq"])
     with pytest.raises(sq.UsageError, match="accuracy needs labels"):
