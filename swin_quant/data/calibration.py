@@ -52,6 +52,11 @@ def calibration_batches(
         yield number, _counted(batch, limit)
 
 
+def seeded_order(pictures: Pictures, seed: int) -> list[str]:
+    """The names of all pictures in the order in which `calibration_batches` takes them, the unreadable ones too."""
+    return [pictures.names[index] for index in sample(len(pictures), len(pictures), seed)]
+
+
 def _counted(batch: Batch, limit: UnreadableLimit) -> Batch:
     limit.count(batch.unreadable)
     limit.check()

@@ -86,7 +86,7 @@ def calibrate_checkpoint(
     model.to(world.device)
 
     preprocess = Preprocess.from_config(cfg)
-    pictures, transform = _open(cfg, plan), _transform(cfg, preprocess, plan)
+    pictures, transform = open_calibrating(cfg, plan), _transform(cfg, preprocess, plan)
     found = calibrate_pictures(model, pictures, transform, plan, world, _workers(cfg, plan, world))
     scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
     found = found.improved(model, passes, world, before, scratch)
@@ -153,7 +153,8 @@ def calibrate_pictures(
     return Found(calibration, record, plan.method, some, kept)
 
 
-def _open(cfg: CfgNode, plan: CalibrationPlan) -> Pictures:
+def open_calibrating(cfg: CfgNode, plan: CalibrationPlan) -> Pictures:
+    """The pictures of which `plan` draws its sample."""
     return open_pictures(
         cfg.DATA.DATA_PATH,
         plan.split,

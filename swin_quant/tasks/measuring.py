@@ -1,6 +1,7 @@
 """What a search is to measure, and how."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.bench.cpu import features, usable_cores
 from swin_quant.cards.versions import versions
+from swin_quant.data.sampling import digest
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
-from swin_quant.tasks.measured_on import MeasuredOn
+from swin_quant.tasks.measured_on import MeasuredOn, drawn
 from swin_quant.tasks.sensitivity import Sampling
 
 
@@ -83,14 +85,20 @@ class Measuring:
     def journal(self) -> Path:
         return self.folder / f"{self.name}.journal.json"
 
+    @cached_property
+    def pictures_sha256(self) -> str:
+        """Of the names of the pictures."""
+        return digest(self.pictures.names if self.pictures else drawn(self.cfg, self.sampling))
+
     @property
     def subject(self) -> dict[str, Any]:
-        """What results depend on besides the pictures themselves: plain data."""
+        """What results depend on: plain data."""
         return {
             "checkpoint": sha256_of(self.checkpoint),
             "base": self.start.sha256,
             "engine": self.engine,
             "batch": self.batch,
+            "pictures": self.pictures_sha256,
             "sampling": asdict(self.sampling),
             "options": asdict(self.options),
             "cpu": {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))},

@@ -19,7 +19,6 @@ from swin_quant.cards.lineage import original_of
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import digest
 from swin_quant.engines.baseline import load_original
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
@@ -57,17 +56,14 @@ class Measured:
         subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
         self.model: Classifier = subject.model.eval()
         self.card, self.card_file = subject.card, subject.card_file
-        self.batches, names = asked.pictures or of_config(
-            asked.cfg, asked.sampling, Preprocess.from_dict(subject.card.preprocess)
-        )
+        preprocess = Preprocess.from_dict(subject.card.preprocess)
+        self.batches, _ = asked.pictures or of_config(asked.cfg, asked.sampling, preprocess)
         self.pictures = sum(map(len, self.batches))
         original = self._original()
         with torch.inference_mode():
             self.expected = [(original or self.model)(images) for images in self.batches]
-        self.journal = Journal(
-            asked.journal,
-            asked.subject | {"pictures": digest(names)} | ({"original": self.card.original_sha256} if original else {}),
-        )
+        beside = {"original": self.card.original_sha256} if original else {}
+        self.journal = Journal(asked.journal, asked.subject | beside)
         if self.journal.found:
             log.info("%s: %d results of an earlier search", self.journal.path, self.journal.found)
         if not asked.is_timed:

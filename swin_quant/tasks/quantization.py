@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,31 @@ from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import takers, targets
 from swin_quant.backends.saturation import without_saturation
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
+from swin_quant.base.journal import plain
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import CalibrationRecord, DatasetRecord
+from swin_quant.config.portable import portable_config
+from swin_quant.data.calibration import seeded_order
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import digest
 from swin_quant.engines.options import EngineOptions
+from swin_quant.engines.scoring import dataset_record, open_labelled
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
-from swin_quant.tasks.calibrate import CalibrationPlan
+from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
 from swin_quant.tasks.verify import failures
 
 VAL = "val"
+_FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class Quantization:
         if self.searching and self.saturation_safe:
             raise UsageError("‹saturation_safe›: what is searched for is measured as it is: leave it out")
 
-    @property
+    @cached_property
     def searching(self) -> PolicySearch | None:
         """The search for a policy, where a budget is given."""
         if self.budget == Budget() and self.max_ms is None:
@@ -74,6 +85,17 @@ class Quantization:
     def exported(self) -> Policy | None:
         """The policy of the artifact; None while it is not found yet."""
         return found_before(self.searching) if self.searching else self.chosen
+
+    @cached_property
+    def scored_on(self) -> DatasetRecord:
+        """The pictures that the artifact is scored on. SwinQuantError where they are not to be had."""
+        cfg = self.cfg
+        return dataset_record(cfg.DATA.DATA_PATH, VAL, open_labelled(cfg, VAL, World(), cache_mode="no"))
+
+    @cached_property
+    def calibrated_on(self) -> list[str]:
+        """The pictures of which the first that are readable calibrate. SwinQuantError where they are not to be had."""
+        return seeded_order(open_calibrating(self.cfg, self.plan), self.plan.seed)
 
     @property
     def target(self) -> Backend:
@@ -103,23 +125,52 @@ class Quantization:
 
 def is_calibrated(asked: Quantization) -> bool:
     """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
+    return changed(asked) == []
+
+
+def changed(asked: Quantization) -> list[str] | None:
+    """What is asked for otherwise than the calibrated checkpoint was made; None where there is none."""
     card = _card(asked.calibrated)
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
-        return False
+        return None
     record, plan = card.calibration, asked.plan
     methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
     chosen = "node_methods" in record  # for each node: calibrator auto
-    return (
-        card.source["sha256"] == sha256_of(asked.checkpoint)
-        and card.checkpoint["sha256"] == sha256_of(asked.calibrated)
-        and (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"]
-        and card.config["DATA"]["DATA_PATH"] == Path(asked.cfg.DATA.DATA_PATH).name
-        and record["pictures"] == plan.batches * plan.batch_size
-        and (record["split"], record["seed"], record["augment"]) == (plan.split, plan.seed, plan.augment)
-        and (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
-        and (chosen or record.get("methods") == methods)
-        and plan.passes.made(record.get("passes", []))
-    )
+    calibrator = (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
+    same = {
+        "the float checkpoint": card.source["sha256"] == sha256_of(asked.checkpoint),
+        "the calibrated file": card.checkpoint["sha256"] == sha256_of(asked.calibrated),
+        "the policy": (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"],
+        "the model": _same_model(card, asked.cfg),
+        "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
+        "the calibrator": calibrator and (chosen or record.get("methods") == methods),
+        "the percentile": record["percentile"] in (None, plan.method.percentile),
+        "the passes": plan.passes.made(record.get("passes", [])),
+    }
+    different = [what for what, is_same in same.items() if not is_same]
+    return different if _same_pictures(record, card, asked) else [*different, "the pictures"]
+
+
+def _same_model(card: RunCard, cfg: CfgNode) -> bool:
+    """By the keys that both know: a newer version may have more."""
+    before, now = card.config["MODEL"], plain(portable_config(cfg)["MODEL"])
+    return all(before[key] == now[key] for key in before.keys() & now.keys() - _FILES)
+
+
+def _same_pictures(record: CalibrationRecord, card: RunCard, asked: Quantization) -> bool:
+    """Whether the same calibrated; the data are only opened where nothing else tells."""
+    plan, count = asked.plan, asked.plan.batches * asked.plan.batch_size
+    if (
+        card.config["DATA"]["DATA_PATH"] != Path(asked.cfg.DATA.DATA_PATH).name
+        or record["pictures"] != count
+        or (record["split"], record["seed"], record["augment"]) != (plan.split, plan.seed, plan.augment)
+    ):
+        return False
+    try:
+        readable = (name for name in asked.calibrated_on if name not in record["unreadable"])
+    except SwinQuantError:  # whoever calibrates says what is wrong with them
+        return False
+    return record["pictures_sha256"] == digest(islice(readable, count))
 
 
 def artifact_of(asked: Quantization) -> Artifact | None:
@@ -165,9 +216,8 @@ def is_verified(asked: Quantization) -> bool:
 def is_scored(asked: Quantization) -> bool:
     """Whether the artifact has a result on the pictures of the data path."""
     made = artifact_of(asked)
-    place = (Path(asked.cfg.DATA.DATA_PATH).name, VAL)
-    results = made.card.measured() if made else []
-    return any(result.policy and (result.dataset["name"], result.dataset["split"]) == place for result in results)
+    results = [result for result in made.card.measured() if result.policy] if made else []
+    return any(result.dataset == asked.scored_on for result in results)
 
 
 def _card(file: Path) -> RunCard | None:

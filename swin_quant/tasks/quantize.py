@@ -23,6 +23,7 @@ from swin_quant.tasks.quantization import (
     VAL,
     Quantization,
     artifact_of,
+    changed,
     is_calibrated,
     is_scored,
     is_verified,
@@ -35,11 +36,13 @@ _OF_SCORING = ("DATA_PATH", "ZIP_MODE", "BATCH_SIZE", "NUM_WORKERS", "CACHE_MODE
 
 
 class Step(NamedTuple):
-    """One step: the command that does the same, whether its result is there, and what does it."""
+    """One step: the command that does the same, whether its result is there, what does it, and in what its result is
+    of something else, if one is there."""
 
     command: str
     is_done: Callable[[], bool]
     do: Callable[[], object]
+    changed: Callable[[], list[str] | None] = list
 
 
 def steps(asked: Quantization) -> list[Step]:
@@ -56,7 +59,7 @@ def steps(asked: Quantization) -> list[Step]:
     count, passes = asked.plan.batches * asked.plan.batch_size, asked.plan.passes.words
     found = [
         Step(command("calibrate", asked.checkpoint, data, policy, f"--pictures {count}{passes}", "--no-eval", folder),
-             partial(is_calibrated, asked), partial(_calibrate, asked)),
+             partial(is_calibrated, asked), partial(_calibrate, asked), partial(changed, asked)),
     ]  # fmt: skip
     if searching := asked.searching:
         engine = f"--engine {asked.backend}"
@@ -92,7 +95,9 @@ def quantize(asked: Quantization) -> Artifact:
     todo = steps(asked)
     for number, step in enumerate(todo, 1):
         done = step.is_done()
-        log.info("%d/%d %s%s", number, len(todo), _with_file(step.command, asked), ": done before" if done else "")
+        others = [] if done else step.changed()
+        said = ": done before" if done else f": done again, for changed: {', '.join(others)}" if others else ""
+        log.info("%d/%d %s%s", number, len(todo), _with_file(step.command, asked), said)
         if not done:
             step.do()
     if asked.engine is None:

@@ -139,13 +139,15 @@ def search(asked: PolicySearch) -> SearchResult:
 
 
 def found_before(asked: PolicySearch) -> Policy | None:
-    """What an earlier search found for the same budget, checkpoint and engine, on a machine like this; else None."""
+    """What an earlier search found for the same budget, checkpoint, pictures and engine, on a machine like this; else
+    None."""
     try:
         journal, policy = read_journal(asked.of.journal), load_policy(str(asked.place))
     except SwinQuantError:
         return None
-    same = plain(asked.of.subject).items() <= journal.subject.items()
-    return policy if same and journal.entries.get(asked.found) == policy.sha256 else None
+    if journal.entries.get(asked.found) != policy.sha256:
+        return None
+    return policy if plain(asked.of.subject).items() <= journal.subject.items() else None
 
 
 def search_record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:

@@ -103,10 +103,29 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
 
-@pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1]])
+@pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
+                                    ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
+                                    ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
 def test_another_wish_is_another_calibration(run, words, made, change):
     planned = run("quantize", *words, *change, "--dry-run")
     assert planned.code == 0 and "# done" not in planned.out
+
+
+@pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
+def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
+    """As many, below a folder of the same name: only their own names tell."""
+    other = shutil.copytree(pictures, made.parent.parent / "other" / pictures.name)
+    for file in (other / split).rglob("*.*"):
+        file.rename(file.with_stem(f"new_{file.stem}"))
+    words[words.index(pictures)] = other
+    assert run("quantize", *words, "--dry-run").out.count("# done") == done
+
+
+@pytest.mark.slow
+def test_it_is_said_why_a_calibration_is_done_again(run, words, made):
+    again = run("quantize", *words, "--percentile", 99, "--opts", "DATA.INTERPOLATION", "bilinear")
+    assert again.code == 0 and again.err.count("done before") == 0
+    assert "done again, for changed: the preprocessing, the percentile" in again.err
 
 
 def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from functools import partial
 
 import pytest
@@ -339,6 +340,14 @@ def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(small, r
     done = run(*words, "--min-agreement", 0)
     assert done.code == 0 and "acc@1" in done.out, done
     assert run(*words, "--min-agreement", 0).err.count("done before") == 5
+    used = RunCard.read(tmp_path / "swin_micro_calib.json").calibration["files"]
+    other = shutil.copytree(pictures, tmp_path / "other" / pictures.name)
+    for file in (other / "train").rglob("*.*"):  # losses were told on all of them
+        if file.relative_to(other / "train").as_posix() not in used:
+            file.rename(file.with_stem(f"{file.stem}_new"))
+    words[words.index(pictures)] = other
+    planned = run(*words, "--min-agreement", 0, "--dry-run").out.splitlines()
+    assert ["# done" in line for line in planned] == [True] + 4 * [False]
     elsewhere = [2 if before == "--threads" else word for before, word in zip(["", *words], words, strict=False)]
     again = run(*elsewhere, "--min-agreement", 0)  # what is fastest may be another policy there
     assert again.code == 0 and "is of another run; begun anew" in again.err, again
