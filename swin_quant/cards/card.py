@@ -30,6 +30,7 @@ from swin_quant.cards.records import (
     FileName,
     KnownOptions,
     Moment,
+    PassRecord,
     Result,
     SourceRecord,
     TrainingRecord,
@@ -83,16 +84,20 @@ class RunCard:
         return training is not None and (quantized or "ranges" in training)
 
     @property
+    def kept_passes(self) -> list[PassRecord]:
+        """Those that the weights have seen."""
+        passes = self.calibration.get("passes", []) if self.calibration else []
+        return [one for one in passes if one["kept"]]
+
+    @property
     def has_own_weights(self) -> bool:
         """Whether the weights, in float, compute another thing than the source: QAT, or passes that correct them."""
-        passes = self.calibration.get("passes", []) if self.calibration else []
-        return self.is_qat or any(one["kept"] and not one["keeps_function"] for one in passes)
+        return self.is_qat or any(not one["keeps_function"] for one in self.kept_passes)
 
     @property
     def changes_features(self) -> bool:
         """Whether maps of stages are others than the source's, at some size of pictures, though the logits are not."""
-        passes = self.calibration.get("passes", []) if self.calibration else []
-        return any(one["kept"] and not one.get("keeps_features", True) for one in passes)
+        return any(not one.get("keeps_features", True) for one in self.kept_passes)
 
     @property
     def original_sha256(self) -> str | None:

@@ -29,7 +29,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish, trained_before
+from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish, made_before
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 
@@ -76,7 +76,7 @@ def calibrate_checkpoint(
     torch.manual_seed(cfg.SEED)
     model = build_model(cfg)
     source = load_float(model, checkpoint, replace_head=replace_head) if checkpoint else None
-    before = trained_before(checkpoint, source)
+    before = made_before(checkpoint, source is not None and source.calibrated)
     if checkpoint is None:
         log.warning("no checkpoint: these are random weights, good for timing only")
     elif source and not source.calibrated and path.exists() and path.samefile(checkpoint):

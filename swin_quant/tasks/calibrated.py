@@ -18,7 +18,7 @@ from swin_quant.cards.records import (
     RangesRecord,
     TrainingRecord,
 )
-from swin_quant.checkpoint import Source, save_calibrated
+from swin_quant.checkpoint import save_calibrated
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.spread import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
@@ -64,20 +64,23 @@ def save_with_card(
     return card
 
 
-def trained_before(checkpoint: str | None, source: Source | None) -> RunCard | None:
-    """The card of a checkpoint with weights of its own: whatever is made from it came from the same original."""
-    if checkpoint is None or source is None:
+def made_before(checkpoint: str | None, calibrated: bool) -> RunCard | None:
+    """The card of a checkpoint that is calibrated already, or has weights of its own: whatever is made from it came
+    from the same original, through the same passes. `calibrated`: its weights hold ranges."""
+    if checkpoint is None:
         return None
     try:
         card = card_of(checkpoint)
     except SwinQuantError:
-        if source.calibrated:  # it may be QAT's
+        if calibrated:  # it may be QAT's
             raise
         return None  # some other JSON beside a float checkpoint
-    return card if card and card.has_own_weights else None
+    if card is None or card.has_own_weights:
+        return card
+    return card if card.calibration and card.source else None  # random weights that were calibrated have no source
 
 
 def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
-    """How the weights were trained, for the card of new ranges; None where they were not (`trained_before`)."""
+    """How the weights were trained, for the card of new ranges; None where they were not (`made_before`)."""
     as_calibrated = RangesRecord(weights=None, activations=None)
     return {**before.training, "ranges": as_calibrated} if before and before.training else None

@@ -51,8 +51,7 @@ class Found:
         plan = plan.for_model(model)
         if len({tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in self.images if len(batch)])}) > 1:
             return self._of_several_sizes(plan)
-        recorded = before.calibration.get("passes", []) if before and before.calibration else []
-        earlier = [one for one in recorded if one["kept"]]
+        earlier = before.kept_passes if before else []
         method, record, (first, then) = self.method, self.record, plan.around_ranges()
         with eval_mode(model):
             calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)

@@ -1,7 +1,7 @@
 """What is asked of `quantize`, and what of it is done: by what the files of the output folder say of themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.base.journal import plain
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, DatasetRecord
 from swin_quant.config.portable import portable_config
@@ -31,6 +31,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
+from swin_quant.tasks.calibrated import calibrated_again, made_before
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
@@ -134,21 +135,33 @@ def changed(asked: Quantization) -> list[str] | None:
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
         return None
     record, plan = card.calibration, asked.plan
+    before = made_before(asked.checkpoint, calibrated=False)
+    earlier = before.kept_passes if before else []
     methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
     chosen = "node_methods" in record  # for each node: calibrator auto
     calibrator = (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
     same = {
-        "the float checkpoint": card.source["sha256"] == sha256_of(asked.checkpoint),
+        "the checkpoint": _same_weights(card, before, asked.checkpoint),
         "the calibrated file": card.checkpoint["sha256"] == sha256_of(asked.calibrated),
         "the policy": (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"],
         "the model": _same_model(card, asked.cfg),
         "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
         "the calibrator": calibrator and (chosen or record.get("methods") == methods),
         "the percentile": record["percentile"] in (None, plan.method.percentile),
-        "the passes": plan.passes.made(record.get("passes", [])),
+        "the passes": card.kept_passes[: len(earlier)] == earlier
+        and plan.passes.made(record.get("passes", [])[len(earlier) :]),
     }
     different = [what for what, is_same in same.items() if not is_same]
     return different if _same_pictures(record, card, asked) else [*different, "the pictures"]
+
+
+def _same_weights(card: RunCard, before: RunCard | None, checkpoint: str) -> bool:
+    """Whether a card's weights are those of `checkpoint`, or its calibrated ones, of which `before` is the card."""
+    if card.source is None or before is None:
+        return card.source is not None and card.source["sha256"] == sha256_of(checkpoint)
+    trained = replace(before, training=calibrated_again(before))
+    same_source = before.source is not None and card.source["sha256"] == before.source["sha256"]
+    return same_source and without_paths(card)["training"] == without_paths(trained)["training"]
 
 
 def _same_model(card: RunCard, cfg: CfgNode) -> bool:

@@ -138,6 +138,13 @@ def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp
 
 
 @pytest.mark.slow
+def test_a_calibrated_checkpoint_is_quantized_like_a_float_one(run, words, made, tmp_path):
+    words[0], words[-1] = made.with_name("swin_micro_calib.pth"), tmp_path / "again"
+    assert run("quantize", *words).code == 0
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 4
+
+
+@pytest.mark.slow
 def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.err and "tensorrt-cu" in done.err

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
 from swin_quant.checkpoint import load_calibrated, save_float
 from swin_quant.config import find_config, load_config
 from swin_quant.config.portable import portable_config
@@ -51,6 +52,16 @@ def test_the_policy_changes_no_byte_of_the_checkpoint(cfg, weights, tmp_path):
         for name in ("ft-mode1", "ft-mode2", "qdq", "float")
     ]
     assert len(set(files)) == 1
+
+
+def test_the_original_stays_the_float_file_through_another_calibration(cfg, weights, tmp_path):
+    """Also over the calibrated file itself, whose own hash would then be of no file that there is."""
+    first = calibrate_checkpoint(cfg, weights, load_policy("ft-mode1"), PLAN, tmp_path)
+    again = calibrate_checkpoint(cfg, str(first.checkpoint), load_policy("ft-mode2"), PLAN, tmp_path)
+    assert again.card.source and again.card.source["sha256"] == sha256_of(weights)
+    unknown = calibrate_checkpoint(cfg, None, load_policy("ft-mode1"), PLAN, tmp_path / "random")
+    again = calibrate_checkpoint(cfg, str(unknown.checkpoint), load_policy("ft-mode1"), PLAN, tmp_path / "again")
+    assert again.card.source and again.card.source["sha256"] == sha256_of(unknown.checkpoint)
 
 
 def test_random_weights_are_the_seed_s(cfg, tmp_path):
