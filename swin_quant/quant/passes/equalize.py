@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.schema import check_fields, within
+from swin_quant.base.schema import check_fields, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
@@ -37,7 +37,7 @@ _SMALLEST = 2.0**-12  # of the largest channel: smaller ones count as that
 class EqualizeOptions:
     """`alpha`: the strengths that are tried; `pictures` that measure. `only_outliers`: leave alone what has none."""
 
-    alpha: tuple[Annotated[float, within(least=0, most=1)], ...] = (0.5, 0.7)
+    alpha: Annotated[tuple[Annotated[float, within(least=0, most=1)], ...], counted(1, 64)] = (0.5, 0.7)
     pictures: Annotated[int, within(least=1)] = 32
     only_outliers: bool = False
 

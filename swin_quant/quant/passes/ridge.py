@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from swin_quant.base.schema import check_fields, within
+from swin_quant.base.schema import check_fields, counted, within
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
@@ -23,7 +23,7 @@ class RidgeOptions:
     """`damp`: what lambda may be, as a share of the inputs' mean variance."""
 
     pictures: Annotated[int, within(least=1)] = 256
-    damp: tuple[Annotated[float, within(above=0)], ...] = DAMPS
+    damp: Annotated[tuple[Annotated[float, within(above=0)], ...], counted(1, 64)] = DAMPS
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -50,6 +50,8 @@ def test_options_are_as_they_are_told():
         ([{"name": "equalize", "strength": 1}], "unknown key 'strength'"),
         ([{"name": "equalize", "alpha": "much"}], "alpha"),
         ([{"name": "equalize", "alpha": [2.0]}], "at most 1"),
+        ([{"name": "equalize", "alpha": []}], "alpha is (), but must be a list of 1 to 64 entries"),
+        ([{"name": "ridge", "damp": []}], "damp is (), but must be a list of 1 to 64 entries"),
         ([{"name": "bias_correction", "pictures": 0}], "at least 1"),
         ([{"name": "bias_correction", "sequential": "maybe"}], "sequential"),
         (
