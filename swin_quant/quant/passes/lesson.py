@@ -56,12 +56,19 @@ class Lesson:
 
 
 def lesson_of(
-    step: UnitRun, given: Sequence[Tensor], weights: Tensor | None, gradients: Tensor | None = None
+    step: UnitRun,
+    given: Sequence[Tensor],
+    weights: Tensor | None,
+    gradients: Tensor | None = None,
+    shown_as: int = 1,
 ) -> Lesson:
-    """What the unit gives in float, of the batches that it is `given` behind quantized units; `weights` of channels."""
+    """What the unit gives in float, of the batches that it is `given` behind quantized units; `weights` of channels.
+
+    `shown_as`: how many rows, one behind the other, are of one picture, which teaches or judges with all of them.
+    """
     targets = torch.cat(step.outputs)
     root = targets.new_ones(()) if weights is None else _beside(step.unit, targets, weights.to(targets.device).sqrt())
-    held_out = max(1, round(_HELD_OUT * len(targets)))
+    held_out = shown_as * max(1, round(_HELD_OUT * len(targets) / shown_as))
     return Lesson(torch.cat(step.inputs), torch.cat(list(given)), targets, root, held_out, gradients)
 
 

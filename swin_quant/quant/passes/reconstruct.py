@@ -50,8 +50,10 @@ class ReconstructOptions:
 def run(piece: Workpiece, options: ReconstructOptions) -> str:
     """Reconstruct the units in order; one whose output is no better for it is left as it was."""
     images = piece.first(options.pictures)
-    if options.mirror and 2 * sum(map(len, images)) <= options.pictures:
-        images = with_mirrored(images)
+    if sum(map(len, images)) < 2:  # it would judge units by what they learned from
+        return "one picture: none is left to judge by"
+    shown_as = 2 if options.mirror and 2 * sum(map(len, images)) <= options.pictures else 1
+    images = with_mirrored(images) if shown_as == 2 else images
     key = key_of([piece.model, piece.original], images, ["reconstruct", asdict(options)])
     weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
     gains: dict[str, float] = {}
@@ -69,7 +71,7 @@ def run(piece: Workpiece, options: ReconstructOptions) -> str:
                     if options.rank
                     else None
                 )
-                lesson = lesson_of(step, given, weights.get(step.name), gradients)
+                lesson = lesson_of(step, given, weights.get(step.name), gradients, shown_as)
                 found = _improved(step.unit, lesson, options, number)
                 piece.scratch.keep(name, found)
             gains[step.name] = found.pop("gain").item()
@@ -84,8 +86,7 @@ def run(piece: Workpiece, options: ReconstructOptions) -> str:
 
 
 def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
-    """Each picture and its mirror image behind it: what judges, the last quarter, is then no mirror image of what
-    teaches."""
+    """Each picture and its mirror image behind it."""
     pairs = (torch.stack([batch, batch.flip(-1)], dim=1).flatten(0, 1) for batch in images)
     return [part for both in pairs for part in both.split(len(both) // 2)]
 

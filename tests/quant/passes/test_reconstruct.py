@@ -17,6 +17,7 @@ from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.reconstruct import ReconstructOptions, run, with_mirrored
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
@@ -73,6 +74,30 @@ def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
     assert torch.equal(rows[::2], images) and torch.equal(rows[1::2].flip(3), images)
     teaching, judging = rows[:-12], rows[-12:]
     assert not any(torch.equal(x.flip(-1), y) for x in teaching for y in judging)
+
+
+@pytest.mark.parametrize("pictures", [2, 6, 10])
+def test_nothing_is_judged_by_the_mirror_image_of_what_taught(pictures, pieced, monkeypatch):
+    lessons = []
+
+    def look(unit, lesson, *rest):
+        lessons.append(lesson)
+        return state_of(unit) | {"gain": torch.tensor(0.0)}
+
+    monkeypatch.setattr(reconstruct, "_improved", look)
+    run(pieced(pictures=pictures), SHORT)
+    for lesson in lessons:
+        rows = list(lesson.shown), list(lesson.judging)
+        taught, judged = ({row // 2 for row in each} for each in rows)  # a picture, and its mirror image behind it
+        assert len(rows[0]) + len(rows[1]) == 2 * pictures and taught and judged and not taught & judged
+    assert lessons
+
+
+def test_one_picture_teaches_nothing(pieced):
+    piece = pieced(pictures=1)
+    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+    assert run(piece, SHORT) == "one picture: none is left to judge by"
+    assert same(piece.model.state_dict(), before)
 
 
 def test_mirror_images_count_as_pictures(pieced):
