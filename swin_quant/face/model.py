@@ -140,7 +140,7 @@ class Model:
         return {
             "network": type(self.module).__name__,
             "size": f"{count / 1e6:.1f} M parameters",
-            "calibrated": found if record or self.is_calibrated else None,
+            "calibrated": found if self.is_calibrated else None,
             "policy": self.policy.name if self.policy else None,
             "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,
             "file": str(self.file) if self.file else None,

@@ -11,7 +11,7 @@ from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import CheckpointRecord
+from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
@@ -30,7 +30,8 @@ def convert(
 ) -> RunCard:
     """Write the weights of `checkpoint` to `target`, as `dtype`, in the format of its suffix; returns the new card.
 
-    How they were trained stays known; what was measured was measured of the other file.
+    How they were trained, or corrected by passes, and from which original, stays known; what was measured was measured
+    of the other file.
     """
     if target.suffix not in FORMATS:
         raise UsageError(f"‹to› {target}: must end in {' or '.join(FORMATS)}")
@@ -47,13 +48,20 @@ def convert(
     for exchange in exchanges_of(model):  # others know the names of a trained network only
         take_back(model, exchange)
     before = card_of(checkpoint)
-    record = before.source if before and before.is_qat else source.record()
+    record = before.source if before and before.has_own_weights else source.record()
     ensure_writable_dir(target.parent)
     save_float(model, target, dtype)
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), record)
     if before:
         training = calibrated_again(before) if before.is_qat else before.training
-        card = replace(card, preprocess=before.preprocess, training=training)
+        card = replace(card, preprocess=before.preprocess, training=training, calibration=_passes_of(before))
     card = replace(card, checkpoint=CheckpointRecord(file=target.name, sha256=sha256_of(target)))
     card.write(card_path(target))
     return card
+
+
+def _passes_of(card: RunCard) -> CalibrationRecord | None:
+    """The calibration, where passes behind it gave weights of their own; without what is said of its ranges."""
+    if card.calibration is None or not (card.has_own_weights and card.kept_passes):
+        return None
+    return {**card.calibration, "check": None, "statistics": None, "advice": []}

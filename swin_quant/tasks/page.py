@@ -61,7 +61,7 @@ def _subject(cards: Mapping[Path, RunCard], opened: Opened | None, count: int) -
     checkpoint = next((file for path in paths if (file := find(cards[path].checkpoint, [path.parent]))), None)
     if checkpoint is None:
         return replace(subject, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")
-    if first.calibration is None and first.policy is None:
+    if first.policy is None:
         return replace(subject, missing=f"{first.name}: is a float checkpoint, which has no nodes yet")
     artifacts = [card for card in cards.values() if card.artifact]
     try:

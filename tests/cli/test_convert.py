@@ -60,3 +60,16 @@ def test_a_weight_beyond_float16_is_named(run, micro, tmp_path):
                "--dtype", "float16")  # fmt: skip
     assert "head.weight does not fit into torch.float16" in done.error(1)
     assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictures, tmp_path):
+    """Their original is the float file that was calibrated, as for the calibrated file itself."""
+    (tmp_path / "mine.yaml").write_text("passes: [gptq]\n")
+    told = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu"]
+    passes = ["--pictures", 4, "--passes", tmp_path / "mine.yaml", "--policy", "qdq", "--wprec", 4, "--no-eval"]
+    assert run("calibrate", micro / "swin.pth", *told, *passes, "--output", tmp_path).code == 0
+    assert run("convert", tmp_path / "swin_micro_calib.pth", "--to", tmp_path / "x.pth").code == 0
+    done = run("evaluate", tmp_path / "x.pth", *told, "--half", "none")
+    assert done.code == 0 and "corrected weights, unquantized" in done.out, done
+    results = json.loads((tmp_path / "x.json").read_text())["results"]
+    assert [result["weights"] for result in results] == ["original", "ptq"]
