@@ -62,7 +62,16 @@ def finetune(
             record["ranges"] = RangesRecord(
                 weights=now["weights"] or before["weights"], activations=now["activations"] or before["activations"]
             )
-        card = replace(origin, policy=policy.to_dict(), training=record, results=[], versions=versions())
+        card = replace(
+            origin,
+            policy=policy.to_dict(),
+            training=record,
+            results=[],  # and the rest that was measured of other weights
+            verification=[],
+            sensitivity=None,
+            searches=[],
+            versions=versions(),
+        )
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)

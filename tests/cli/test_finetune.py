@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +83,22 @@ def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tm
     assert rows(card) == [*OF_PTQ, ("int8", "ft-mode1", "qat"), UNQUANTIZED]
     assert card["policy"]["name"] == "ft-mode1" and card["calibration"] == card_of(calibrated)["calibration"]
     assert len(read_table(out / "steps.csv")) == 12 and len(read_table(out / "epochs.csv")) == 2
+
+
+def test_what_was_measured_of_the_calibrated_weights_is_not_said_of_the_trained_ones(
+    run, qat_flags, tmp_path, calibrated, card_of
+):
+    start = shutil.copy(calibrated, tmp_path)
+    loss = {"sqnr_db": 30.0, "kl": 0.0, "agreement": 100.0, "drop": 0.0}
+    costs = {"policy": "ft-mode1", "policy_sha256": "0" * 64, "pictures": 8, "pictures_sha256": None, "overall": loss,
+             "groups": [], "profile": {}, "forwards": 1.0}  # fmt: skip
+    searched = {"engine": "onnxruntime", "batch": 1, "budget": "", "met": True, "pictures": 8, "tried": []}
+    measured = {"sensitivity": costs, "searches": [searched]}
+    Path(start).with_suffix(".json").write_text(json.dumps({**card_of(calibrated), **measured}))
+    flags = [start if word == calibrated else word for word in qat_flags]
+    assert run("finetune", *flags, "--epochs", 1, "--no-eval").code == 0
+    card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
+    assert (card["sensitivity"], card["searches"], card["results"]) == (None, [], [])
 
 
 @pytest.mark.slow
