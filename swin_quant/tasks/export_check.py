@@ -38,7 +38,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
         given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
     has_logits = model.output_kind == LOGITS
     found = difference(given, expected) if has_logits else difference_of_outputs([given], [expected])
-    limit = tolerance_of(name, record["precision"])
+    limit = tolerance_of(name, record["precision"], record["options"].get("float_type"))
     text = (
         f"{name} against {reference.name} {label}, {count} seeded pictures: mean |Δlogit| {found['mean']:.3g} "
         f"(limit {limit:g}), max {found['max']:.3g}"

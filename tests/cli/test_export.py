@@ -35,6 +35,13 @@ def exported(done):
 
 
 @pytest.mark.slow
+def test_a_half_body_is_checked_by_the_limit_that_verify_has_for_it(run, calibrated, tmp_path):
+    words = ("--policy", "qdq", "--for", "tensorrt", "--float-type", "float16", "--check", "--output", tmp_path)
+    done = run("export", "--checkpoint", calibrated, *words)
+    assert exported(done).record["options"]["float_type"] == "float16" and "(limit 0.05)" in done.err
+
+
+@pytest.mark.slow
 def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_path):
     done = run("export", "--checkpoint", calibrated, "--for", "openvino", "--check", "--output", tmp_path / "new")
     artifact = exported(done)
