@@ -25,6 +25,7 @@ OF_SUMS = 2.0**-21  # of the largest: what is left of sums, or of 1 + erf, that 
 POISON = 96
 FLOAT8 = torch.float8_e4m3fn
 BYTES = (torch.int8, FLOAT8)
+LARGEST_WEIGHT = 128
 _SETTINGS = settings(
     max_examples=3,
     deadline=None,

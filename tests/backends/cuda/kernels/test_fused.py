@@ -12,6 +12,7 @@ from kernel_runs import (
     BYTES,
     FEW,
     FLOAT8,
+    LARGEST_WEIGHT,
     NEAR,
     WINDOWS,
     Draw,
@@ -32,7 +33,6 @@ from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0)])
 widths = st.sampled_from([32, 96])
-LARGEST_WEIGHT = 128
 
 
 def near(run, operation, outputs, arguments, steps):

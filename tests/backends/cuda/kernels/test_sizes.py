@@ -1,0 +1,126 @@
+"""Every launch of networks as they are deployed, fused and apart, beside its reference.
+
+Large operands take other tiles, warps and stages than small ones. Only a GPU runs them, in a step of
+scripts/gpu_check.sh of their own; the interpreter runs the same check of small networks.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, both, poisoned
+
+from swin_quant.backends.cuda.cases import arguments_of
+from swin_quant.backends.cuda.fusions import FUSIONS, candidates
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.program import ScalarRef, TensorRef
+from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
+from tests.backends.cuda.conftest import MICRO, MORE
+
+BATCH = 8
+MODELS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
+PRECISIONS = ("int8", "float")
+FUSED = {fusion.op for fusion in FUSIONS}
+OUTPUTS = ("out", "out_quantized")
+NUMBERS = {"eps": 1e-5, "scale": 1.0, "levels": 30.0, "input_levels": 30.0, "hidden_levels": 35.0}
+# What a fused kernel keeps on the chip is rounded there: several operands of a row may lie on the other side of a tie
+# than the reference's.
+MOVED = 8
+MOVED_LEVELS = 100  # times NEAR: by how much they move a result in int8
+
+
+@cache
+def launches_of(model, precision):
+    """Each of another shape once."""
+    return distinct(spec_of_config(load_config(find_config(model)), precision), BATCH)
+
+
+def distinct(spec, batch):
+    launches = program_of(spec, batch).launches
+    return list({shape_of(one): one for one in (*launches, *candidates(launches))}.values())
+
+
+def operands(launch, draw):
+    """Arguments of which sums and norms come to about one, and levels to some tens: nothing is saturated."""
+    words = {ref: word for word, ref in reversed(launch.operands.items()) if word not in OUTPUTS}
+    made = arguments_of(launch, lambda ref: tensor(draw, launch, words.get(ref, "out"), ref))
+    kind = next((ref.dtype for word, ref in launch.operands.items() if word in ("qkv", "a")), None)
+    for word, value in launch.arguments.items():
+        if isinstance(value, ScalarRef):
+            made[word] = number(word, kind, launch.arguments)
+    return made
+
+
+def tensor(draw, launch, word, ref):
+    width = ref.shape[-1]
+    if word in OUTPUTS:
+        return poisoned(ref.dtype, *ref.shape)
+    if word.startswith("scale"):
+        w = launch.arguments[word.replace("scale", "w")]
+        return draw.positive(*ref.shape) / (w.shape[1] ** 0.5 * SQUARES.get(w.dtype, 1))
+    if word in ("w", "w1", "weight") and ref.dtype not in BYTES and len(ref.shape) > 1:
+        return draw.real(*ref.shape, dtype=ref.dtype, scale=width**-0.5)
+    if word == "levels":
+        return draw.positive(*ref.shape, low=20, high=60)
+    if word == "lengths":
+        heads = launch.arguments["epilogue"].head_dim
+        return draw.positive(width // heads).repeat_interleave(heads)
+    return draw.operand(ref.dtype, *ref.shape)
+
+
+def number(word, kind, arguments):
+    if word == "logits_scale":
+        heads = arguments["qkv"].shape[1] // (3 * arguments["heads"])
+        return 1 / heads**0.5 / SQUARES.get(kind, 1)
+    largest = 127.0 if kind == torch.int8 else 448.0
+    if word == "softmax_levels":
+        return largest
+    if word == "context_scale":
+        return 1 / largest if arguments["softmax_levels"] else 1.0
+    return NUMBERS[word]
+
+
+def check(run, launch, seed=1):
+    arguments = operands(launch, Draw(seed))
+    outputs = [word for word in OUTPUTS if isinstance(launch.arguments.get(word), TensorRef)]
+    rounded = [word for word in outputs if arguments[word].dtype in BYTES]
+    for got, exact in both(run, launch.op, outputs, arguments, rounded):
+        assert exact.float().std() > 0 and got.shape == exact.shape
+        if launch.op == "attention":
+            tiled = arguments["windows"].tokens > 64
+            moves = 2**-11 * arguments["qkv"].float().abs().max() if tiled else 0.0
+            assert_near(run, got, exact, steps=30 if tiled else 2, moves=moves)
+        elif launch.op not in FUSED:
+            assert_near(run, got, exact)
+        elif got.dtype in BYTES:
+            assert_near(run, got, exact, steps=MOVED_LEVELS)
+        else:
+            step = MOVED * LARGEST_WEIGHT * arguments["scale"].max() if arguments["w"].dtype in BYTES else 1e-2
+            norm = arguments.get("norm_weight") if launch.arguments.get("post", launch.op == "mlp") else None
+            step = step if norm is None else step * norm.abs().max()
+            assert (got.float() - exact.float()).abs().max() <= 4e-3 * exact.float().abs().max() + step
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_launches_of_small_networks(run, tiny_config, kind, precision):
+    for launch in distinct(spec_of_config(tiny_config(kind, **MICRO, **MORE[kind]), precision), 2):
+        check(run, launch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("run", ["gpu"], indirect=True)
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(launch, id=f"{precision} {model}: {launch.name}, {launch.op}")
+        for precision in PRECISIONS
+        for model in MODELS
+        for launch in launches_of(model, precision)
+    ],
+)
+def test_launches_of_networks(run, launch):
+    check(run, launch)
