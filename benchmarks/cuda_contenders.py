@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,14 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.cuda.binding import bind
+from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.engine import machine_here
 from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.network import Network, pack
+from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
 from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
@@ -41,6 +43,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 
 REPLAYS, INPUTS, WARM_UP, WARM_S = 40, 4, 5, 0.1
+CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared: `Expected`
 Run = Callable[[Tensor], object]
 
 
@@ -100,17 +103,58 @@ def measure(place: Place, job: Job) -> Timed:
 
 
 def engine(name: str, batch: int, place: Place, precision: str) -> Run:
-    """Our engine: a program bound to memory; the graph is `milliseconds`' own."""
+    """Our engine: a program bound to memory; the graph is `milliseconds`' own. SwinQuantError of wrong logits."""
     network, device = packed(name, precision), torch.device(place.device)
     tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
     tuned = place.tuned
     bound = bind(fused_program(network.spec, batch, place.machine, tuned), tensors, network.scalars, device, tuned)
+    check_logits(bound, expected(name, precision))
 
     def run(images: Tensor) -> None:
         bound.images.copy_(images)
         bound()
 
     return run
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Logits of the references for a few pictures, and how near to them, in dB of SQNR, all right ones are.
+
+    Two right results differ by where values on ties were rounded to: at worst in everything, when either is as far from
+    the float network as the other and both errors are independent, by 3 dB more than one from float. MARGIN is twice
+    that. In random networks attention is even, and logits hardly tell of q and k: kernels are tested one by one, too.
+    """
+
+    images: Tensor
+    logits: Tensor
+    floor_db: float
+
+
+@cache
+def expected(name: str, precision: str) -> Expected:
+    network = packed(name, precision)
+    images = torch.randn(CHECKED, *shape_of(name), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        of_float, logits = calibrated(name, "cuda")(images), HostSession(network)(images)
+    return Expected(images, logits, sqnr_db(of_float, logits) - MARGIN_DB)
+
+
+def check_logits(bound: Bound, right: Expected) -> None:
+    """SwinQuantError unless a program gives them, wherever in the batch a picture is."""
+    which = torch.arange(len(bound.images)) % len(right.images)
+    bound.images.copy_(right.images[which])
+    bound()
+    found = sqnr_db(right.logits[which], bound.logits.cpu())
+    if not found >= right.floor_db:  # nor is what is no number
+        raise SwinQuantError(
+            f"wrong logits, whose time is none: SQNR {found:.1f} dB to the references', {right.floor_db:.1f} at least"
+        )
+
+
+def sqnr_db(signal: Tensor, other: Tensor) -> float:
+    signal, noise = signal.double(), signal.double() - other.double()
+    return (10 * torch.log10(signal.square().sum() / noise.square().sum())).item()
 
 
 def traced(name: str, batch: int, place: Place) -> Run:
@@ -187,15 +231,17 @@ CONTENDERS: dict[str, Callable[[str, int, Place], Run]] = {
 }
 
 
-@lru_cache(maxsize=2)
+@cache
 def packed(name: str, precision: str) -> Network:
-    """Ours as the engine has it."""
+    """Ours as the engine has it. All are kept, a few GB: a network comes again with each batch, and calibrating a large
+    one on the CPU takes longer than timing it."""
     model = calibrated(name, "cuda")
     return pack(model, spec_for(model, precision))
 
 
+@lru_cache(maxsize=1)
 def calibrated(name: str, policy: str) -> Any:
-    """A random model in evaluation mode with ranges of noise, under a policy."""
+    """A random model in evaluation mode with ranges of noise, under a policy: the last one, for int8 and half."""
     torch.manual_seed(0)
     model = build_model(load_config(find_config(name))).eval()
     apply_policy(model, load_policy(policy))

@@ -6,6 +6,7 @@ Random weights, ranges of noise: they cost what real ones cost. Times are the me
 pictures taking turns. `--seconds` is the limit of all: the most important networks come first, and what is not reached
 is listed. Our kernels are compiled first, by as many processes as there are cores. Everything else runs in a process of
 its own, which is replaced after a contender that hangs, dies, or spoils the GPU: that one has failed, and is listed.
+So is our engine where its logits are not its references': of wrong kernels no time is taken.
 Tiles are those of `--tiles`, a file of `swin-quant tune`, or of cuda_engine.tiles.json in the output folder.
 
 Writes cuda_engine.md and cuda_engine.json, anew after each result. `--device cpu` is a dry run of this script, for

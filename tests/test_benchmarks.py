@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from swin_quant.backends.cuda.kernels import gemm
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -32,6 +34,26 @@ def test_the_best_of_torch_is_named_or_not_claimed(benchmark, ms, said):
     cells = dict(zip(*([cell.strip() for cell in row.split("|")] for row in (head.splitlines()[0], line)), strict=True))
     assert cells["x best torch fp16"] == said
     assert cells["x trace"] == ("8.00" if {"int8", "trace fp16"} <= set(ms) else "-")
+
+
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_kernels_that_compute_something_else_are_not_timed(benchmark, monkeypatch, precision):
+    script, kernel = benchmark("cuda_contenders"), gemm.reference
+    place, images = script.Place("cpu"), torch.randn(3, *script.shape_of("swin_digits"))
+
+    def timed():
+        return script.engine("swin_digits", len(images), place, precision)
+
+    timed()(images)
+
+    def one_row_too_few(*args, out, **more):
+        before = out.view(-1, out.shape[-1])[-1].clone()
+        kernel(*args, out=out, **more)
+        out.view(-1, out.shape[-1])[-1] = before
+
+    monkeypatch.setattr(gemm, "reference", one_row_too_few)
+    with pytest.raises(SwinQuantError, match="wrong logits, whose time is none: SQNR .* dB to the references', .* at"):
+        timed()
 
 
 def answering(labels):
