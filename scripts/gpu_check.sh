@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command of at most nine minutes: tests marked gpu, calibration, scoring in float16,
 # QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step, and the CUDA engine:
-# its kernels' tests, its times beside torch's and TensorRT's, each launch beside its floor, its accuracy beside its
-# references', a file of it from export to bench, and tune. The engine comes first, and its first two steps have the
-# most time.
+# its kernels' tests, every launch of whole networks beside its reference, its times beside torch's and TensorRT's, each
+# launch beside its floor, its accuracy beside its references', a file of it from export to bench, and tune. The engine
+# comes first, and its kernels' tests and its times have the most time. NCCL is opened by tests/gpu/test_ranks.py alone,
+# in `essentials`: under torchrun one rank, which is all that one GPU can have, needs no process group.
 #
 #     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
 #
@@ -18,13 +19,13 @@ cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
 whole=530 # what the limits of steps are parts of
-others=280 # what is left, of these, to the steps behind the engine's first two
+others=280 # what is left, of these, to the steps behind the engine's times
 seconds=530
 while [ $# -gt 0 ]; do
     case "$1" in
         --device) device=${2:?--device cuda or cpu}; shift 2 ;;
         --seconds) seconds=${2:?--seconds N}; shift 2 ;;
-        *) sed -n '2,13p' scripts/gpu_check.sh; exit 2 ;;
+        *) sed -n '2,15p' scripts/gpu_check.sh; exit 2 ;;
     esac
 done
 case $device in cuda | cpu) ;; *) echo "gpu_check.sh: --device $device: it is cuda or cpu" >&2; exit 2 ;; esac
@@ -136,9 +137,12 @@ esac
 # Kernels are compiled by each process that launches them: several share the work, where pytest can start several.
 several=()
 [ "$device" = cuda ] && "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n "$(nproc)" --maxprocesses 12)
+sizes=tests/backends/cuda/kernels/test_sizes.py # of networks as they are deployed
 tests=(env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -m gpu -rA -p no:cacheprovider)
 step kernels 130 "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
-    tests/gpu/test_fusions.py tests/gpu/test_tiles.py
+    tests/gpu/test_fusions.py tests/gpu/test_tiles.py --ignore "$sizes"
+step sizes 70 "${tests[@]}" ${several[@]+"${several[@]}"} "$sizes"
+step essentials 25 "${tests[@]}" tests/gpu/test_ranks.py tests/gpu/test_arithmetic.py
 left=$((end - SECONDS - others * seconds / whole))
 step cuda_engine $((left * whole / seconds)) "$PYTHON" benchmarks/cuda_engine.py --seconds $((left > 30 ? left - 15 : left / 2)) \
     --output "$out" ${engine[@]+"${engine[@]}"}
@@ -167,7 +171,7 @@ step step_time 20 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --bat
 swin_quant compile "$compiling" finetune "${qat[@]}" --compile --output "$work/compile"
 # Last, for it has what time the others left.
 step tests "$whole" "${tests[@]}" tests/gpu --ignore tests/gpu/test_cuda_engine.py --ignore tests/gpu/test_fusions.py \
-    --ignore tests/gpu/test_tiles.py
+    --ignore tests/gpu/test_tiles.py --ignore tests/gpu/test_ranks.py --ignore tests/gpu/test_arithmetic.py
 
 echo "$out/summary.md"
 [ "$failed" -eq 0 ]

@@ -98,3 +98,18 @@ def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, devic
     assert len(deployed) == 1 and commands["bench"].files == [*deployed]
     benchmarks = [words for words in given if words[0].startswith("benchmarks/")]
     assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks) and len(benchmarks) == 4
+
+
+def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
+    """Of an engine whose kernels are wrong, or a GPU on which arithmetic or NCCL is, no time is worth anything."""
+    check(tmp_path, **noting)
+    given = (tmp_path / "notes").read_text().splitlines()
+    timed = next(number for number, line in enumerate(given) if "cuda_engine.py" in line)
+    before = "".join(given[:timed])
+    for tests in (
+        "backends/cuda",
+        "backends/cuda/kernels/test_sizes.py",
+        "gpu/test_ranks.py",
+        "gpu/test_arithmetic.py",
+    ):
+        assert f"tests/{tests}\37" in before and (SCRIPT.parents[1] / "tests" / tests).exists()
