@@ -104,7 +104,7 @@ def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
     """Of an engine whose kernels are wrong, or a GPU on which arithmetic or NCCL is, no time is worth anything."""
     check(tmp_path, **noting)
     given = (tmp_path / "notes").read_text().splitlines()
-    timed = next(number for number, line in enumerate(given) if "cuda_engine.py" in line)
+    timed = next(number for number, line in enumerate(given) if "benchmarks/cuda_engine.py" in line)
     before = "".join(given[:timed])
     for tests in (
         "backends/cuda",
