@@ -16,8 +16,10 @@ import torch
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 
+from swin_quant.backends.cuda.engine import OLDEST
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.tuning import kernels_hash
+from swin_quant.quant.fake_quant import FP8
 
 NEAR = 2e-3
 FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and by how many levels
@@ -26,6 +28,7 @@ POISON = 96
 FLOAT8 = torch.float8_e4m3fn
 BYTES = (torch.int8, FLOAT8)
 LARGEST_WEIGHT = 128
+NO_FLOAT8 = "this GPU has no float8"
 _SETTINGS = settings(
     max_examples=3,
     deadline=None,
@@ -106,6 +109,16 @@ def few(test):
 def is_exact(run):
     """Whether a kernel rounds where its reference does: the interpreter."""
     return run.__name__ != "on_gpu"
+
+
+def has_float8():
+    return torch.cuda.get_device_capability() >= OLDEST[FP8]
+
+
+def need_float8(run):
+    """For tests whose draws are all of it: without a draw a test fails."""
+    if not is_exact(run) and not has_float8():
+        pytest.skip(NO_FLOAT8)
 
 
 def interprets_bounds():

@@ -14,6 +14,7 @@ from kernel_runs import (
     interprets_bounds,
     is_exact,
     maps,
+    need_float8,
     poisoned,
     seeds,
     windowed,
@@ -46,6 +47,7 @@ def test_attention_of_int8(run, seed, m, batch, heads, int8):
 @few
 @given(seed=seeds, m=maps, probabilities=st.booleans())
 def test_attention_of_float8(run, seed, m, probabilities):
+    need_float8(run)
     arguments = windowed(Draw(seed), FLOAT8, m, 2) | {"out": poisoned(FLOAT8, m[0] ** 2, 64), "context_scale": 1.0}
     levels = {"softmax_levels": 448.0, "context_scale": 1 / 448} if probabilities else {}
     assert_attention(run, arguments | levels, tiled=probabilities)
@@ -81,6 +83,8 @@ def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, si
     if is_exact(run) and not interprets_bounds():
         pytest.skip("Triton 3.6 does not interpret a loop whose bounds are values of NumPy 2.4")
     dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
+    if dtype == FLOAT8:
+        need_float8(run)
     out = poisoned(dtype, batch * m[0] ** 2, 64)
     arguments = windowed(Draw(seed), dtype, m, 2, batch) | {"out": out.clone()}
     if how in ("int8", "fastertransformer"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, operands, poisoned, seeds
+from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, need_float8, operands, poisoned, seeds
 
 from swin_quant.backends.cuda.kernels import gemm, norm_quantize
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
@@ -40,6 +40,7 @@ def test_gemm_to_float(run, seed, dtype, m, out):
 @given(seed=seeds, m=st.integers(1, 20), kind=st.sampled_from(["quantize", "gelu"]))
 def test_gemm_to_float8(run, seed, m, kind):
     """What it writes saturates: some sums lie beyond the largest value."""
+    need_float8(run)
     draw = Draw(seed)
     arguments = linear(draw, FLOAT8, m, 40, 64) | {"epilogue": Epilogue(kind), "levels": 300.0}
     assert_same(run, "gemm", ["out"], arguments | {"out": poisoned(FLOAT8, m, 40)})
