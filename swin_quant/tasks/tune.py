@@ -7,6 +7,7 @@ that hangs, dies or spoils the GPU costs its own time.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
@@ -52,12 +53,14 @@ def tune(
     """Time tile candidates of every kernel shape of the artifact at `path` for these batches, as far as time allows.
 
     The file is written to `to`, or beside the artifact, where the engine looks for it. What it holds of this GPU, these
-    kernels and this compiler stays. UsageError without a GPU.
+    kernels and this compiler stays. UsageError without a GPU, and for what is no time or no file.
     """
     if not torch.cuda.is_available():
         raise UsageError("tune times kernels on a GPU, and torch finds none here")
     if strange := [batch for batch in batches if batch < 1]:
         raise UsageError(f"‹batch› {strange[0]}: must be at least 1")
+    if not 0 < seconds < inf:
+        raise UsageError(f"‹seconds› {seconds:g}: must be a number above 0")
     artifact = open_artifact(path)
     spec = read_network(artifact.file).spec
     check_gpu(spec.format)
@@ -65,6 +68,8 @@ def tune(
     for batch in batches:
         check_batch(spec, batch)
     place, file = here(), Path(to or tiles_path(artifact.file))
+    if file.is_dir():
+        raise UsageError(f"‹to› {file}: is a directory: name a file in it")
     ensure_writable_dir(file.parent)
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {

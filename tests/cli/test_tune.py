@@ -106,6 +106,20 @@ def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
     assert "torch finds none here" in run("tune", tmp_path / "none.safetensors").error(2)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seconds", "nan", "--seconds nan: must be a number above 0"),
+        ("--seconds", "-1", "--seconds -1: must be a number above 0"),
+        ("--seconds", "inf", "--seconds inf: must be a number above 0"),
+        ("--to", ".", "--to .: is a directory: name a file in it"),
+    ],
+)
+def test_no_time_and_no_file_are_refused_before_anything_is_compiled(run, network, gpu, option, value, said):
+    assert said in run("tune", network[0], f"{option}={value}").error(2)
+    assert not gpu.compiled and not gpu.timed
+
+
 def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
     """So that times of the first batches are whole, by which fusions are chosen, when time ends."""
     file, kernels = network
