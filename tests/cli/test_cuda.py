@@ -8,12 +8,14 @@ import pytest
 import torch
 import yaml
 
+import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.engines.options import EngineOptions
@@ -245,6 +247,12 @@ def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_
     captured = {filled_up(batch) for batch in ran}
     assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
     assert service.limits.max_batch == largest
+
+
+def test_the_application_is_on_the_device_that_it_is_told(file, no_gpu):
+    assert callable(sq.app(file))
+    with pytest.raises(UsageError, match="device cuda: torch finds no GPU here"):
+        sq.app(file, device="cuda")
 
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
