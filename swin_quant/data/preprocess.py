@@ -97,8 +97,9 @@ class Preprocess:
 
     def pixels(self, images: Tensor) -> Tensor:
         """The pixels that `images` [B, 3, H, W] were normalised from: uint8 [B, H, W, 3], exactly; others rounded."""
-        mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (self.mean, self.std))
-        values = ((images.detach().cpu().double() * std + mean) * 255).round().clamp(0, 255)
+        wide = images.detach().double()
+        mean, std = (wide.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        values = ((wide * std + mean) * 255).round().clamp(0, 255)
         return values.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     def normalised(self, pixels: Tensor) -> Tensor:

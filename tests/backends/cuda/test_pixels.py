@@ -6,6 +6,7 @@ import torch
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.engine import load
 from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.backends.cuda.sessions import as_input
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
@@ -38,6 +39,13 @@ def test_pixels_give_the_logits_of_normalised_pictures(made, pixels, float_type)
     expected, got = whole(images), folded(images)
     assert (got - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.02}[float_type] * expected.std()
     assert torch.equal(folded(pixels), got)  # as they are decoded
+
+
+def test_pictures_become_pixels_where_they_are(made):
+    """Those on a GPU stay there; of the meta device no value could come to the CPU."""
+    network = load(made(uint8_input=True)).run.network
+    given = as_input(network, torch.empty(2, 3, 8, 8, device="meta"))
+    assert given.is_meta and given.dtype == torch.uint8 and given.shape == (2, 8, 8, 3)
 
 
 def test_the_file_says_that_it_takes_pixels(made, pixels):
