@@ -73,7 +73,7 @@ def modelled_us(launch: Launch, machine: Machine, fp8: bool = False) -> float:
     floor = floor_of([launch], machine, fp8=fp8)
     if launch.op not in _PROGRAMS:
         return floor.us
-    programs, weights = _PROGRAMS[launch.op](launch)
+    programs, weights = programs_of(launch)
     sms = gpu_of(machine).sms
     if launch.op == "attention_norm" and 2 * programs < sms:
         return inf
@@ -81,11 +81,16 @@ def modelled_us(launch: Launch, machine: Machine, fp8: bool = False) -> float:
     return max(floor.us, floor.compute_us * idle, weights * max(1.0, programs / sms) / CACHE_BYTES_US)
 
 
+def programs_of(launch: Launch) -> tuple[int, float]:
+    """How many programs a fused kernel has by default, and how many bytes of weights each reads."""
+    return _PROGRAMS[launch.op](launch)
+
+
 def _norm_gemm(launch: Launch) -> tuple[int, float]:
-    """How many programs, and how many bytes of weights each reads."""
     w, m = launch.operands["w"], launch.operands["out"].shape[0]
-    t = norm_gemm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize)
-    groups = column_groups(m, w.shape[0], t.rows, t.columns)
+    normed, epilogue = launch.arguments["norm_weight"] is not None, launch.arguments["epilogue"]
+    t = norm_gemm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize, normed)
+    groups = column_groups(m, w.shape[0], t.rows, epilogue.whole_heads(t.columns))
     return -(-m // t.rows) * groups, w.nbytes / groups
 
 

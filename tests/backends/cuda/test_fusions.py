@@ -4,13 +4,15 @@ import importlib.util
 import os
 import subprocess
 import sys
+from math import prod
 
 import pytest
 import torch
 
 from swin_quant.backends.cuda.binding import bind
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module, without_memory
 from swin_quant.backends.cuda.choice import spec_for
-from swin_quant.backends.cuda.choosing import chosen, fused_program, modelled_us
+from swin_quant.backends.cuda.choosing import chosen, fused_program, modelled_us, programs_of
 from swin_quant.backends.cuda.floors import bytes_of
 from swin_quant.backends.cuda.fusions import FUSIONS, candidates, fused, rows
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -76,6 +78,15 @@ def test_the_model_of_floors_chooses_by_shape_and_gpu():
     assert len(one) < len(program_of(spec, 1).launches) and len(large) < len(program_of(spec, 32).launches)
     assert [x.op for x in large] != [x.op for x in fused_program(spec, 32, rtx4090).launches]
     assert fused_program(spec, 32, None).launches == program_of(spec, 32).launches
+
+
+@pytest.mark.parametrize("model", [*MODELS.values(), "swinv2_large_patch4_window12to24_192to384_22kto1k_ft"])
+def test_the_model_counts_the_programs_that_kernels_have(model):
+    """V2's, too, which normalise no tokens there and have whole heads in a tile."""
+    pytest.importorskip("triton")
+    for launch in candidates(program_of(spec_of_config(load_config(find_config(model))), 32).launches):
+        prepared = kernel_module(launch).call(**arguments_of(launch, without_memory))
+        assert programs_of(launch)[0] == prod(prepared.grid), launch.name
 
 
 def full_size_spec():

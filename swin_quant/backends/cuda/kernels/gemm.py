@@ -41,6 +41,10 @@ class Epilogue:
     head_dim: int = 32
     unit_epsilon: float | None = None
 
+    def whole_heads(self, columns: int) -> int:
+        """How many columns a tile has: no fewer than a head that is normalised in it."""
+        return max(columns, self.head_dim) if self.kind == "unit" else columns
+
 
 def reference(
     a: Tensor,
@@ -147,7 +151,7 @@ def call(
 
     e, (m, k), n = epilogue, a.shape, w.shape[0]
     t = (tiles or gemm_tiles(m, n, k, a.element_size())).holding(columns=1, inner=least_step(a.element_size()))
-    columns = max(t.columns, e.head_dim) if e.kind == "unit" else t.columns
+    columns = e.whole_heads(t.columns)
     arguments = {
         "a": a,
         "w": w,

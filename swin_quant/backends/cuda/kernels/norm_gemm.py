@@ -60,7 +60,7 @@ def call(
     size = w.element_size()
     t = tiles or norm_gemm_tiles(m, n, k, size, normed=norm_weight is not None)
     t = t.holding(columns=1, inner=least_step(size)).dividing(inner=k)
-    columns = max(t.columns, epilogue.head_dim) if epilogue.kind == "unit" else t.columns
+    columns = epilogue.whole_heads(t.columns)
     groups = column_groups(m, n, t.rows, columns)
     arguments = {
         "x": x,
