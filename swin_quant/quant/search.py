@@ -111,9 +111,14 @@ def check_limit(name: str, value: float | None, most: float = math.inf) -> None:
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
-    """Those first that bring most error for the time that they save."""
+    """Those first that int8 makes slower, then those that bring most error for the time that they save."""
     least = _LEAST * max(1e-9, sum(abs(unit.saved_ms) for unit in units))
-    return sorted(units, key=lambda unit: unit.error / max(unit.saved_ms, least), reverse=True)
+    return sorted(units, key=lambda unit: (unit.saved_ms < 0, unit.error / max(unit.saved_ms, least)), reverse=True)
+
+
+def fastest(units: Sequence[Unit]) -> int:
+    """How many units of the order are left float where that takes the least time: those that int8 makes slower."""
+    return sum(unit.saved_ms < 0 for unit in units)
 
 
 def prefix(units: Sequence[Unit], length: int) -> frozenset[str]:
@@ -148,15 +153,17 @@ def cheapest(
 
 
 def within_time(units: Sequence[Unit], most_ms: float, milliseconds: Callable[[frozenset[str]], float]) -> int | None:
-    """How many units of the order can be left float before `milliseconds` is above `most_ms`; None if none can."""
-    low, high = -1, len(units)
+    """How many units of the order can be left float before `milliseconds` is above `most_ms`; None where it is above
+    it even for the fastest."""
+    least = fastest(units)  # up to there time falls
+    low, high = least - 1, len(units)
     while low < high:
         middle = (low + high + 1) // 2
         if milliseconds(prefix(units, middle)) <= most_ms:
             low = middle
         else:
             high = middle - 1
-    return None if low < 0 else low
+    return None if low < least else low
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -27,6 +27,7 @@ from swin_quant.quant.search import (
     Within,
     cheapest,
     check_limit,
+    fastest,
     front,
     in_order,
     prefix,
@@ -96,13 +97,11 @@ def search(asked: PolicySearch) -> SearchResult:
     if bench.pictures < least:
         log.warning("%d pictures hardly tell a drop of %g points: give %d or more (‹pictures›)",
                     bench.pictures, asked.budget.max_drop, least)  # fmt: skip
-    off = _choose(asked, bench, units)
-    chosen = bench.policy(off)
-    tried, left_float = {chosen.name: chosen}, {chosen.name: off}
+    left_float = {bench.policy(off).name: off for off in _choose(asked, bench, units)}
     for share in _STEPS:
         some = prefix(units, round(share * len(units)))
-        tried.setdefault(bench.policy(some).name, bench.policy(some))
         left_float.setdefault(bench.policy(some).name, some)
+    tried = {name: bench.policy(off) for name, off in left_float.items()}
     for name in builtin_policies():
         if name in asked.of.backend.exporting.policies and bench.takes(load_policy(name)):
             tried.setdefault(name, load_policy(name))
@@ -168,14 +167,18 @@ def search_record(asked: PolicySearch, result: SearchResult) -> TriedPolicies:
     return record
 
 
-def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:
-    """The names of the units that stay float."""
-    count = None
+def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> list[frozenset[str]]:
+    """The names of the units that stay float: for the loss, and for the time, where these are limited."""
+    found = []
+    if asked.budget != Budget():
+        found.append(_within_loss(asked, bench, units))
     if asked.max_ms is not None:
         count = within_time(units, asked.max_ms, lambda off: bench.costs([bench.policy(off)])[bench.policy(off).name])
-    if asked.budget == Budget():
-        return prefix(units, count or 0)
+        found.append(prefix(units, fastest(units) if count is None else count))
+    return found
 
+
+def _within_loss(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:
     def within(off: frozenset[str]) -> bool:
         return asked.budget.allows(bench.loss(bench.policy(off)))
 
@@ -185,9 +188,7 @@ def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> froz
         return lambda off: bench.loss(bench.policy(off)).kl <= most and within(off)
 
     found = cheapest(units, within, again)
-    if found is None:
-        return prefix(units, len(units))
-    return found if count is None or len(found) <= count else prefix(units, count)
+    return prefix(units, len(units)) if found is None else found
 
 
 def _room(budget: Budget, loss: Loss, pictures: int) -> float:

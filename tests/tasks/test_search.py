@@ -1,0 +1,59 @@
+"""The search on layers whose error and time are known: what is tried where loss and time are limited both."""
+
+import math
+
+import pytest
+
+from swin_quant.config import find_config, load_config
+from swin_quant.quant.distance import Loss
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule
+from swin_quant.quant.search import Budget, Unit
+from swin_quant.tasks import search as searching
+from swin_quant.tasks.measuring import Measuring
+
+
+class Known:
+    """A bench of layers whose errors and milliseconds add up: 1 ms with all of them in int8."""
+
+    units = (
+        *(Unit(f"dear{i}", (f"dear{i}.x",), 0.2, 0.05) for i in range(3)),
+        Unit("slow", ("slow.x",), 0.5, 1.0),
+        *(Unit(f"good{i}", (f"good{i}.x",), 0.001, 0.05) for i in range(6)),
+    )
+    pictures, card_file, float_cost = 8, None, 3.0
+
+    def __init__(self, asked):
+        self.journal = self
+        self.off = {}
+
+    def keep(self, *_):
+        pass
+
+    def policy(self, off):
+        found = load_policy("onnxruntime").and_then(Rule(disable=tuple(sorted(off))))
+        self.off[found.name] = off
+        return found
+
+    def takes(self, policy):
+        return False
+
+    def nodes_on(self, policy):
+        return len(self.units) - len(self.off[policy.name])
+
+    def loss(self, policy):
+        left = sum(unit.error for unit in self.units if unit.name not in self.off[policy.name])
+        return Loss(-10 * math.log10(max(left, 1e-9)), left, 99.0, 0.0)
+
+    def costs(self, policies):
+        return {p.name: 1 + sum(u.saved_ms for u in self.units if u.name in self.off[p.name]) for p in policies}
+
+
+def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(tmp_path, monkeypatch):
+    """Within the loss, 2 layers stay float, one of which takes a millisecond; the time has room for 3 others."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(searching, "Measured", Known)
+    of = Measuring(load_config(find_config("swin_digits")), "x.pth", "onnxruntime", tmp_path)
+    budget = Budget(min_sqnr=-10 * math.log10(0.45))
+    found = searching.search(searching.PolicySearch(of, budget, max_ms=1.2))
+    assert not found.met and {unit.name for unit in found.left_float} == {"dear0", "dear1", "dear2"}
