@@ -32,14 +32,13 @@ def write_package(facts: PackageFacts, serving: Serving, folder: str | Path, ove
     try:
         made.mkdir()
         _fill(made, facts, serving)
-        if target.exists():
-            target.rename(old)
         try:
+            if target.exists():
+                target.rename(old)
             made.rename(target)
-        except OSError:
-            if old.exists():
+        finally:  # whatever came between the two, an interrupt too
+            if old.exists() and not target.exists():
                 old.rename(target)
-            raise
     except OSError as error:
         raise SwinQuantError(f"{folder}: the package cannot be written: {reason(error)}") from error
     finally:

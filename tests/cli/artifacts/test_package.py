@@ -168,6 +168,30 @@ def test_a_disk_that_fails_leaves_what_was_there(run, packaged, exported, tmp_pa
     assert "cannot be written" in line and not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_an_interrupt_leaves_the_old_package_or_the_new_one(
+    run, packaged, exported, tmp_path, monkeypatch, snapshot, moved
+):
+    """After no folder, the old one, or both have their new names."""
+    folder = tmp_path / "package"
+    shutil.copytree(packaged, folder)
+    before, rename, done = snapshot(folder), Path.rename, []
+
+    def interrupted(self, target):
+        if len(done) == moved:
+            done.append(None)
+            raise KeyboardInterrupt
+        done.append(rename(self, target))
+        if moved == 2 == len(done):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    assert run("package", exported, "--output", folder, "--overwrite", "--max-batch", 7).code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["package"]
+    assert (snapshot(folder) == before) is (moved < 2)
+    assert (folder / "package.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
