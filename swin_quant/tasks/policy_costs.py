@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, choose_device
 from swin_quant.base.errors import UsageError
 from swin_quant.base.journal import Journal
 from swin_quant.base.progress import log, track
@@ -53,7 +54,8 @@ class Measured:
     def __init__(self, asked: Measuring) -> None:
         self.asked = asked
         need_logits(asked.cfg, "search")
-        subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start])
+        self.world = World(device=_device(asked.options.device))
+        subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start], self.world)
         self.model: Classifier = subject.model.eval()
         self.card, self.card_file = subject.card, subject.card_file
         preprocess = Preprocess.from_dict(subject.card.preprocess)
@@ -61,7 +63,7 @@ class Measured:
         self.pictures = sum(map(len, self.batches))
         original = self._original()
         with torch.inference_mode():
-            self.expected = [(original or self.model)(images) for images in self.batches]
+            self.expected = [(original or self.model)(self._there(images)) for images in self.batches]
         beside = {"original": self.card.original_sha256} if original else {}
         self.journal = Journal(asked.journal, asked.subject | beside)
         if self.journal.found:
@@ -171,14 +173,17 @@ class Measured:
             log.warning("%s: losses are against its own weights: the float file that it was made of is not found, "
                         "where its run card says or beside it", asked.checkpoint)  # fmt: skip
             return None
-        return load_original(asked.cfg, file, World())[0].eval()
+        return load_original(asked.cfg, file, self.world)[0].eval()
+
+    def _there(self, images: Tensor) -> Tensor:
+        return images.to(self.world.device)
 
     def _alone(self) -> dict[str, LayerNoise]:
         apply_policy(self.model, self.asked.start)
         blocks = blocks_of(self.model)
-        some = list(enumerate(self.batches[: max(1, 64 // len(self.batches[0]))]))
+        some = [self._there(images) for images in self.batches[: max(1, 64 // len(self.batches[0]))]]
         tell = partial(_bar, "what each layer costs")
-        found = sensitivity(self.model, some, blocks, tell=tell, kinds=(LAYER,))
+        found = sensitivity(self.model, list(enumerate(some)), blocks, tell=tell, kinds=(LAYER,))
         return {
             group.name: LayerNoise(nodes=list(group.nodes), error=10 ** (-group.alone.sqnr_db / 10))
             for group in found.groups
@@ -191,7 +196,7 @@ class Measured:
             quantize(self.model)
         with torch.inference_mode():
             for images, expected in zip(self.batches, self.expected, strict=True):
-                totals.add(distance(self.model(images), expected))
+                totals.add(distance(self.model(self._there(images)), expected))
         dequantize(self.model)
         return asdict(totals.loss())
 
@@ -220,6 +225,11 @@ class Measured:
             keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})
         keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the only kind there is
         return {kind: ms for kind, ms in known.items() if ms is not None}
+
+
+def _device(name: str) -> torch.device:
+    """torch's current GPU, or the CPU; UsageError where there is no GPU."""
+    return choose_device(name, torch.cuda.current_device() if name == "cuda" and torch.cuda.is_available() else 0)
 
 
 def _bar(what: str, numbers: Any, total: int) -> Any:

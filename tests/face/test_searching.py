@@ -107,3 +107,11 @@ def test_wrong_input_is_one_sentence(model, some, float_file, tmp_path):
     wrong("a batch is images", some=[torch.zeros(3, 32, 32)], max_drop=1)
     wrong("quantizes nothing", policy="float", max_drop=1)
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_losses_are_measured_on_the_device_that_is_asked_for(model, some, tmp_path, monkeypatch):
+    """Where there is none, that is said before any work, also for an engine that only runs emulated."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(sq.UsageError, match="device cuda: .* has no GPU"):
+        sq.search(model, some, "fastertransformer", tmp_path, max_drop=1, device="cuda")
