@@ -141,8 +141,8 @@ sizes=tests/backends/cuda/kernels/test_sizes.py # of networks as they are deploy
 tests=(env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -m gpu -rA -p no:cacheprovider)
 step kernels 130 "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
     tests/gpu/test_fusions.py tests/gpu/test_tiles.py --ignore "$sizes"
-step sizes 70 "${tests[@]}" ${several[@]+"${several[@]}"} "$sizes"
-step essentials 25 "${tests[@]}" tests/gpu/test_ranks.py tests/gpu/test_arithmetic.py
+step sizes 80 "${tests[@]}" ${several[@]+"${several[@]}"} "$sizes"
+step essentials 40 "${tests[@]}" tests/gpu/test_ranks.py tests/gpu/test_arithmetic.py
 left=$((end - SECONDS - others * seconds / whole))
 step cuda_engine $((left * whole / seconds)) "$PYTHON" benchmarks/cuda_engine.py --seconds $((left > 30 ? left - 15 : left / 2)) \
     --output "$out" ${engine[@]+"${engine[@]}"}
