@@ -164,4 +164,5 @@ def as_input(network: Network, images: Tensor) -> Tensor:
         raise UsageError(f"the engine takes pictures of {takes}, not {given}")
     if is_pixels and network.preprocess is None:
         raise UsageError("the engine takes normalised pictures, not pixels: export with ‹uint8_input›")
+    images = images.detach()  # of pictures with a gradient, buffers would keep it from call to call
     return images if is_pixels or network.preprocess is None else network.preprocess.pixels(images)

@@ -117,6 +117,13 @@ def test_calls_may_be_in_inference_mode_or_not(exported):
             assert torch.equal(engine(images), expected)
 
 
+def test_pictures_with_a_gradient_leave_nothing_behind(exported):
+    engine, images = load(exported()[0]), pictures(2)
+    expected = engine(images)
+    assert not engine(images.clone().requires_grad_()).requires_grad
+    assert torch.equal(engine(images), expected)
+
+
 @pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8])])
 def test_narrow_heads_and_positions(calibrated, exported, tmp_path, channels, heads):
     """Heads of 16 and of 24 channels are filled up to 32; an absolute position embedding is added."""
