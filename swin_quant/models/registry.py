@@ -137,6 +137,14 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
+    """What runs one after the other, to be told apart: blocks of a known architecture, else the units that a traced
+    network found in itself; none of any other, nor of one that is a single unit."""
+    if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := blocks_of(model)):
+        return blocks
+    return {name: model.get_submodule(name) for name in own_units(model) if name}
+
+
 def outputs_of(model: nn.Module) -> list[Part]:
     """The parameters that are added, as they are, to what a unit gives; a network's own units name none."""
     if own_units(model):

@@ -22,7 +22,7 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.baseline import load_original
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import blocks_of
+from swin_quant.models.registry import blocks_or_units
 from swin_quant.quant.distance import Loss, Totals, distance
 from swin_quant.quant.listing import list_nodes
 from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
@@ -180,7 +180,7 @@ class Measured:
 
     def _alone(self) -> dict[str, LayerNoise]:
         apply_policy(self.model, self.asked.start)
-        blocks = blocks_of(self.model)
+        blocks = blocks_or_units(self.model)
         some = [self._there(images) for images in self.batches[: max(1, 64 // len(self.batches[0]))]]
         tell = partial(_bar, "what each layer costs")
         found = sensitivity(self.model, list(enumerate(some)), blocks, tell=tell, kinds=(LAYER,))

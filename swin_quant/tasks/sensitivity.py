@@ -19,7 +19,7 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_pictures
-from swin_quant.models.registry import Architecture, blocks_of, stages_of
+from swin_quant.models.registry import Architecture, blocks_or_units, stages_of
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.sensitivity import Sensitivity, sensitivity
@@ -98,8 +98,8 @@ def measure(
 def measure_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, Tensor]]) -> Sensitivity:
     """On (number, images [B, channels, S, S]); the model is left under `policy`, nodes off."""
     apply_policy(model, policy)
-    known = isinstance(getattr(model, "architecture", None), Architecture)  # a model of the user's own has no blocks
-    blocks, stages = (blocks_of(model), list(stages_of(model))) if known else ({}, [])
+    known = isinstance(getattr(model, "architecture", None), Architecture)  # a model of the user's own has no stages
+    blocks, stages = blocks_or_units(model), list(stages_of(model)) if known else []
 
     def numbered() -> Iterator[tuple[int, Tensor]]:
         for done, (number, images) in enumerate(batches, 1):

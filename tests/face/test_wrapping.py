@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import swin_quant as sq
+from swin_quant.quant.sensitivity import sensitivity
+from swin_quant.tasks.sensitivity import loss_record
 
 
 class Net(nn.Module):
@@ -53,6 +55,19 @@ def test_corrected_weights_are_scored_without_the_original_and_it_is_said(module
     found = sq.evaluate(model, [(x, torch.zeros(16))], half="none")
     assert found.quantized.weights == "ptq" and found.quantized.delta_acc1 is None
     assert "no delta" in caplog.text
+
+
+def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards(module):
+    x = torch.randn(8, 3, 8, 8)
+    layers = nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1), module
+    model = sq.calibrate(sq.wrap(nn.Sequential(*layers), 8, name="mine"), [x], "qdq", passes=[])
+    found = sq.sensitivity(model, [x]).record
+    assert len(found["profile"]) > 2
+    assert {group["name"] for group in found["groups"] if group["kind"] == "block"} <= found["profile"].keys()
+    whole = sensitivity(model.module, [(0, x)], {})
+    alone = {(group["kind"], group["name"]): group["alone"] for group in found["groups"]}
+    assert all(alone[group.kind, group.name] == loss_record(group.alone) for group in whole.groups)
+    assert found["forwards"] < whole.forwards
 
 
 def test_a_head_that_is_a_convolution_is_scored_on_pictures(pictures):
