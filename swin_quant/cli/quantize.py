@@ -25,9 +25,11 @@ AUTO, MAX_DROP = "auto", 0.1
 HANDED_ON = {
     "calibrate": ("--cfg", "--opts", "--cache-mode", "--batch", "--workers", "--max-unreadable", "--split",
                   "--calibrator", "--percentile", "--exact-histogram", "--device", "--seed"),
-    "search": ("--batch", "--workers", "--max-unreadable", "--split", "--threads", "--device", "--seed"),
-    "verify": ("--workers", "--max-unreadable", "--threads"),
-    "evaluate": ("--cache-mode", "--batch", "--workers", "--max-unreadable", "--half", "--threads", "--device"),
+    "search": ("--batch", "--workers", "--max-unreadable", "--split", "--threads", "--float-type", "--rounds",
+               "--seconds", "--device", "--seed"),
+    "verify": ("--workers", "--max-unreadable", "--threads", "--float-type"),
+    "evaluate": ("--cache-mode", "--batch", "--workers", "--max-unreadable", "--half", "--threads", "--float-type",
+                 "--device"),
 }  # fmt: skip
 DESTS = {"--split": "calib_split"}
 DEFAULTS = {"--half": "auto", "--device": "auto", "--max-unreadable": 0.01}
@@ -61,10 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--saturation-safe", action="store_true",
                         help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
+    parser.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
+                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
+    parser.add_argument("--rounds", type=whole, metavar="N", help="of timing, by --policy auto (default 5)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of each round (default 0.5)")
     parser.add_argument("--dry-run", action="store_true", help="print the steps, as commands, and do nothing")
     options.add_json(parser)
     options.add_run(parser)
-    parser.set_defaults(calib_augment=False, float_type=None)
+    parser.set_defaults(calib_augment=False)
 
 
 def run(args: argparse.Namespace, world: World) -> None:
@@ -104,6 +110,9 @@ def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: boo
     limited = budget != Budget() or args.max_ms is not None
     if limited and args.policy != AUTO:
         raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
+    timing = {key: value for key in ("rounds", "seconds") if (value := getattr(args, key)) is not None}
+    if timing and args.policy != AUTO:
+        raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
     if args.policy == AUTO and not limited:
         budget = Budget(max_drop=MAX_DROP)
     return Quantization(
@@ -121,6 +130,7 @@ def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: boo
         args.half,
         args.policy if args.policy != AUTO else None,
         {verb: _words(args, flags) for verb, flags in HANDED_ON.items()},
+        **timing,
     )
 
 

@@ -24,6 +24,7 @@ from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
+from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.engines.options import EngineOptions
 from swin_quant.engines.scoring import dataset_record, open_labelled
 from swin_quant.quant.names import SEARCHED_ON
@@ -46,9 +47,9 @@ class Quantization:
     """What is asked for: `checkpoint`, a float one, on the pictures of `cfg`, for a backend, in `folder`.
 
     `policy` None is the best of the backend; with a `budget` or `max_ms`, layers of it stay float, as `search` finds;
-    milliseconds are then of a `batch`. `plan` says which pictures calibrate, `half` what is scored beside float32.
-    `policy_word` is what names the policy to a command, and `words` what commands that do the same are further given,
-    by their names.
+    milliseconds are then of a `batch`, timed in so many `rounds` of `seconds`. `plan` says which pictures calibrate,
+    `half` what is scored beside float32. `policy_word` is what names the policy to a command, and `words` what commands
+    that do the same are further given, by their names.
     """
 
     checkpoint: str
@@ -65,6 +66,8 @@ class Quantization:
     half: str = "auto"
     policy_word: str | None = None
     words: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = Measuring.rounds
+    seconds: float = Measuring.seconds
 
     def __post_init__(self) -> None:
         if self.backend not in targets():
@@ -79,7 +82,8 @@ class Quantization:
             return None
         plan, calibrated = self.plan, str(self.calibrated)
         sampling = Sampling(SEARCHED_ON, plan.split, plan.seed + 1, max_unreadable=plan.max_unreadable)
-        of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options)
+        of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options,
+                       self.rounds, self.seconds)  # fmt: skip
         return PolicySearch(of, self.budget, self.max_ms)
 
     @property
@@ -221,16 +225,26 @@ def _portable(asked: Quantization) -> str | None:
 
 
 def is_verified(asked: Quantization) -> bool:
-    """Whether the artifact was found to compute what the model computes."""
+    """Whether the artifact was found to compute what the model computes, with the floats that are asked for."""
     made = artifact_of(asked)
-    return bool(made and made.card.verification) and not failures(made.card.verification if made else [])
+    records = [one for one in made.card.verification if _is_so(one["precision"], made, asked)] if made else []
+    return bool(records) and not failures(records)
 
 
 def is_scored(asked: Quantization) -> bool:
-    """Whether the artifact has a result on the pictures of the data path."""
+    """Whether the artifact has a result on the pictures of the data path, with the floats that are asked for."""
     made = artifact_of(asked)
-    results = [result for result in made.card.measured() if result.policy] if made else []
+    if made is None:
+        return False
+    results = [one for one in made.card.measured() if one.policy and _is_so(one.precision, made, asked)]
     return any(result.dataset == asked.scored_on for result in results)
+
+
+def _is_so(precision: str, made: Artifact, asked: Quantization) -> bool:
+    """Whether an engine of that precision ran what is not int8 as asked for; engines add the type, where it is half."""
+    if asked.options.float_type in HALF_TYPES:
+        return precision.endswith(f"+{asked.options.float_type}")
+    return precision not in [f"{made.record['precision']}+{half}" for half in HALF_TYPES]
 
 
 def _card(file: Path) -> RunCard | None:

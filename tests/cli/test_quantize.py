@@ -111,6 +111,16 @@ def test_another_wish_is_another_calibration(run, words, made, change):
     assert planned.code == 0 and "# done" not in planned.out
 
 
+def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made):
+    """What was verified and scored in float32 was not in bfloat16; the calibration and the file are the same."""
+    planned = run("quantize", *words, "--float-type", "bfloat16", "--dry-run").out.splitlines()
+    assert ["# done" in line for line in planned] == [True, True, False, False]
+    assert all("--float-type bfloat16" in line for line in planned[2:])
+    found = ["--policy", "auto", "--float-type", "bfloat16", "--rounds", 2, "--seconds", 0.1]
+    search = run("quantize", *words, *found, "--dry-run").out.splitlines()[1]
+    assert "--float-type bfloat16 --rounds 2 --seconds 0.1" in search
+
+
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
 def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
     """As many, below a folder of the same name: only their own names tell."""

@@ -4,15 +4,13 @@ import json
 import math
 import re
 import shutil
-from functools import partial
 
 import pytest
 import yaml
 
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks import policy_timing, quantization
-from swin_quant.tasks.measuring import Measuring
+from swin_quant.tasks import policy_timing
 from swin_quant.tasks.policy_costs import Measured
 
 FAST = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
@@ -323,14 +321,15 @@ def test_quantize_searches_on_the_way(small, run, pictures, tmp_path):
     assert "--max-drop 0.1" in run(*words, "--policy", "auto", "--dry-run").out
     assert "a budget is for --policy auto" in run(*words, "--max-drop", 1).error(2)
     assert "leave it out" in run(*words, "--policy", "auto", "--saturation-safe").error(2)
+    assert "--rounds is for --policy auto" in run(*words, "--rounds", 1).error(2)
 
 
 @pytest.mark.slow
-def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(small, run, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(quantization, "Measuring", partial(Measuring, rounds=1, seconds=0.01))
+def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(small, run, pictures, tmp_path):
     before = (small[0] / "x.pth").read_bytes()
     words = ["quantize", small[0] / "x.pth", "--cfg", small[0] / "swin.yaml", "--data-path", pictures, "--half", "none"]
     words += ["--for", "onnxruntime", "--pictures", 8, "--device", "cpu", "--threads", 1, "--policy", "auto"]
+    words += ["--rounds", 1, "--seconds", 0.01]
     words += ["--output", tmp_path]
     for budget in (["--min-sqnr", 1000], ["--min-sqnr", 1000]):  # the second time it is not taken for done
         done = run(*words, *budget)
