@@ -63,7 +63,7 @@ def calibrate(
         plan = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
     with called(calibrator="method"):
         how, world = Method(method, percentile, exact), World(device=model.device)
-    before = model.card if model.card.has_own_weights else None
+    before = model.card if model.card.has_own_weights or model.card.calibration else None
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
     with all_or_nothing(model.module):
         apply_policy(model.module, policy)

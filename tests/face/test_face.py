@@ -112,6 +112,12 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
     assert same(one.module.state_dict(), sq.calibrate(other, train, "qdq", passes=passes).module.state_dict())
 
 
+def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
+    for passes in (["equalize"], []):
+        sq.calibrate(model, train, "qdq", passes=passes)
+        assert [one["name"] for one in model.card.calibration["passes"]] == ["equalize"]
+
+
 def test_the_check_of_a_calibration_is_on_as_many_pictures_whatever_the_batches(micro, pictures):
     counts = set()
     for size in (1, 3, 16):
