@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pieces import CutOff
 from PIL import Image
 
 from swin_quant.checkpoint import load_float
@@ -158,18 +159,11 @@ def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     flags = [*float_flags, "--pictures", 8, "--policy", "qdq", "--wprec", 4, "--aprec", 4, "--no-eval", "--passes",
              long_recipe, "--output"]  # fmt: skip
     assert run("calibrate", *flags, tmp_path / "whole").code == 0
-    learn, learned = reconstruct.learn, []
-
-    def cut_off(*given):
-        if len(learned) == 3:
-            raise KeyboardInterrupt
-        learned.append(given)
-        return learn(*given)
-
-    monkeypatch.setattr(reconstruct, "learn", cut_off)
+    learn = CutOff(reconstruct.learn, 3)
+    monkeypatch.setattr(reconstruct, "learn", learn)
     assert run("calibrate", *flags, tmp_path / "cut").code == 130
     assert len(list((tmp_path / "cut" / "swin_micro_calib.passes").iterdir())) == 3
-    monkeypatch.setattr(reconstruct, "learn", learn)
+    learn.after = None
     done = run("calibrate", *flags, tmp_path / "cut")
     assert done.code == 0 and "reconstruct: 3 of" in done.err, done
     whole, cut = (tmp_path / folder / "swin_micro_calib.pth" for folder in ("whole", "cut"))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from pieces import same
+from pieces import CutOff, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -92,20 +92,13 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
     one, other = (sq.load(micro / "swin.pth", config=micro / "swin.yaml") for _ in range(2))
     passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
     before, card = {name: value.clone() for name, value in one.module.state_dict().items()}, one.card
-    learn, learned = reconstruct.learn, []
-
-    def cut_off(*given):
-        learned.append(given)
-        if len(learned) == 3:
-            raise KeyboardInterrupt
-        return learn(*given)
-
-    monkeypatch.setattr(reconstruct, "learn", cut_off)
+    learn = CutOff(reconstruct.learn, 2)
+    monkeypatch.setattr(reconstruct, "learn", learn)
     with pytest.raises(KeyboardInterrupt):
         sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
     assert one.card is card and not one.is_calibrated and not enabled_nodes(one.module)
     assert same(one.module.state_dict(), before)
-    learned[:] = [()] * 3  # none is cut off from here on
+    learn.after = None
     caplog.set_level("INFO")
     sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
     assert "2 of" in caplog.text and not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pieces import same
+from pieces import CutOff, same
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
@@ -98,20 +98,13 @@ def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
 
     whole = pieced()
     note = run(whole, SHORT)
-    search, searched = range_search.search_ranges, []
-
-    def cut_off(*given):
-        if len(searched) == 2:
-            raise KeyboardInterrupt
-        searched.append(given)
-        search(*given)
-
-    monkeypatch.setattr(range_search, "search_ranges", cut_off)
+    search = CutOff(range_search.search_ranges, 2)
+    monkeypatch.setattr(range_search, "search_ranges", search)
     with pytest.raises(KeyboardInterrupt):
         run(pieced(scratch=Scratch(tmp_path)), SHORT)
-    monkeypatch.setattr(range_search, "search_ranges", lambda *given: searched.append(given) or search(*given))
+    search.after = None
     piece = pieced(scratch=Scratch(tmp_path))
     caplog.set_level("INFO")
     assert run(piece, SHORT) == note
     assert same(state_of(piece.model), state_of(whole.model))
-    assert len(searched) == len(piece.units) and "2 of " in caplog.text
+    assert search.calls == len(piece.units) and "2 of " in caplog.text

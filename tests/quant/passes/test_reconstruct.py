@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pieces import same, sqnr
+from pieces import CutOff, same, sqnr
 
 from swin_quant.models.registry import exchanges_of, outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
@@ -143,23 +143,16 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):
 def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(pieced, tmp_path, monkeypatch, caplog):
     whole = pieced()
     note = run(whole, SHORT)
-    learn, learned = reconstruct.learn, []
-
-    def cut_off(*given):
-        if len(learned) == 2:
-            raise KeyboardInterrupt
-        learned.append(given)
-        return learn(*given)
-
-    monkeypatch.setattr(reconstruct, "learn", cut_off)
+    learn = CutOff(reconstruct.learn, 2)
+    monkeypatch.setattr(reconstruct, "learn", learn)
     with pytest.raises(KeyboardInterrupt):
         run(pieced(scratch=Scratch(tmp_path)), SHORT)
-    monkeypatch.setattr(reconstruct, "learn", lambda *given: learned.append(given) or learn(*given))
+    learn.after = None
     piece = pieced(scratch=Scratch(tmp_path))
     caplog.set_level("INFO")
     assert run(piece, SHORT) == note
     assert same(piece.model.state_dict(), whole.model.state_dict())
-    assert len(learned) == len(piece.units) and "2 of " in caplog.text
+    assert learn.calls == len(piece.units) and "2 of " in caplog.text
 
 
 def test_a_unit_that_is_no_better_stays_what_it_was(pieced, monkeypatch):
