@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pieces import CutOff, same
+from pieces import assert_goes_on
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
@@ -12,8 +12,6 @@ from swin_quant.quant.passes import range_search
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.range_search import RangeSearchOptions, run
 from swin_quant.quant.passes.row_ranges import SHARES, row_ranges
-from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import entering, through
 from swin_quant.quant.policies import load_policy
@@ -96,15 +94,6 @@ def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
         model = calibrated("swin", "cpu")
         return Workpiece(model, images[:16].split(8), units=units_of(model), **more)
 
-    whole = pieced()
-    note = run(whole, SHORT)
-    search = CutOff(range_search.search_ranges, 2)
-    monkeypatch.setattr(range_search, "search_ranges", search)
-    with pytest.raises(KeyboardInterrupt):
-        run(pieced(scratch=Scratch(tmp_path)), SHORT)
-    search.after = None
-    piece = pieced(scratch=Scratch(tmp_path))
     caplog.set_level("INFO")
-    assert run(piece, SHORT) == note
-    assert same(state_of(piece.model), state_of(whole.model))
-    assert search.calls == len(piece.units) and "2 of " in caplog.text
+    assert_goes_on(range_search, "search_ranges", pieced, SHORT, tmp_path, monkeypatch)
+    assert "2 of " in caplog.text

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pieces import CutOff, same, sqnr
+from pieces import assert_goes_on, same, sqnr
 
 from swin_quant.models.registry import exchanges_of, outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
@@ -141,18 +141,9 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):
 
 
 def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(pieced, tmp_path, monkeypatch, caplog):
-    whole = pieced()
-    note = run(whole, SHORT)
-    learn = CutOff(reconstruct.learn, 2)
-    monkeypatch.setattr(reconstruct, "learn", learn)
-    with pytest.raises(KeyboardInterrupt):
-        run(pieced(scratch=Scratch(tmp_path)), SHORT)
-    learn.after = None
-    piece = pieced(scratch=Scratch(tmp_path))
     caplog.set_level("INFO")
-    assert run(piece, SHORT) == note
-    assert same(piece.model.state_dict(), whole.model.state_dict())
-    assert learn.calls == len(piece.units) and "2 of " in caplog.text
+    assert_goes_on(reconstruct, "learn", pieced, SHORT, tmp_path, monkeypatch)
+    assert "2 of " in caplog.text
 
 
 def test_a_unit_that_is_no_better_stays_what_it_was(pieced, monkeypatch):
