@@ -85,7 +85,7 @@ class RunCard:
 
     @property
     def kept_passes(self) -> list[PassRecord]:
-        """Those that the weights have seen."""
+        """Those that were not taken back, of this calibration and of earlier ones that the weights come from."""
         passes = self.calibration.get("passes", []) if self.calibration else []
         return [one for one in passes if one["kept"]]
 

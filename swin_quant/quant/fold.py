@@ -5,7 +5,7 @@ A model says which norm alone reads which layer: `foldable`, name of a norm -> n
 norms and calibrated without; a state_dict of either kind fits (`fitted`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -52,6 +52,21 @@ def fold(model: nn.Module) -> None:
         layer.bias = nn.Parameter(bias)
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, Folded(norm))
+
+
+def unfolding(model: nn.Module) -> Callable[[], None]:
+    """What makes `model` of now again out of one that was folded since: its norms, and the weights in front of them."""
+    parts = [(name, model.get_submodule(name), model.get_submodule(layer)) for name, layer in norms_of(model).items()]
+    weights = [(layer, layer.weight, layer.bias) for *_, layer in parts]
+
+    def undo() -> None:
+        for name, norm, _ in parts:
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, norm)
+        for layer, weight, bias in weights:
+            layer.weight, layer.bias = weight, bias
+
+    return undo
 
 
 def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,14 @@ from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish, made_before
+from swin_quant.tasks.calibrated import (
+    Calibrated,
+    calibrated_again,
+    finish,
+    made_before,
+    original,
+    refuse_changed_features,
+)
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 
@@ -81,6 +88,7 @@ def calibrate_checkpoint(
         log.warning("no checkpoint: these are random weights, good for timing only")
     elif source and not source.calibrated and path.exists() and path.samefile(checkpoint):
         raise UsageError(f"‹output› {output}: the result would be written over {checkpoint}: give another folder")
+    refuse_changed_features(str(checkpoint), before, cfg)
     apply_policy(model, policy)
     passes = plan.passes.for_model(model)
     model.to(world.device)
@@ -95,7 +103,7 @@ def calibrate_checkpoint(
         name=cfg.MODEL.NAME,
         config=portable_config(cfg),
         preprocess=preprocess.to_dict(),
-        source=before.source if before else source.record() if source else None,
+        source=original(before, source),
         policy=policy.to_dict(),
         calibration=record,
         training=calibrated_again(before),

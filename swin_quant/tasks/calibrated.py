@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
+from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
@@ -16,9 +17,11 @@ from swin_quant.cards.lineage import card_of
 from swin_quant.cards.records import (
     CheckpointRecord,
     RangesRecord,
+    SourceRecord,
     TrainingRecord,
 )
-from swin_quant.checkpoint import save_calibrated
+from swin_quant.checkpoint import Source, save_calibrated
+from swin_quant.config.outputs import FEATURES
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.spread import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
@@ -77,7 +80,24 @@ def made_before(checkpoint: str | None, calibrated: bool) -> RunCard | None:
         return None  # some other JSON beside a float checkpoint
     if card is None or card.has_own_weights:
         return card
-    return card if card.calibration and card.source else None  # random weights that were calibrated have no source
+    is_other = card.source or card.kept_passes  # random weights that were calibrated are their own original
+    return card if card.calibration and is_other else None
+
+
+def original(before: RunCard | None, source: Source | None) -> SourceRecord | None:
+    """What the card of a result calls its source: that of what was `made_before`, else the file that was read."""
+    if before and (before.source or before.has_own_weights):
+        return before.source
+    return source.record() if source else None
+
+
+def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:
+    """SwinQuantError where maps are asked for of a checkpoint whose maps are not its original's any more."""
+    if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
+        raise SwinQuantError(
+            f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
+            "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
+        )
 
 
 def calibrated_again(before: RunCard | None) -> TrainingRecord | None:

@@ -13,6 +13,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import (
     CalibrationRecord,
     CheckRecord,
+    PassRecord,
     SearchRecord,
 )
 from swin_quant.checkpoint.range_bits import bits_record
@@ -25,7 +26,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.standouts import Standout
 from swin_quant.tasks.advice import told
-from swin_quant.tasks.passes import PassPlan, choose, improve, standing_out
+from swin_quant.tasks.passes import PassPlan, choose, improve, of_weights, standing_out
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Found:
         Calibrator auto chooses between them: behind those after which ranges are observed anew.
         """
         plan = plan.for_model(model)
-        if len({tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in self.images if len(batch)])}) > 1:
-            return self._of_several_sizes(plan)
-        earlier = before.kept_passes if before else []
+        earlier = of_weights(before)
+        if len(_sizes(self.images)) > 1:
+            return self._of_several_sizes(plan, earlier)
         method, record, (first, then) = self.method, self.record, plan.around_ranges()
         with eval_mode(model):
             calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)
@@ -65,13 +66,13 @@ class Found:
             standouts = standing_out(model, self.images, passes, world)
         return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
 
-    def _of_several_sizes(self, plan: PassPlan) -> "Found":
+    def _of_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "Found":
         if plan.steps or self.method.is_auto:
             what = "‹passes›" if plan.steps else "‹calibrator› auto"
             raise UsageError(
                 f"{what}: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
             )
-        return self
+        return replace(self, record={**self.record, "passes": earlier}) if earlier else self
 
     def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
         """The record, with what the ranges cost under `policy`, which is applied, and advice, which is also said."""
@@ -93,6 +94,11 @@ class Found:
             at_fault=list(check.at_fault),
         )
         return {**record, "check": cost}
+
+
+def _sizes(images: Sequence[tuple[int, Tensor]]) -> set[tuple[int, ...]]:
+    """[3, H, W] of the pictures of all ranks; an empty batch may be of any."""
+    return {tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in images if len(batch)])}
 
 
 def calibrate_numbered(

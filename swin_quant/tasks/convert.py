@@ -18,7 +18,8 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.registry import exchanges_of
 from swin_quant.quant.passes.places import take_back
-from swin_quant.tasks.calibrated import calibrated_again
+from swin_quant.tasks.calibrated import calibrated_again, made_before, original
+from swin_quant.tasks.passes import of_weights
 
 MINDSPORE = ".ckpt"
 FORMATS = (".pth", ".safetensors", MINDSPORE)
@@ -48,7 +49,7 @@ def convert(
     for exchange in exchanges_of(model):  # others know the names of a trained network only
         take_back(model, exchange)
     before = card_of(checkpoint)
-    record = before.source if before and before.has_own_weights else source.record()
+    record = original(made_before(checkpoint, source.calibrated), source)
     ensure_writable_dir(target.parent)
     save_float(model, target, dtype)
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), record)
@@ -61,7 +62,8 @@ def convert(
 
 
 def _passes_of(card: RunCard) -> CalibrationRecord | None:
-    """The calibration, where passes behind it gave weights of their own; without what is said of its ranges."""
-    if card.calibration is None or not (card.has_own_weights and card.kept_passes):
+    """The calibration, where the weights have seen passes behind it; without what is said of its ranges."""
+    passes = of_weights(card)
+    if card.calibration is None or not passes:
         return None
-    return {**card.calibration, "check": None, "statistics": None, "advice": []}
+    return {**card.calibration, "passes": passes, "check": None, "statistics": None, "advice": []}

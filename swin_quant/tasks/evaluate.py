@@ -10,7 +10,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard
@@ -19,7 +19,6 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.range_bits import check_bits
-from swin_quant.config.outputs import FEATURES
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.answers import Keeping
@@ -29,6 +28,7 @@ from swin_quant.engines.scoring import score_engines
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.tasks.calibrated import refuse_changed_features
 
 
 def score_model(
@@ -86,11 +86,7 @@ def load_for_scoring(
     """
     card_file: Path | None = card_path(checkpoint)
     card = card_of(checkpoint)
-    if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
-        raise SwinQuantError(
-            f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
-            "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
-        )
+    refuse_changed_features(checkpoint, card, cfg)
     policies = list(policies)
     if not policies and card and card.policy:
         policies = [policy_from_dict(card.policy, str(card_file))]

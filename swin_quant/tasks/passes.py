@@ -10,11 +10,13 @@ from swin_quant.base.distributed import World, all_sum, from_main, gather
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import exchanges_of, outputs_of, padded_of, units_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.choice import choose_methods
+from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.equalize import outliers
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
@@ -143,12 +145,17 @@ def standing_out(
     return standouts(Workpiece(model, gathered(images, world), exchanges=exchanges_of(model)), exchanged)
 
 
+def of_weights(card: RunCard | None) -> list[PassRecord]:
+    """The kept passes of a card that its weights have seen; the others chose ranges alone. None for no card."""
+    kept = card.kept_passes if card else []
+    return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]
+
+
 def _is_known(model: nn.Module) -> bool:
     return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
 def _record(gain: Gain) -> PassRecord:
-    kind = gain.step.kind
     options = {key: value for key, value in gain.step.to_dict().items() if key != "name"}
     return finite(
         PassRecord(
@@ -157,7 +164,7 @@ def _record(gain: Gain) -> PassRecord:
             note=gain.note,
             seconds=round(gain.seconds, 1),
             kept=gain.kept,
-            keeps_function=kind.keeps_function,
+            keeps_function=gain.keeps_function,
             keeps_features=gain.keeps_features,
             sqnr_db=list(gain.sqnr_db),
             agreement=list(gain.agreement),

@@ -34,6 +34,7 @@ from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
 from swin_quant.tasks.calibrated import calibrated_again, made_before
 from swin_quant.tasks.measuring import Measuring
+from swin_quant.tasks.passes import of_weights
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
 from swin_quant.tasks.verify import failures
@@ -140,7 +141,7 @@ def changed(asked: Quantization) -> list[str] | None:
         return None
     record, plan = card.calibration, asked.plan
     before = made_before(asked.checkpoint, calibrated=False)
-    earlier = before.kept_passes if before else []
+    earlier = of_weights(before)
     methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
     chosen = "node_methods" in record  # for each node: calibrator auto
     calibrator = (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
@@ -152,7 +153,7 @@ def changed(asked: Quantization) -> list[str] | None:
         "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
         "the calibrator": calibrator and (chosen or record.get("methods") == methods),
         "the percentile": record["percentile"] in (None, plan.method.percentile),
-        "the passes": card.kept_passes[: len(earlier)] == earlier
+        "the passes": of_weights(card)[: len(earlier)] == earlier
         and plan.passes.made(record.get("passes", [])[len(earlier) :]),
     }
     different = [what for what, is_same in same.items() if not is_same]
@@ -161,11 +162,13 @@ def changed(asked: Quantization) -> list[str] | None:
 
 def _same_weights(card: RunCard, before: RunCard | None, checkpoint: str) -> bool:
     """Whether a card's weights are those of `checkpoint`, or its calibrated ones, of which `before` is the card."""
-    if card.source is None or before is None:
+    if card.source is None or before is None or before.source is None:
         return card.source is not None and card.source["sha256"] == sha256_of(checkpoint)
     trained = replace(before, training=calibrated_again(before))
-    same_source = before.source is not None and card.source["sha256"] == before.source["sha256"]
-    return same_source and without_paths(card)["training"] == without_paths(trained)["training"]
+    return (
+        card.source["sha256"] == before.source["sha256"]
+        and without_paths(card)["training"] == without_paths(trained)["training"]
+    )
 
 
 def _same_model(card: RunCard, cfg: CfgNode) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sources import has_split, open_pictures
@@ -140,6 +140,12 @@ def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact]
 
 
 def _calibrate(asked: Quantization) -> None:
+    others = changed(asked)
+    if others and asked.calibrated.samefile(asked.checkpoint):
+        raise UsageError(
+            f"{asked.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
+            "over it: give another ‹output›"
+        )
     calibrate_checkpoint(asked.cfg, asked.checkpoint, asked.chosen, asked.plan, asked.folder)
 
 

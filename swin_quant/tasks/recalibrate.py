@@ -18,7 +18,7 @@ from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_peaks, read_statistics
 from swin_quant.tasks.advice import told
-from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish
+from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish, refuse_changed_features
 from swin_quant.tasks.calibration_found import found_by
 
 
@@ -52,6 +52,7 @@ def recalibrate(
         raise SwinQuantError(
             f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
         )
+    refuse_changed_features(checkpoint, before, cfg)
     model = build_model(cfg)
     load_float(model, checkpoint)
     apply_policy(model, policy)

@@ -6,6 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from swin_quant.base.files import sha256_of
 from swin_quant.checkpoint import read_state_dict
 
 
@@ -73,3 +74,15 @@ def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictu
     assert done.code == 0 and "corrected weights, unquantized" in done.out, done
     results = json.loads((tmp_path / "x.json").read_text())["results"]
     assert [result["weights"] for result in results] == ["original", "ptq"]
+
+
+def test_what_its_weights_saw_stays_known(run, micro, pictures, tmp_path):
+    """Also where the logits are the original's: maps of stages may not be."""
+    (tmp_path / "mine.yaml").write_text("passes: [equalize, {name: range_search, pictures: 4, rounds: 1}]\n")
+    told = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--no-eval", "--pictures", 4]
+    passes = ["--passes", tmp_path / "mine.yaml", "--policy", "qdq"]
+    assert run("calibrate", micro / "swin.pth", *told, *passes, "--output", tmp_path).code == 0
+    assert run("convert", tmp_path / "swin_micro_calib.pth", "--to", tmp_path / "x.pth").code == 0
+    card = json.loads((tmp_path / "x.json").read_text())
+    assert [one["name"] for one in card["calibration"]["passes"]] == ["equalize"]
+    assert card["source"]["sha256"] == sha256_of(micro / "swin.pth")

@@ -155,6 +155,16 @@ def test_a_calibrated_checkpoint_is_quantized_like_a_float_one(run, words, made,
 
 
 @pytest.mark.slow
+def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made, snapshot):
+    words[0] = made.with_name("swin_micro_calib.pth")
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 4
+    before = snapshot(made.parent)
+    done = run("quantize", *words, "--passes", "fast")
+    assert "differs (the passes), and the result would be written over it" in done.err and done.code == 2
+    assert snapshot(made.parent) == before
+
+
+@pytest.mark.slow
 def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.err and "tensorrt-cu" in done.err

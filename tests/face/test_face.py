@@ -106,9 +106,25 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
 
 
 def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
-    for passes in (["equalize"], []):
+    """And no more of those that chose ranges alone, which are gone."""
+    few = {"name": "range_search", "pictures": 8, "rounds": 1}
+    for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
-        assert [one["name"] for one in model.card.calibration["passes"]] == ["equalize"]
+        assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
+
+
+def test_calibrated_again_on_pictures_of_several_sizes_it_knows_them_too(micro, train):
+    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml", output_kind="features")
+    sq.calibrate(model, train, "qdq", passes=["bias_correction"])
+    assert model.card.has_own_weights
+    sq.calibrate(model, [torch.randn(1, 3, side, side) for side in (64, 96)], "qdq", passes=[])
+    assert model.card.has_own_weights
+
+
+def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(model, pictures):
+    one = sq.pictures(pictures, "train", 1)  # reconstruct has none to judge by
+    sq.calibrate(model, one, "qdq", passes=["reconstruct"])
+    assert not model.card.has_own_weights
 
 
 def test_the_check_of_a_calibration_is_on_as_many_pictures_whatever_the_batches(micro, pictures):

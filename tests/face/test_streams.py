@@ -23,6 +23,17 @@ def test_a_classifier_whose_stream_was_evened_out_is_no_backbone(micro, tmp_path
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("verb", ["calibrate", "convert"])
+def test_nor_is_what_is_made_of_it(run, micro, pictures, tmp_path, verb):
+    file, made = calibrated(micro, tmp_path / "planted.pth", "stream"), tmp_path / "made.pth"
+    told = ["--data-path", pictures, "--pictures", 4, "--no-eval", "--output", tmp_path, "--device", "cpu"]
+    if verb == "convert":
+        assert run("convert", file, "--to", made).code == 0
+    done = run("calibrate", made if verb == "convert" else file, *told, "--output-kind", "features")
+    assert f"{'made' if verb == 'convert' else 'planted'}.pth: `equalize` changed in it" in done.err
+    assert done.code == 1 and not (tmp_path / "swinv2_micro_calib.pth").exists()
+
+
 def test_advice_names_a_few_of_the_layers_of_a_stream(micro):
     model = sq.load(micro / "swinv2.pth", config=micro / "swinv2.yaml")
     plant(model.module, "stream", 100)

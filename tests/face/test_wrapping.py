@@ -49,6 +49,18 @@ def test_it_is_calibrated_scored_and_left_as_it_was(module):
     assert {"depthwise._input_quantizer", "add1_right_input_quantizer"} <= {row.name for row in _nodes(model)}
 
 
+def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module):
+    x = torch.randn(4, 3, 8, 8)
+    model = sq.wrap(module, 8)
+    before = {key: value.clone() for key, value in model.module.state_dict().items()}
+    expected = model.module(x)
+    with pytest.raises(sq.SwinQuantError, match="NaN"):
+        sq.calibrate(model, [x, x * float("nan")], "qdq")
+    after = model.module.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
+    assert torch.equal(model.module(x), expected)
+
+
 def test_corrected_weights_are_scored_without_the_original_and_it_is_said(module, caplog):
     x = torch.randn(16, 3, 8, 8)
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["bias_correction"])

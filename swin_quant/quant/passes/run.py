@@ -20,7 +20,7 @@ from swin_quant.quant.check import distance
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassStep
-from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.state import Values, give_state, state_of, weights_in
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 from swin_quant.quant.watch import watching
@@ -34,8 +34,8 @@ _ALIKE = 1e-3  # of the norm: float32 rounds factors of twelve octaves to far le
 class Gain:
     """What a pass did: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after it.
 
-    `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_features`: what units give in
-    float is what it was, too, not only logits, and in maps that are padded.
+    `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_function`: logits are in
+    float what they were; `keeps_features`: what units give in float, too, and in maps that are padded.
     """
 
     step: PassStep
@@ -45,6 +45,7 @@ class Gain:
     agreement: tuple[float, float]
     kept: bool
     observed: bool = False
+    keeps_function: bool = True
     keeps_features: bool = True
 
 
@@ -61,7 +62,9 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         kept, start = state_of(piece.model), time.perf_counter()
         note = step.kind.run(piece, step.options)
         _agree(piece.model)
-        renewed = step.kind.observes_again and not _same(state_of(piece.model), kept)
+        left = state_of(piece.model)
+        renewed = step.kind.observes_again and not _same(left, kept)
+        keeps = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
         alike = not renewed or _features_alike(piece)
         if renewed:
             observe_again()
@@ -72,7 +75,9 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         elif renewed:
             piece = replace(piece)  # its function in other weights is what the next ones measure by
         seconds = time.perf_counter() - start
-        gains.append(Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, alike))
+        gains.append(
+            Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
+        )
         _say(gains[-1])
         before = after if harmless else before
     return gains

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.factors import give_factors
+from swin_quant.quant.fold import unfolding
 from swin_quant.quant.policy import apply_settings, setting_of
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 
@@ -22,6 +23,11 @@ def state_of(module: nn.Module) -> Values:
     return {name: value.detach().clone() for name, value in values.items() if value is not None}
 
 
+def weights_in(state: Values) -> Values:
+    """Of what `state_of` gave, all but the ranges."""
+    return {name: value for name, value in state.items() if not name.endswith((AMAX, BOUNDS))}
+
+
 @torch.no_grad()
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Make `module` what it was when `state_of` gave `state`."""
@@ -35,11 +41,13 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """What ends inside with an error, or is interrupted, leaves weights, ranges and settings as they were."""
+    """What ends inside with an error, or is interrupted, leaves norms, weights, ranges and settings as they were."""
+    unfold = unfolding(model)
     before, settings = state_of(model), {name: setting_of(node) for name, node in named_nodes(model).items()}
     try:
         yield
     except BaseException:
+        unfold()
         give_state(model, before)
         apply_settings(model, settings)
         raise
