@@ -112,6 +112,11 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def world_on(device: str) -> World:
+    """This process alone, on torch's current GPU or the CPU. UsageError for a device that is not there."""
+    return World(device=choose_device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0))
+
+
 @contextmanager
 def process_group(device: str = "auto", local_rank: int | None = None) -> Iterator[World]:
     """Join the ranks that torchrun or torch.distributed.launch started; a plain start is a world of one.

@@ -27,7 +27,7 @@ HANDED_ON = {
                   "--calibrator", "--percentile", "--exact-histogram", "--device", "--seed"),
     "search": ("--batch", "--workers", "--max-unreadable", "--split", "--threads", "--float-type", "--rounds",
                "--seconds", "--device", "--seed"),
-    "verify": ("--workers", "--max-unreadable", "--threads", "--float-type"),
+    "verify": ("--workers", "--max-unreadable", "--threads", "--float-type", "--device"),
     "evaluate": ("--cache-mode", "--batch", "--workers", "--max-unreadable", "--half", "--threads", "--float-type",
                  "--device"),
 }  # fmt: skip

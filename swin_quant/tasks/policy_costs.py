@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from swin_quant.base.distributed import World, choose_device
+from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import UsageError
 from swin_quant.base.journal import Journal
 from swin_quant.base.progress import log, track
@@ -54,7 +54,7 @@ class Measured:
     def __init__(self, asked: Measuring) -> None:
         self.asked = asked
         need_logits(asked.cfg, "search")
-        self.world = World(device=_device(asked.options.device))
+        self.world = world_on(asked.options.device)
         subject = load_for_scoring(asked.cfg, asked.checkpoint, [asked.start], self.world)
         self.model: Classifier = subject.model.eval()
         self.card, self.card_file = subject.card, subject.card_file
@@ -225,11 +225,6 @@ class Measured:
             keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})
         keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the only kind there is
         return {kind: ms for kind, ms in known.items() if ms is not None}
-
-
-def _device(name: str) -> torch.device:
-    """torch's current GPU, or the CPU; UsageError where there is no GPU."""
-    return choose_device(name, torch.cuda.current_device() if name == "cuda" and torch.cuda.is_available() else 0)
 
 
 def _bar(what: str, numbers: Any, total: int) -> Any:

@@ -13,7 +13,7 @@ from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import takers, targets
 from swin_quant.backends.saturation import without_saturation
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.base.journal import plain
@@ -86,6 +86,11 @@ class Quantization:
         of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options,
                        self.rounds, self.seconds)  # fmt: skip
         return PolicySearch(of, self.budget, self.max_ms)
+
+    @cached_property
+    def world(self) -> World:
+        """Where torch computes: on the device of the engine. UsageError where that is not there."""
+        return world_on(self.options.device)
 
     @property
     def exported(self) -> Policy | None:

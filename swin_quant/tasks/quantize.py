@@ -146,7 +146,7 @@ def _calibrate(asked: Quantization) -> None:
             f"{asked.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
             "over it: give another ‹output›"
         )
-    calibrate_checkpoint(asked.cfg, asked.checkpoint, asked.chosen, asked.plan, asked.folder)
+    calibrate_checkpoint(asked.cfg, asked.checkpoint, asked.chosen, asked.plan, asked.folder, asked.world)
 
 
 def _search(asked: Quantization) -> None:
@@ -174,7 +174,7 @@ def _verify(asked: Quantization, split: str) -> None:
     made = _made(asked)
     how = Verifying(_named(asked), asked.options, str(asked.calibrated), workers=asked.cfg.DATA.NUM_WORKERS,
                     max_unreadable=asked.plan.max_unreadable)  # fmt: skip
-    records = verify_artifact(made, partial(_unlabelled, asked.cfg, split), how)
+    records = verify_artifact(made, partial(_unlabelled, asked.cfg, split), how, asked.world)
     if failed := failures(records):
         raise SwinQuantError(f"{made.file}: verification failed: {'; '.join(failed)}")
 
@@ -183,7 +183,7 @@ def _score(asked: Quantization) -> None:
     data = {f"DATA.{key}": asked.cfg.DATA[key] for key in _OF_SCORING}
     scoring = Scoring(_named(asked), asked.options, data, str(asked.calibrated), VAL, asked.half,
                       max_unreadable=asked.plan.max_unreadable)  # fmt: skip
-    write_cards(score_artifacts([_made(asked)], scoring))
+    write_cards(score_artifacts([_made(asked)], scoring, asked.world))
 
 
 def _made(asked: Quantization) -> Artifact:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
@@ -17,6 +18,10 @@ from swin_quant.cli.session import command_of, parser_of
 from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.engines.options import EngineOptions
+from swin_quant.tasks.calibrate import CalibrationPlan
+from swin_quant.tasks.quantization import Quantization
+from swin_quant.tasks.quantize import steps
 
 
 def words_for(micro, pictures, folder):
@@ -119,6 +124,22 @@ def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, ma
     found = ["--policy", "auto", "--float-type", "bfloat16", "--rounds", 2, "--seconds", 0.1]
     search = run("quantize", *words, *found, "--dry-run").out.splitlines()[1]
     assert "--float-type bfloat16 --rounds 2 --seconds 0.1" in search
+
+
+def test_torch_computes_on_the_device_that_is_asked_for(run, words, micro, pictures, made, monkeypatch):
+    """The commands say so, and where it is missing no step that needs torch begins."""
+    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
+        monkeypatch.setattr(looks, lambda: 0)
+    commands = run("quantize", *words, "--dry-run").out.splitlines()
+    cfg = load_config(micro / "swin.yaml", overrides={"DATA.DATA_PATH": str(pictures)})
+    how = {"plan": CalibrationPlan(1), "options": EngineOptions(device="cuda")}
+    todo = steps(Quantization(str(micro / "swin.pth"), cfg, "onnxruntime", made.parent, **how))
+    for command, step in zip(commands, todo, strict=True):
+        if command.split()[1] == "export":
+            continue
+        assert "--device cpu" in command
+        with pytest.raises(UsageError, match="device cuda: .* has no GPU"):
+            step.do()
 
 
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
