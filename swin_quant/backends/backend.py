@@ -23,8 +23,9 @@ class Exports:
     options) -> Artifact`, `options` what makes its options from the words that it takes: `precision` (int8, float),
     and those of opset, float_type, batch, sm, fix_gelu_bias, labels and check that are in `flags`, or in `float_flags`
     with precision float. `fixed` are words that make the target. `policies`: the built-in ones that fit, best first;
-    with `only`, no other can be run there. `next_step`: commands to go on with; {file} is the artifact, {checkpoint}
-    the calibrated file. `detail` is whatever the exporter itself wants to know of a target.
+    with `only`, no other can be run there. `float_type` is that of what is not int8, where there are several and none
+    is asked for. `next_step`: commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
+    `detail` is whatever the exporter itself wants to know of a target.
     """
 
     artifact: str
@@ -35,6 +36,7 @@ class Exports:
     float_flags: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     only: bool = False
+    float_type: str = "float32"
     next_step: tuple[str, ...] = ()
     detail: Any = None
 
@@ -68,10 +70,10 @@ class Backend:
     `runs`: the kinds of artifacts that its engine takes; `load` names a function `load(artifact, options) -> Engine`.
     `needs`: the package that the engine imports, and how to get it. `home`: the device that it runs on, whatever
     torch has; None: where the options say. `float_types` names a function that lists the types in which it can run
-    what is not int8, where it chooses. `emulates`: what it computes is meant, not how fast; `fast_on` names the one
-    device of several on which it does not. `only_quantized`: it runs no float export; `float_form` is the type of one
-    where none is asked for. `float8`: it runs files of that. `labels` names a function from an artifact of the
-    backend's own kind to the class names that it carries.
+    what is not int8, where it chooses; `only_float_type` is that of an engine with one. `emulates`: what it computes is
+    meant, not how fast; `fast_on` names the one device of several on which it does not. `only_quantized`: it runs no
+    float export; `float_form` is the type of one where none is asked for. `float8`: it runs files of that. `labels`
+    names a function from an artifact of the backend's own kind to the class names that it carries.
 
     `graph_per_shape`: its engine compiles a graph for each size of batch, and keeps `EngineOptions.graphs` of them.
 
@@ -90,6 +92,7 @@ class Backend:
     home: str | None = None
     tolerances: Tolerances | None = None
     float_types: str | None = None
+    only_float_type: str | None = None
     emulates: bool = False
     fast_on: str | None = None
     only_quantized: bool = False

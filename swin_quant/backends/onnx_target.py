@@ -50,6 +50,7 @@ def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[
             *(("uint8_input", "softmax", "top_k") if target.ends else ()),
         ),
         fixed={"target": target.name},
+        float_type=target.float_type,
         detail=target,
         next_step=next_step,
     )

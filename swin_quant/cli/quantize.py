@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
     parser.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
-                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
+                        help="what is not int8, where there is a choice (default float32; GPUs float16)")  # fmt: skip
     parser.add_argument("--rounds", type=whole, metavar="N", help="of timing, by --policy auto (default 5)")
     parser.add_argument("--seconds", type=float, metavar="S", help="of each round (default 0.5)")
     parser.add_argument("--dry-run", action="store_true", help="print the steps, as commands, and do nothing")

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_policy(parser)
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
     parser.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
-                        help="of what is not int8, for engines that choose it (default float32)")  # fmt: skip
+                        help="what is not int8, where there is a choice (default float32; GPUs float16)")  # fmt: skip
     parser.add_argument("--rounds", type=whole, default=5, metavar="N", help="of timing (default 5)")
     parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="of each round (default 0.5)")
     options.add_output(parser)

@@ -18,6 +18,7 @@ from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
+from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measured_on import MeasuredOn, drawn
 from swin_quant.tasks.sensitivity import Sampling
 
@@ -58,10 +59,16 @@ class Measuring:
             raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
         if self.batch < 1:
             raise UsageError(f"‹batch› {self.batch}: must be at least 1")
+        self.told_exporter  # noqa: B018  (a type that the engine does not have is said before any work)
 
     @property
     def backend(self) -> Backend:
         return targets()[self.engine]
+
+    @cached_property
+    def told_exporter(self) -> dict[str, str]:
+        """How an export is to be, for the engine to run it as the options say."""
+        return told_exporter(self.backend, self.backend, self.options.float_type)
 
     @property
     def is_timed(self) -> bool:

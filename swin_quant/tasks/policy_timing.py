@@ -47,9 +47,8 @@ def _interleaved(asked: Measuring, policies: Mapping[str, Policy | None]) -> dic
         contenders = []
         for number, (name, policy) in enumerate(policies.items()):
             precision = "int8" if policy else "float"
-            artifact, _ = export_checkpoint(
-                asked.checkpoint, asked.engine, Path(workspace) / str(number), asked.cfg, policy, precision
-            )
+            folder, told = Path(workspace) / str(number), asked.told_exporter
+            artifact, _ = export_checkpoint(asked.checkpoint, asked.engine, folder, asked.cfg, policy, precision, told)
             load = partial(
                 artifact_engine, str(artifact.file), asked.backend, on_its_device(asked.engine, asked.options)
             )

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import takers, targets
+from swin_quant.backends.registry import engine_named, takers, targets
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.distributed import World, world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -33,6 +33,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
 from swin_quant.tasks.calibrated import calibrated_again, made_before
+from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights
 from swin_quant.tasks.search import PolicySearch, found_before
@@ -75,6 +76,7 @@ class Quantization:
             raise UsageError(f"‹backend› {self.backend}: there are {', '.join(targets())}")
         if self.searching and self.saturation_safe:
             raise UsageError("‹saturation_safe›: what is searched for is measured as it is: leave it out")
+        self.told_exporter  # noqa: B018  (a type that nothing has is said before any work)
 
     @cached_property
     def searching(self) -> PolicySearch | None:
@@ -86,6 +88,12 @@ class Quantization:
         of = Measuring(self.cfg, calibrated, self.backend, self.folder, self.policy, self.batch, sampling, self.options,
                        self.rounds, self.seconds)  # fmt: skip
         return PolicySearch(of, self.budget, self.max_ms)
+
+    @cached_property
+    def told_exporter(self) -> dict[str, str]:
+        """How the artifact is to be, for its engine to run it as the options say."""
+        engine = engine_named(self.engine) if self.engine else None
+        return told_exporter(self.target, engine, self.options.float_type)
 
     @cached_property
     def world(self) -> World:
@@ -211,7 +219,8 @@ def artifact_of(asked: Quantization) -> Artifact | None:
             if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
                 continue
             made = card.artifact["options"].get("target", card.artifact["backend"])
-            if (card.policy or {}).get("rules") == rules and made in (asked.backend, _portable(asked)):
+            is_so = made in (asked.backend, _portable(asked)) and _has_floats(card.artifact["options"], asked)
+            if (card.policy or {}).get("rules") == rules and is_so:
                 return open_artifact(file.with_name(card.artifact["file"]))
         except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
             continue
@@ -224,6 +233,13 @@ def _rules_of_artifact(asked: Quantization) -> list[dict[str, Any]] | None:
         return None
     rules: list[dict[str, Any]] = (without_saturation(wanted) if asked.saturation_safe else wanted).to_dict()["rules"]
     return rules
+
+
+def _has_floats(options: Mapping[str, Any], asked: Quantization) -> bool:
+    """Whether what is not int8 was exported in the type that is asked for."""
+    exports = asked.target.exporting
+    wanted = asked.told_exporter.get("float_type", exports.float_type)
+    return "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
 
 
 def _portable(asked: Quantization) -> str | None:

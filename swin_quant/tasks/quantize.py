@@ -55,6 +55,7 @@ def steps(asked: Quantization) -> list[Step]:
     data = f"--data-path {quote(asked.cfg.DATA.DATA_PATH)}" + (" --zip" if asked.cfg.DATA.ZIP_MODE else "")
     policy = f"--policy {quote(asked.policy_word or asked.chosen.name)}"
     safe = "--saturation-safe" if asked.saturation_safe else ""
+    floats = " ".join(f"--float-type {float_type}" for float_type in asked.told_exporter.values())
     folder = f"--output {quote(str(asked.folder))}"
     count, passes = asked.plan.batches * asked.plan.batch_size, asked.plan.passes.words
     found = [
@@ -69,7 +70,7 @@ def steps(asked: Quantization) -> list[Step]:
         )  # fmt: skip
         policy = f"--policy {quote(str(searching.place))}"
     found += [
-        Step(command("export", asked.calibrated, f"--for {asked.backend}", policy, safe, folder),
+        Step(command("export", asked.calibrated, f"--for {asked.backend}", policy, safe, floats, folder),
              lambda: artifact_of(asked) is not None, partial(_export, asked)),
     ]  # fmt: skip
     if asked.engine is None:
@@ -167,7 +168,7 @@ def _search(asked: Quantization) -> None:
 
 def _export(asked: Quantization) -> None:
     export_checkpoint(asked.calibrated, asked.backend, asked.folder, policy=asked.exported,
-                      saturation_safe=asked.saturation_safe)  # fmt: skip
+                      options=asked.told_exporter, saturation_safe=asked.saturation_safe)  # fmt: skip
 
 
 def _verify(asked: Quantization, split: str) -> None:

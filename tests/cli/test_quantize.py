@@ -5,12 +5,15 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
+from swin_quant.bench.interleave import Timing
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cli import main
@@ -19,7 +22,10 @@ from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.options import EngineOptions
+from swin_quant.models import build_model
+from swin_quant.tasks import policy_timing
 from swin_quant.tasks.calibrate import CalibrationPlan
+from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.quantization import Quantization
 from swin_quant.tasks.quantize import steps
 
@@ -116,14 +122,79 @@ def test_another_wish_is_another_calibration(run, words, made, change):
     assert planned.code == 0 and "# done" not in planned.out
 
 
-def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made):
-    """What was verified and scored in float32 was not in bfloat16; the calibration and the file are the same."""
-    planned = run("quantize", *words, "--float-type", "bfloat16", "--dry-run").out.splitlines()
+def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made, monkeypatch):
+    """What was verified in float32 was not in bfloat16; the calibration, and a file for OpenVINO, are the same."""
+    openvino = pytest.importorskip("swin_quant.backends.openvino.engine")
+    monkeypatch.setattr(openvino, "float_types", lambda: ["float32", "bfloat16"])
+    told = ["--for", "openvino", "--policy", "onnxruntime"]
+    exported_otherwise(made.parent, *told)
+    file = made.parent / "swin_micro_int8_openvino.onnx"
+    data = words[words.index("--data-path") : words.index("--device")]
+    assert run("verify", file, "--engine", "openvino", *data).code == 0
+    dry = ["quantize", *words, *told, "--dry-run"]
+    planned = run(*dry).out.splitlines()
+    assert ["# done" in line for line in planned] == [True, True, True, False]
+    planned = run(*dry, "--float-type", "bfloat16").out.splitlines()
     assert ["# done" in line for line in planned] == [True, True, False, False]
-    assert all("--float-type bfloat16" in line for line in planned[2:])
+    assert ["--float-type bfloat16" in line for line in planned] == [False, False, True, True]
     found = ["--policy", "auto", "--float-type", "bfloat16", "--rounds", 2, "--seconds", 0.1]
-    search = run("quantize", *words, *found, "--dry-run").out.splitlines()[1]
+    search = run(*dry, *found).out.splitlines()[1]
     assert "--float-type bfloat16 --rounds 2 --seconds 0.1" in search
+
+
+def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run, words, tmp_path):
+    words[words.index("onnxruntime")] = "cuda"
+    export, *rest = run("quantize", *words, "--float-type", "bfloat16", "--dry-run").out.splitlines()[1:]
+    assert all("--float-type bfloat16" in line for line in (export, *rest))
+    refused = run("quantize", *words, "--float-type", "float32")
+    assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused.error(2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def in_bfloat16(write_config, randomise, pictures, tmp_path_factory):
+    """The words of a run for the CUDA engine in bfloat16, which went to its end."""
+    folder = tmp_path_factory.mktemp("cuda")
+    config = write_config(folder, "swin", EMBED_DIM=32, DEPTHS=[1, 1])
+    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "swin.pth")
+    words = words_for(folder, pictures, folder / "out")
+    words[words.index("onnxruntime")] = "cuda"
+    words = [*map(str, words), "--float-type", "bfloat16"]
+    assert main(["quantize", *words, "--quiet"]) == 0
+    return words
+
+
+def test_floats_that_an_engine_takes_from_its_file_are_those_of_the_export(run, in_bfloat16):
+    planned = run("quantize", *in_bfloat16[:-2], "--dry-run").out.splitlines()
+    assert ["# done" in line for line in planned] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("float_type", [None, "bfloat16"])
+def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
+    in_bfloat16, tmp_path, monkeypatch, float_type
+):
+    written = []
+
+    def interleave(contenders, *_):
+        written.extend(open_artifact(one.file).record["options"]["float_type"] for one in contenders)
+        return [Timing(one.name, 1, rounds=[[1.0]]) for one in contenders]
+
+    monkeypatch.setattr(policy_timing, "interleave", interleave)
+    options = EngineOptions(device="cuda", float_type=float_type)
+    folder = Path(in_bfloat16[0]).parent
+    calibrated = str(folder / "out" / "swin_micro_calib.pth")
+    of = Measuring(load_config(folder / "swin.yaml"), calibrated, "cuda", tmp_path, options=options)
+    assert policy_timing.extremes(of) == (1.0, 1.0)
+    assert written == 2 * [float_type or "float16"]
+
+
+@pytest.mark.parametrize("engine, float_type", [("onnxruntime", "bfloat16"), ("torchscript", "float16"),
+                                                ("fastertransformer", "bfloat16")])  # fmt: skip
+def test_floats_that_nothing_has_are_refused_before_any_work(run, words, tmp_path, engine, float_type):
+    words[words.index("onnxruntime")] = engine
+    refused = run("quantize", *words, "--float-type", float_type).error(2)
+    assert f"--float-type {float_type}: {engine} runs what is not int8 in float" in refused
+    assert not (tmp_path / "out").exists()
 
 
 def test_torch_computes_on_the_device_that_is_asked_for(run, words, micro, pictures, made, monkeypatch):

@@ -227,6 +227,8 @@ def test_few_pictures_tell_little_of_a_drop_and_it_is_said(search):
 
 
 def test_wrong_input_is_one_line(small, run):
+    other = run(*small[1], "--max-drop", 1, "--float-type", "bfloat16").error(2)
+    assert "--float-type bfloat16: onnxruntime runs what is not int8 in float32 here" in other
     assert "no budget" in run(*small[1]).error(2)
     for flag, value in (("--max-drop", "nan"), ("--max-drop", -1), ("--min-agreement", 101), ("--min-sqnr", "inf"),
                         ("--max-ms", -0.5)):  # fmt: skip

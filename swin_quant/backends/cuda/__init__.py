@@ -15,6 +15,7 @@ BACKEND = Backend(
         options="swin_quant.backends.cuda.export:CudaOptions",
         policies=("cuda", "qdq", "ft-mode1", "ft-mode2", "cuda-fp8"),
         flags=("float_type", "batch", "uint8_input"),
+        float_type="float16",
         next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
     ),
     runs=("cuda",),

@@ -16,6 +16,7 @@ BACKEND = Backend(
     inside="swin_quant.backends.onnxruntime.inside:inside",
     needs=("onnxruntime", installing("onnx")),
     home="cpu",
+    only_float_type="float32",
     float8=True,
     tolerances=ONNX_TOLERANCES,
     saturation=Saturation(exact_products=True, exact_kernels="session.x64quantprecision=1"),

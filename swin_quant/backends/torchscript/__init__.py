@@ -15,6 +15,7 @@ BACKEND = Backend(
     runs=("torchscript",),
     load="swin_quant.backends.torchscript.engine:load",
     home="cpu",
+    only_float_type="float32",
     # torch multiplies by 1 / scale where we divide: what lies between two levels may go to the other one.
     tolerances=Tolerances(quantized=0.02, float32=0.001, half=0.05),
     emulates=True,
