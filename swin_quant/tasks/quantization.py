@@ -265,7 +265,12 @@ def is_scored(asked: Quantization) -> bool:
 
 
 def _is_so(precision: str, made: Artifact, asked: Quantization) -> bool:
-    """Whether an engine of that precision ran what is not int8 as asked for; engines add the type, where it is half."""
+    """Whether an engine of that precision ran what is not int8 as asked for.
+
+    One that chooses the type adds it where it is half; of others `artifact_of` knows it.
+    """
+    if asked.engine is None or not engine_named(asked.engine).float_types:
+        return True
     if asked.options.float_type in HALF_TYPES:
         return precision.endswith(f"+{asked.options.float_type}")
     return precision not in [f"{made.record['precision']}+{half}" for half in HALF_TYPES]
