@@ -1,24 +1,33 @@
 """`export`, and an artifact as something to call."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
 from swin_quant.face.model import Model
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, settings_for
+from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.column import Value
 from swin_quant.report.html import html_facts
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
 from swin_quant.tasks.deployed import load_engines, names_of_engines
-from swin_quant.tasks.export import backend_of, export_checkpoint, export_module, exporter_options, policy_for
+from swin_quant.tasks.export import (
+    backend_of,
+    export_checkpoint,
+    export_module,
+    exporter_options,
+    policy_for,
+    policy_of,
+)
 
 
 @dataclass(frozen=True)
@@ -76,28 +85,55 @@ def export(
     saturation_safe: bool = False,
     **options: Any,
 ) -> Exported:
-    """Export `model` for a backend ("onnx", "openvino", "onnxruntime", "tensorrt", "fastertransformer") into `folder`.
+    """Export `model` for a backend ("openvino", "onnxruntime", "tensorrt", "cuda", ...) into `folder`.
 
     `policy` None: the best of that backend, but for one of the user's own or one that was trained. `options` are those
     of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
     folder first: an artifact is verified against its checkpoint.
     """
     exporter_options(backend_of(backend), precision, options)  # what is wrong is said before a file is written
-    file = file_of(model, ensure_writable_dir(folder))
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     if chosen is None and precision != "float":
-        chosen = policy_for(backend, model.card, file)  # the model's card: the file's may be of before a search
+        chosen = policy_for(backend, model.card, model.file)  # the model's card: the file's may be of before a search
+    used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe)
+    _need_ranges(model, used)
+    file = file_of(model, ensure_writable_dir(folder))
     if not model.card.config:
-        return Exported(export_module(model.module, model.card, file, backend, folder, chosen, precision, options))
-    given: Mapping[str, Any] = options
-    cfg = None if model.card.checkpoint and not model.card.config else model.config
-    made, _ = export_checkpoint(file, backend, folder, cfg, chosen, precision, given, saturation_safe)
+        made = export_module(model.module, model.card, file, backend, folder, used, precision, options, saturation_safe)
+        return Exported(made)
+    made, _ = export_checkpoint(file, backend, folder, model.config, chosen, precision, options, saturation_safe)
     return Exported(made)
 
 
+def _need_ranges(model: Model, policy: Policy) -> None:
+    """SwinQuantError where a node that is on has none."""
+    nodes = named_nodes(model.module)
+    on = [name for name, setting in settings_for(model.module, policy).items() if setting.enabled]
+    if without := [name for name in on if nodes[name].amax is None]:
+        raise SwinQuantError(
+            f"{model.name}: {listed(without, 2)} of policy {policy.name} have no range: calibrate it, or export it "
+            "with ‹precision› float"
+        )
+
+
 def file_of(model: Model, folder: Path) -> Path:
-    """The checkpoint that `model` is in; it is saved in `folder` where there is none yet."""
-    return model.file or model.save(folder / f"{model.name}{'_calib' if model.is_calibrated else ''}.pth")
+    """The checkpoint that `model` is in; it is saved in `folder` where there is none yet.
+
+    UsageError where something else lies there, which no model of that name was saved as.
+    """
+    if model.file:
+        return model.file
+    place = folder / f"{model.name}{'_calib' if model.is_calibrated else '_float'}.pth"
+    if (place.exists() or card_path(place).exists()) and not _was_saved(place, model.name):
+        raise UsageError(f"{place}: was not written by `save` of {model.name}: give another folder, or save it first")
+    return model.save(place)
+
+
+def _was_saved(place: Path, name: str) -> bool:
+    try:
+        return RunCard.read(card_path(place)).name == name
+    except SwinQuantError:
+        return False
 
 
 def artifact(file: str | Path) -> Exported:

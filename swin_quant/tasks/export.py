@@ -24,7 +24,7 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.config.portable import portable_config
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
-from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
 from swin_quant.tasks.evaluate import load_for_scoring
 
 
@@ -47,22 +47,11 @@ def export_checkpoint(
     Raises SwinQuantError for a checkpoint without ranges, UsageError for what the target cannot do.
     """
     backend = backend_of(target)
-    if precision == "float" and policy:
-        raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
-    if saturation_safe and (precision == "float" or not at_risk(backend)):
-        raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
     told = exporter_options(backend, precision, options or {})
     card = card_of(str(checkpoint))
-    chosen = load_policy("float") if precision == "float" else policy or policy_for(target, card, checkpoint)
-    used = without_saturation(chosen) if saturation_safe else chosen
+    used = policy_of(target, card, checkpoint, policy, precision, saturation_safe)
     model, card = model_and_card(checkpoint, card, cfg, used)
-    if saturation_safe and not set(at_risk(backend)) & set(safe_on(model)):
-        raise UsageError(
-            f"‹saturation_safe›: {target} multiplies two activations where policy {chosen.name} quantizes attention, "
-            "which saturates whatever the weights are: give ‹policy› cpu"
-        )
-    card = replace(card, policy=None if precision == "float" else used.to_dict())
-    return function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told), model
+    return _exported(model, card, backend, folder, used, precision, told, saturation_safe), model
 
 
 def export_module(
@@ -71,17 +60,50 @@ def export_module(
     file: str | Path,
     target: str,
     folder: str | Path,
-    policy: Policy | None,
+    policy: Policy,
     precision: str,
     options: Mapping[str, Any],
+    saturation_safe: bool = False,
 ) -> Artifact:
-    """As `export_checkpoint`, of a model of no config, as it is in memory; `file` is where it was saved."""
+    """As `export_checkpoint`, of a model of no config, as it is in memory; `file` is where it was saved, and `policy`
+    what `policy_of` gave."""
     if not isinstance(model, Classifier):
         raise UsageError(f"{type(model).__name__}: is not a network that can be exported: give it to `wrap`")
     backend = backend_of(target)
-    used = load_policy("float") if precision == "float" else policy or policy_for(target, card, file)
-    card = replace(naming(card, file), policy=None if precision == "float" else used.to_dict())
     told = exporter_options(backend, precision, options)
+    apply_policy(model, policy)
+    return _exported(model, naming(card, file), backend, folder, policy, precision, told, saturation_safe)
+
+
+def policy_of(
+    target: str,
+    card: RunCard | None,
+    checkpoint: str | Path | None,
+    policy: Policy | None,
+    precision: str = "int8",
+    saturation_safe: bool = False,
+) -> Policy:
+    """The policy of an artifact: what is asked for, or `policy_for`. UsageError for what does not go together."""
+    if precision == "float":
+        if policy:
+            raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
+        policy = load_policy("float")
+    if saturation_safe and (precision == "float" or not at_risk(backend_of(target))):
+        raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
+    policy = policy or policy_for(target, card, checkpoint)
+    return without_saturation(policy) if saturation_safe else policy
+
+
+def _exported(
+    model: nn.Module, card: RunCard, backend: Backend, folder: str | Path, used: Policy, precision: str, told: Any,
+    saturation_safe: bool,
+) -> Artifact:  # fmt: skip
+    if saturation_safe and not set(at_risk(backend)) & set(safe_on(model)):
+        raise UsageError(
+            f"‹saturation_safe›: {backend.name} multiplies two activations where policy {used.name} quantizes "
+            "attention, which saturates whatever the weights are: give ‹policy› cpu"
+        )
+    card = replace(card, policy=None if precision == "float" else used.to_dict())
     made: Artifact = function(backend.exporting.export)(model, card, ensure_writable_dir(folder), told)
     return made
 

@@ -219,8 +219,21 @@ def test_what_cannot_be_exported_writes_nothing_and_a_float_model_is_not_called_
         with pytest.raises(sq.UsageError):
             sq.export(model, backend, tmp_path, precision="float", **options)
     assert not list(tmp_path.iterdir())
+    for options in ({}, {"precision": "float", "policy": "qdq"}, {"precision": "float", "saturation_safe": True}):
+        with pytest.raises(sq.SwinQuantError):
+            sq.export(model, "onnx", tmp_path, **options)
+    assert not list(tmp_path.iterdir())
     sq.export(model, "onnx", tmp_path, precision="float")
-    assert [path.name for path in tmp_path.glob("*.pth")] == ["swin_micro.pth"]
+    assert [path.name for path in tmp_path.glob("*.pth")] == ["swin_micro_float.pth"]
+
+
+def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
+    sq.calibrate(model, train, "qdq")
+    own = tmp_path / "swin_micro_calib.pth"
+    own.write_bytes(b"mine")
+    with pytest.raises(sq.UsageError, match="swin_micro_calib.pth: was not written by `save` of swin_micro"):
+        sq.export(model, "onnx", tmp_path)
+    assert own.read_bytes() == b"mine"
 
 
 def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):

@@ -109,6 +109,15 @@ def test_it_is_exported_and_run(module, tmp_path):
     torch.testing.assert_close(engine(x), model(x), rtol=0.1, atol=0.1)
 
 
+def test_its_weights_have_seven_bits_where_that_is_asked_for(module, tmp_path):
+    pytest.importorskip("onnx")
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [torch.randn(16, 3, 8, 8)], "cpu", passes=[])
+    made = sq.export(model, "openvino", tmp_path, saturation_safe=True)
+    assert "saturation-safe" in made.card.policy["name"] and "openvino" in made.artifact.record["options"]["saturation_safe"]
+    with pytest.raises(sq.UsageError, match="leave it out with precision float"):
+        sq.export(model, "openvino", tmp_path, "cpu", precision="float")
+
+
 def test_what_cannot_be_wrapped_is_one_line(module):
     for made, size, says in (
         (Net(careless=True), 8, "mine: cannot be traced, in or behind grouped "),
