@@ -17,7 +17,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import BitsRecord, CalibrationRecord
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes import choosing_ranges, passes
-from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
+from swin_quant.quant.policy import Policy, Setting, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 
@@ -85,7 +85,8 @@ def _calibrated(record: CalibrationRecord, name: str, bits: int | None) -> Origi
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
     """UsageError where a policy gives a node other bits than its range was found for, and the range depends on them.
 
-    A warning where it does not; and where no card says for which bits ranges were found, unless 8 are asked for.
+    A warning where it does not; where no card says for which bits ranges were found, unless 8 are asked for; and where
+    a pass rounded weights for ranges of another granularity.
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:
@@ -97,6 +98,12 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
                     checkpoint, policy.name, listed(map(str, other)),
                 )  # fmt: skip
             continue
+        if card and (names := rounded_otherwise(model, card, policy)):
+            log.warning(
+                "%s: %s rounded weights for other granularities than policy %s has (%s): they are rounded once more, "
+                "and `calibrate` under it finds better ones",
+                checkpoint, choosing_ranges(card.kept_passes)[-1], policy.name, listed(names, 2),
+            )  # fmt: skip
         others = {name: found[name] for name in bits if found[name].bits not in (None, bits[name])}
         wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
         if not others:
@@ -114,6 +121,20 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             "%s: %s for %d bits, and policy %s has %d: usable, but `calibrate` with these bits finds better ones",
             checkpoint, _found(others, origin), origin.bits, policy.name, bits[name],
         )  # fmt: skip
+
+
+def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:
+    """Nodes whose weights a pass put on the grid of ranges per tensor, or row, where `policy` has ranges of others."""
+    if card.policy is None or not any(choosing_ranges([one]) for one in card.kept_passes if not one["keeps_function"]):
+        return []
+    own, asked = (settings_for(model, each) for each in (policy_from_dict(card.policy, card.name), policy))
+    nodes = [name for name, node in named_nodes(model).items() if node.role is Role.GEMM_WEIGHT]
+    on = [name for name in nodes if own[name].enabled and asked[name].enabled]
+    return [name for name in on if _grid(own[name]) != _grid(asked[name])]
+
+
+def _grid(setting: Setting) -> tuple[str, int | None]:
+    return setting.granularity, setting.block
 
 
 def _found(nodes: dict[str, Origin], origin: Origin) -> str:

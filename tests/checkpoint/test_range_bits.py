@@ -98,9 +98,23 @@ def test_learned_ranges_are_for_the_bits_that_they_were_learned_at(model, caplog
     assert "by learned" not in message and "learned for 4 bits" in message and "finetune with these bits" in message
 
 
-def test_weights_that_a_pass_fitted_to_their_ranges_are_for_these_bits(model, caplog):
-    gptq = {"name": "gptq", "options": {}, "note": "", "seconds": 1.0, "kept": True, "keeps_function": False,
+def done(name, keeps_function=False, kept=True):
+    return {"name": name, "options": {}, "note": "", "seconds": 1.0, "kept": kept, "keeps_function": keeps_function,
             "sqnr_db": [1.0, 2.0], "agreement": [1.0, 2.0]}  # fmt: skip
+
+
+def test_weights_that_a_pass_rounded_are_for_the_granularity_of_its_policy(model, caplog):
+    made = card(bits=8, other_bits={}, passes=[done("gptq")])
+    assert warned(model, made, policy(), policy(name="ft-mode2"), caplog=caplog) == []
+    (message,) = warned(model, made, policy(name="qdq"), caplog=caplog)
+    assert "gptq rounded weights" in message and "policy qdq" in message and "calibrate" in message
+    for one in (done("range_search", keeps_function=True), done("bias_correction"), done("gptq", kept=False)):
+        made = card(bits=8, other_bits={}, passes=[one])
+        assert warned(model, made, policy(name="qdq"), caplog=caplog) == []
+
+
+def test_weights_that_a_pass_fitted_to_their_ranges_are_for_these_bits(model, caplog):
+    gptq = done("gptq")
     made = card("mse", policy(4, 8), bits=8, other_bits={}, passes=[gptq])
     assert warned(model, made, policy(4, 8), caplog=caplog) == []
     message = refused(model, made, policy(8, 8))
