@@ -18,6 +18,7 @@ from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.tasks.calibrated import save_with_card
 from swin_quant.tasks.evaluate import compared, load_for_scoring
 from swin_quant.tasks.train import Request, Trained, run, training_config, with_batch_size
+from swin_quant.train.amax import settle_granularity
 from swin_quant.train.lock import only_writer
 from swin_quant.train.recipe import Recipe
 
@@ -54,6 +55,9 @@ def finetune(
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
         quantize(model)
+        settle_granularity(
+            model, enabled_nodes(model)
+        )  # a snapshot is compared with the model: the ranges it will have
         path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
         request = replace(request, teacher=_teacher(request, recipe, subject.card))
         model, position, record = run(model, cfg, recipe, request, world, policy)

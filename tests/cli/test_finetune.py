@@ -19,6 +19,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import quantize
 from swin_quant.tasks.evaluate import load_for_scoring
+from swin_quant.train import loop
 from swin_quant.train.record import read_table
 
 NAME = "swin_micro"
@@ -240,6 +241,26 @@ def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, for
     one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "killed"))
     assert same(weights(one), weights(other))
     assert len(read_table(tmp_path / "killed" / "steps.csv")) == 36
+
+
+@pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
+def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, monkeypatch, policy):
+    """Under ranges of rows too, which the calibrated file does not have."""
+    words = ["finetune", *qat_flags, "--policy", policy, "--no-eval"]
+    assert run(*words, "--output", tmp_path / "whole").code == 0
+    with monkeypatch.context() as patch:
+        agree, calls = loop._agree, []
+
+        def stop(loss, asked, due, world):
+            calls.append(1)
+            return agree(loss, asked or len(calls) == 8, due, world)
+
+        patch.setattr(loop, "_agree", stop)
+        assert run(*words, "--output", tmp_path / "cut").code == 130
+    done = run(*words, "--output", tmp_path / "cut", "--continue")
+    assert done.code == 0 and "damaged" not in done.err, done
+    assert len(read_table(tmp_path / "cut" / "steps.csv")) == 12
+    assert same(*(weights(tmp_path / name / f"{NAME}_qat.pth") for name in ("whole", "cut")))
 
 
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
