@@ -91,7 +91,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                 schedule.step()
                 job.after_step()
                 if average:
-                    average.update(job.model, step=position.total + 1)
+                    with precision.between_steps(job.model):
+                        average.update(job.model, step=position.total + 1)
 
                 took, started = time.monotonic() - started, time.monotonic()
                 position.finish_step(loss, took)
@@ -106,7 +107,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                 if due and position.step < batches.steps:
                     saved = _save(snapshots, state, job)
 
-            extras = job.after_epoch(position.epoch + 1)
+            with precision.between_steps(job.model):
+                extras = job.after_epoch(position.epoch + 1)
             scores = _validate(job, precision, state, request)
             result = {"train_loss": position.loss_sum / batches.steps, **scores, **extras}
             position.finish_epoch(result)
@@ -133,6 +135,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
             log.warning("the weights of epoch %d, the best, are gone: the last ones are kept", position.best_epoch)
             position.best_epoch = position.epoch
         weights = from_main(state.weights())
+    precision.finish(job.model)
     if not is_sharded(job.model):
         job.model.load_state_dict(weights)
         job.model.eval()

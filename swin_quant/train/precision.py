@@ -1,11 +1,13 @@
 """Numeric precision of training, in apex's words on torch.amp: O0, O1, O2, O3.
 
 O0: all float32. O1: autocast, weights float32, matrix products half, norms, softmax and residual stream float32. O2:
-the network computes in half throughout, float32 master weights are updated. O3: the weights themselves are half.
-Norms and softmax compute in float32 inside at every level, and so does fake quantization.
+the network computes in half throughout, float32 master weights are updated. O3: the weights themselves are half, while
+steps are done: what looks at the model between epochs, and what training leaves, is float32.
+Norms and softmax compute in float32 inside at every level, and so does fake quantization: ranges are never half.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,9 +41,23 @@ class Precision:
     def network(self, model: nn.Module) -> nn.Module:
         """What computes the logits; its parameters are those that the optimizer updates."""
         if self.level == "O3":
-            for parameter in model.parameters():
-                parameter.data = parameter.data.to(self.half)
+            _cast(model, self.half)
         return self.view(model)
+
+    @contextmanager
+    def between_steps(self, model: nn.Module) -> Iterator[None]:
+        """The weights of `model` are float32 inside, as those who bring their own pictures or averages expect."""
+        self.finish(model)
+        try:
+            yield
+        finally:
+            if self.level == "O3":
+                _cast(model, self.half)
+
+    def finish(self, model: nn.Module) -> None:
+        """The reverse of `network`: all weights float32."""
+        if self.level == "O3":
+            _cast(model, torch.float32)
 
     def view(self, model: nn.Module) -> nn.Module:
         """What computes the logits of a model whose weights stay as they are."""
@@ -82,6 +98,13 @@ class HalfCopy(nn.Module):
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         copies = {name: tensor.to(self.dtype) for name, tensor in tensors if _computes(name, tensor)}
         return functional_call(self.model, copies, (images,))
+
+
+def _cast(model: nn.Module, to: torch.dtype) -> None:
+    """In place: an optimizer holds the parameters."""
+    for name, parameter in model.named_parameters():
+        if _computes(name, parameter):
+            parameter.data = parameter.data.to(to)
 
 
 def _computes(name: str, tensor: Tensor) -> bool:

@@ -118,6 +118,26 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
         assert {**one, "ms_per_picture": None} == {**other, "ms_per_picture": None}
 
 
+@pytest.mark.parametrize("amax", ["learned", "reestimated"])
+def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qat_flags, tmp_path, amax):
+    """After an epoch, when ranges are settled, and in the file; ranges never were half."""
+    flags = ["--amp-opt-level", "O3", "--amax", amax, "--epochs", 1, "--set", "ema=0.9", "amax.until=1"]
+    done = run("finetune", *qat_flags, *flags)
+    assert done.code == 0, done
+    trained = weights(tmp_path / "out" / f"{NAME}_qat.pth")
+    assert {value.dtype for value in trained.values() if value.is_floating_point()} == {torch.float32}
+    ranges = torch.cat([value.flatten() for key, value in trained.items() if key.endswith("_amax")])
+    assert (ranges != ranges.bfloat16()).float().mean() > 0.9
+
+
+def test_float_training_with_half_weights_is_scored(run, float_run, tmp_path, card_of):
+    words = [word for word in float_run if word != "--no-eval"]
+    done = run(*words, "--amp-opt-level", "O3", "--epochs", 1, "--set", "ema=0", "--output", tmp_path / "out")
+    assert done.code == 0, done
+    (result,) = card_of(tmp_path / "out" / f"{NAME}.pth")["results"]
+    assert result["precision"] == "float32"
+
+
 def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_run, float_flags, tmp_path, card_of):
     assert run(*float_run, "--output", tmp_path / "out").code == 0
     file = tmp_path / "out" / f"{NAME}.pth"
