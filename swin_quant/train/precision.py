@@ -3,7 +3,8 @@
 O0: all float32. O1: autocast, weights float32, matrix products half, norms, softmax and residual stream float32. O2:
 the network computes in half throughout, float32 master weights are updated. O3: the weights themselves are half, while
 steps are done: what looks at the model between epochs, and what training leaves, is float32.
-Norms and softmax compute in float32 inside at every level, and so does fake quantization: ranges are never half.
+Norms and softmax compute in float32 inside at every level, and so does fake quantization: ranges and batch norms are
+never half.
 """
 
 from collections.abc import Callable, Iterator
@@ -92,20 +93,27 @@ class HalfCopy(nn.Module):
 
     def __init__(self, model: nn.Module, half: torch.dtype) -> None:
         super().__init__()
-        self.model, self.dtype = model, half
+        self.model, self.dtype, self.norms = model, half, _batch_norms(model)
 
     def forward(self, images: Tensor) -> Tensor:
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        copies = {name: tensor.to(self.dtype) for name, tensor in tensors if _computes(name, tensor)}
+        copies = {name: tensor.to(self.dtype) for name, tensor in tensors if _computes(name, tensor, self.norms)}
         return functional_call(self.model, copies, (images,))
 
 
 def _cast(model: nn.Module, to: torch.dtype) -> None:
     """In place: an optimizer holds the parameters."""
+    norms = _batch_norms(model)
     for name, parameter in model.named_parameters():
-        if _computes(name, parameter):
+        if _computes(name, parameter, norms):
             parameter.data = parameter.data.to(to)
 
 
-def _computes(name: str, tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and not name.endswith(("_amax", "_bounds"))  # a range stays float32
+def _batch_norms(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+
+
+def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:
+    """Whether a tensor is half in a half network: no range, and nothing of a batch norm, which would count in a copy."""
+    kept = name.endswith(("_amax", "_bounds")) or name.rpartition(".")[0] in norms
+    return tensor.is_floating_point() and not kept

@@ -64,6 +64,15 @@ def test_o2_computes_in_half_throughout(tiny_model):
     assert model.layers[0].blocks[0].attn.qkv.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_batch_norms_count_what_they_see_in_half_networks_too(level):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+    network = precision(level).network(model).train()
+    precision(level).logits(network, 5 + torch.randn(8, 3, 6, 6)).square().mean().backward()
+    assert model[1].running_mean.abs().min() > 0.01 and model[1].running_var.dtype == torch.float32
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_o1_keeps_norms_and_the_residual_stream_in_float32(tiny_model):
     model = tiny_model()
     types = types_of_outputs(model)
