@@ -17,7 +17,7 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.tasks.calibrated import save_with_card
 from swin_quant.tasks.evaluate import compared, load_for_scoring
-from swin_quant.tasks.train import Request, Trained, run, training_config, with_batch_size
+from swin_quant.tasks.train import Request, Trained, refuse_to_replace, run, training_config, with_batch_size
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.lock import only_writer
 from swin_quant.train.recipe import Recipe
@@ -44,6 +44,8 @@ def finetune(
             recipe = recipe.having(_OF_FEATURES, "a backbone")
         if not request.start:
             raise UsageError("no checkpoint: give the calibrated one (with ‹continue›, too)")
+        path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
+        refuse_to_replace(path, request)
         found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
         subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
         if len(subject.policies) != 1:
@@ -55,10 +57,8 @@ def finetune(
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
         quantize(model)
-        settle_granularity(
-            model, enabled_nodes(model)
-        )  # a snapshot is compared with the model: the ranges it will have
-        path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
+        # Snapshots are compared with the model, and have the ranges that training gives it.
+        settle_granularity(model, enabled_nodes(model))
         request = replace(request, teacher=_teacher(request, recipe, subject.card))
         model, position, record = run(model, cfg, recipe, request, world, policy)
         if subject.card.training and "ranges" in subject.card.training:  # one learned before was not calibrated

@@ -10,7 +10,7 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -80,6 +80,7 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
         model = build_model(training_config(cfg, recipe))
         source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
         path = request.folder / f"{cfg.MODEL.NAME}.pth"
+        refuse_to_replace(path, request)
         model, position, record = run(model, cfg, recipe, request, world)
         card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source)
         if world.is_main:
@@ -88,6 +89,15 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
             card.write(path.with_suffix(".json"))
             log.info("checkpoint: %s", path)
         return Trained(model, path, card, position)
+
+
+def refuse_to_replace(path: Path, request: Request) -> None:
+    """UsageError if the result at `path` would be written over a checkpoint that the run is made of."""
+    for given in (request.start, request.teacher, request.original):
+        if given and path.exists() and Path(given).exists() and path.samefile(given):
+            raise UsageError(
+                f"‹output› {request.folder}: the result would be written over {given}: give another folder"
+            )
 
 
 def run(

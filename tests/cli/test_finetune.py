@@ -387,6 +387,19 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
 
 
+def test_no_checkpoint_that_a_run_begins_with_is_written_over(run, float_run, qat_flags, micro, calibrated, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    start = Path(shutil.copy(micro / "swin.pth", out / f"{NAME}.pth"))
+    teacher = Path(shutil.copy(micro / "swin.pth", out / f"{NAME}_qat.pth"))
+    before = start.read_bytes(), teacher.read_bytes()
+    line = run(*float_run, "--checkpoint", start, "--output", out).error(2)
+    assert f"--output {out}: the result would be written over {start}" in line
+    line = run("finetune", *qat_flags, "--distill", "--teacher", teacher).error(2)
+    assert f"--output {out}: the result would be written over {teacher}" in line
+    assert before == (start.read_bytes(), teacher.read_bytes()) and not (out / "steps.csv").exists()
+
+
 def weights_of(files, tmp_path):
     file = tmp_path / "before.pth"
     file.write_bytes(files[f"{NAME}.pth"])
