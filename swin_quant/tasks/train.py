@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from swin_quant.base.distributed import World, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
+from swin_quant.base.schema import plain
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
@@ -34,7 +35,7 @@ from swin_quant.train.job import Job
 from swin_quant.train.lock import only_writer
 from swin_quant.train.loop import fit
 from swin_quant.train.memory import compute_again
-from swin_quant.train.outdir import open_folder, resumable, settings_of
+from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_parallel, without_values
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
@@ -113,20 +114,24 @@ def run(
     start: CheckpointRecord | None = None
     if request.start:
         start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)}
-    settings = settings_of(
-        recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict()
-    )
-    snapshot = None
     if world.is_main:
-        check = partial(check_snapshot, model=model)
-        snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
-    snapshot = from_main(snapshot)
+        check_free(request.folder, request.resume, request.overwrite)
     teacher, teacher_source = load_teacher(
         request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
     )
     preprocess = Preprocess.from_config(cfg)
     labelled = cfg.MODEL.OUTPUT_KIND == LOGITS
     pictures = open_labelled(cfg, "train", world) if labelled else open_split(cfg, "train", world)
+    settings = settings_of(
+        recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict(),
+        teacher_sha256=teacher_source and teacher_source["sha256"], pictures_sha256=digest(pictures.names),
+        **{f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()},
+    )  # fmt: skip
+    snapshot = None
+    if world.is_main:
+        check = partial(check_snapshot, model=model)
+        snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
+    snapshot = from_main(snapshot)
     reading = {"world": world, "workers": cfg.DATA.NUM_WORKERS, "max_unreadable": request.max_unreadable}
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
     validation = None

@@ -18,6 +18,7 @@ _FREE = (
     *("name", "description", "patience", "save_minutes", "keep"),
     *("batch_size", "accumulation_steps", "memory", "compile"),
 )
+_LATER = ("teacher_sha256", "pictures_sha256", "preprocess")  # snapshots of before they were kept say nothing of them
 
 
 def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
@@ -34,20 +35,25 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
     return settings | batch | {"seed": seed} | more
 
 
+def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
+    """UsageError when the folder holds a run and neither `resume` nor `overwrite` is said."""
+    held = Snapshots(folder / "snapshots").newest_first() or any((folder / name).exists() for name in (STEPS, EPOCHS))
+    if held and not (resume or overwrite):
+        raise UsageError(
+            f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
+        )
+
+
 def open_folder(
     folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int, check: Check
 ) -> dict[str, Any] | None:
     """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is then gone.
 
-    `check` raises for a snapshot that is not of this model. UsageError when the folder holds a run and neither `resume`
-    nor `overwrite` is said, and when the run to resume had other settings.
+    `check` raises for a snapshot that is not of this model. UsageError as of `check_free`, and when the run to resume
+    had other settings.
     """
+    check_free(folder, resume, overwrite)
     snapshots = Snapshots(folder / "snapshots", keep)
-    held = bool(snapshots.newest_first()) or any((folder / name).exists() for name in (STEPS, EPOCHS))
-    if held and not (resume or overwrite):
-        raise UsageError(
-            f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
-        )
     snapshots.sweep()
     content = snapshots.newest(check) if resume and not overwrite else None
     if content is not None:
@@ -73,7 +79,8 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    unsaid = {key for key in now if key not in before and key.partition(".")[0] in _LATER}
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in unsaid]
     if differing:
         changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
         raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")

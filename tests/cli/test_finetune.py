@@ -387,6 +387,42 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
 
 
+@pytest.mark.parametrize("other", ["pictures", "preprocessing", "teacher"])
+def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(
+    run, qat_flags, own_pictures, micro, tmp_path, other
+):
+    teacher = Path(shutil.copy(micro / "swin.pth", tmp_path))
+    words = ["finetune", *qat_flags, "--data-path", own_pictures, "--teacher", teacher, "--distill", "--no-eval"]
+    assert run(*words, "--epochs", 1).code == 0
+    if other == "pictures":
+        own_pictures.rename(tmp_path / "moved")
+        words += ["--data-path", tmp_path / "moved"]
+    assert run(*words, "--epochs", 1, "--continue").code == 0, "the same ones, elsewhere"
+    if other == "pictures":
+        next((tmp_path / "moved" / "train").rglob("*.png")).unlink()
+    elif other == "teacher":
+        state = torch.load(teacher)
+        state["model"]["head.bias"] += 1
+        torch.save(state, teacher)
+    else:
+        words += ["--opts", "DATA.MEAN", "[0.5,0.5,0.5]"]
+    line = run(*words, "--epochs", 1, "--continue").error(2)
+    key = {"pictures": "pictures_sha256 ", "preprocessing": "preprocess.mean ", "teacher": "teacher_sha256 "}[other]
+    assert f"cannot go on with other settings: {key}" in line, line
+
+
+def test_a_snapshot_of_before_pictures_were_compared_goes_on(run, float_run, tmp_path):
+    words = [*float_run, "--output", tmp_path / "out"]
+    assert run(*words).code == 0
+    for file in (tmp_path / "out" / "snapshots").glob("step_*.pt"):
+        content = torch.load(file)
+        later = ("teacher_sha256", "pictures_sha256", "preprocess")
+        content["settings"] = {k: v for k, v in content["settings"].items() if not k.startswith(later)}
+        torch.save(content, file)
+    done = run(*words, "--continue")
+    assert done.code == 0 and "damaged" not in done.err, done
+
+
 def test_no_checkpoint_that_a_run_begins_with_is_written_over(run, float_run, qat_flags, micro, calibrated, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
