@@ -26,7 +26,7 @@ from swin_quant.train.distill import distillation_loss, stage_outputs
 from swin_quant.train.interruption import Asked, Interruption, interruption
 from swin_quant.train.job import Job
 from swin_quant.train.optim import current_lr, make_optimizer, make_schedule
-from swin_quant.train.parallel import gathering, is_sharded, parallel, whole
+from swin_quant.train.parallel import average_buffers, gathering, is_sharded, parallel, whole
 from swin_quant.train.precision import Precision
 from swin_quant.train.record import Record
 from swin_quant.train.seeds import seed_all
@@ -107,6 +107,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                 if due and position.step < batches.steps:
                     saved = _save(snapshots, state, job)
 
+            average_buffers(dict.fromkeys((job.model, state.scored)), world)
             with precision.between_steps(job.model):
                 extras = job.after_epoch(position.epoch + 1)
             scores = _validate(job, precision, state, request)

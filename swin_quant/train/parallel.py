@@ -1,7 +1,7 @@
 """One model over several ranks: a copy on each (DDP), or shards of it (FSDP2), which may lie on the CPU."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, all_sum
 from swin_quant.base.errors import UsageError
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
@@ -49,6 +49,17 @@ def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World
     with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers; its successor does less than is needed
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def average_buffers(models: Iterable[nn.Module], world: World) -> None:
+    """Give every rank the mean of what all have counted, such as batch norms of the pictures that they saw."""
+    buffers = [buffer for model in models for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.size == 1 or not buffers:
+        return
+    counted = torch.cat([buffer.detach().flatten().double() for buffer in buffers])
+    mean = all_sum(counted, world.device) / world.size
+    for buffer, part in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(part.view_as(buffer))  # what was alike keeps its bits: sums in double are exact
 
 
 def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:

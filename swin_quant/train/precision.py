@@ -114,6 +114,6 @@ def _batch_norms(model: nn.Module) -> set[str]:
 
 
 def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:
-    """Whether a tensor is half in a half network: no range, and nothing of a batch norm, which would count in a copy."""
+    """Whether a tensor is half in a half network: no range, and none of a batch norm's, which would count in a copy."""
     kept = name.endswith(("_amax", "_bounds")) or name.rpartition(".")[0] in norms
     return tensor.is_floating_point() and not kept

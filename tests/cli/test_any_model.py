@@ -80,6 +80,31 @@ def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
     assert not torch.equal(state["bn1.running_mean"], start["bn1.running_mean"])
 
 
+@pytest.mark.parametrize("ema", [0, 0.9])
+def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path, ema):
+    """With statistics of norms of both, each of which has seen its own pictures."""
+
+    def note(rank):
+        from swin_quant.train import loop
+
+        validate = loop._validate
+
+        def noted(job, precision, state, request):
+            torch.save(state.scored.state_dict(), tmp_path / f"rank{rank}.pth")
+            return validate(job, precision, state, request)
+
+        loop._validate = noted
+
+    words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--set", f"ema={ema}", "--no-eval")
+    data = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
+    ends = forked(2, "train", *data, *words, before=note)
+    assert [done.code for done in ends] == [0, 0], ends
+    one, two = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
+    assert all(torch.equal(value, two[key]) for key, value in one.items())
+    saved = torch.load(tmp_path / "micro.pth")["model"]
+    assert torch.equal(saved["bn1.running_mean"], one["bn1.running_mean"])
+
+
 def test_nodes_of_a_model_that_timm_knows(run):
     done = run("nodes", "--cfg", "timm:resnet18", "--policy", "qdq")
     assert done.code == 0, done.err
