@@ -156,6 +156,7 @@ class _Routes:
             raise Refused(400, "top must be a whole number from 1")
         images = await self._aside(self._prepared, await self._body(request))
         (logits,) = await self._answered(request, images)
+        protocol.check_finite(logits)
         best = logits.double().softmax(0).topk(min(int(top), service.width))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         classes = [{"index": index, "name": service.names[index], "probability": share} for index, share in pairs]

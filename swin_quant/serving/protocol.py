@@ -125,11 +125,18 @@ def answer(name: str, output: str, values: Tensor, request: InferRequest) -> tup
     if request.id is not None:
         content["id"] = request.id
     if not request.binary:
+        check_finite(values)
         about["data"] = array.ravel().tolist()
         return json.dumps(content).encode(), {"Content-Type": "application/json"}
     about["parameters"] = {"binary_data_size": array.nbytes}
     head = json.dumps(content).encode()
     return head + array.tobytes(), {"Content-Type": BINARY, LENGTH: str(len(head))}
+
+
+def check_finite(values: Tensor) -> None:
+    """Refused where the answer of an engine cannot be said in JSON."""
+    if not bool(values.isfinite().all()):
+        raise Refused(500, "the engine gave NaN or infinity: what it computes in is too narrow for this model")
 
 
 def _whole(text: str, most: int) -> int:

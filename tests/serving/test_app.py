@@ -205,6 +205,14 @@ def test_requests_that_are_wrong_get_one_line_and_others_go_on():
         np.testing.assert_array_equal(good.json()["outputs"][0]["data"], [0, 0, 0])
 
 
+def test_an_engine_that_overflows_is_an_error_that_is_json(images):
+    async def work(client):
+        return [await client.post(INFER, json=body_of(images)), await client.post("/predict", content=png())]
+
+    for answer in with_client(service(lambda images: torch.full((len(images), 3), torch.inf)), work):
+        assert answer.status_code == 500 and "the engine gave NaN or infinity" in answer.json()["error"]
+
+
 def test_places_that_there_are_not():
     async def work(client):
         return [await client.get("/v2/models/other"), await client.get(INFER), await client.get("/")]
