@@ -7,6 +7,7 @@ checkpoint.proto, a list of (tag, tensor).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -171,10 +172,8 @@ def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> T
     content = bytearray(b"".join(bytes(part[2]) for part in parts))
     size = torch.empty((), dtype=TYPES[kind]).element_size()
     shape = () if shape == (0,) else shape  # how it writes a scalar
-    count = 1
-    for side in shape:
-        count *= side
-    if len(shape) > 16 or count * size != len(content):
+    fits = len(shape) <= 16 and prod(max(side, 1) for side in shape) < 2**63  # before an endless product, or torch's
+    if not fits or prod(shape) * size != len(content):
         raise ValueError(f"{tag:.80}: {len(content)} bytes are not {list(shape)[:16]} of {kind}")
     values = torch.frombuffer(content, dtype=TYPES[kind]) if content else torch.empty(0, dtype=TYPES[kind])
     return values.reshape(shape)

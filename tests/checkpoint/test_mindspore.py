@@ -160,6 +160,14 @@ BAD = {
         lambda data: checkpoint([("a", [3], "Float32", bytes(8))]),
         r"a: 8 bytes are not \[3\] of Float32",
     ),
+    "no values in a vast shape": (
+        lambda data: checkpoint([("a", [2**62, 2**62, 0], "Float32", b"")]),
+        r"a: 0 bytes are not \[4611686018427387904, 4611686018427387904, 0\] of Float32",
+    ),
+    "a number of 64 bits": (
+        lambda data: b"\x0a\x1b\x0a\x01a\x12\x16\x08\x00\x08" + b"\x80" * 9 + b"\x01\x12\x07Float32",
+        r"a: 0 bytes are not \[0, 9223372036854775808\] of Float32",
+    ),
     "another type": (lambda data: checkpoint([("a", [1], "String", bytes(8))]), "a is of type String"),
     "no tensor": (lambda data: b"\x0a\x03\x0a\x01a", "an entry without a name or a tensor"),
     "an endless number": (lambda data: b"\x0a" + b"\xff" * 20, "more than 64 bits"),
