@@ -7,7 +7,10 @@ of synset_words.txt: sorted wnids. The others name wnids.
 
 import os
 import re
+import struct
+import zlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ from swin_quant.data.source import DataSource, Wanted, subfolders
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
 _WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")  # a wnid first in each line, sorted as published
 _SPLITS = ("val", "validation")
-_MAX_META_BYTES = 8 << 20
+_MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
+_COMPRESSED = 15  # miCOMPRESSED of MAT files
 
 Labels = Callable[[str, int], str]
 """From a picture's stem and number to its wnid; KeyError where it has none."""
@@ -142,14 +146,34 @@ def _text(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _matlab(path: Path) -> list[tuple[str, str]]:
-    read_bounded(path, "table of wnids", _MAX_META_BYTES)
+    content = read_bounded(path, "table of wnids", _MAX_META_BYTES)
     try:
-        table: Any = library("scipy.io", "data").loadmat(str(path), variable_names=["synsets"], squeeze_me=True)
+        _check_inflated(path, content)
+        table: Any = library("scipy.io", "data").loadmat(BytesIO(content), variable_names=["synsets"], squeeze_me=True)
         return [(str(int(row["ILSVRC2012_ID"])), str(row["WNID"])) for row in table["synsets"]]
     except SwinQuantError:
         raise
     except Exception as error:  # scipy raises a dozen unrelated types on damaged files
         raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
+
+
+def _check_inflated(path: Path, content: bytes) -> None:
+    """SwinQuantError where variables that are compressed hold more than `_MAX_INFLATED_BYTES`: zlib packs thousandfold.
+
+    Version 5: a header of 128 bytes, which ends in the order of bytes, then elements of a type and a size.
+    """
+    order = "<" if content[126:128] == b"IM" else ">"
+    at, left = 128, _MAX_INFLATED_BYTES
+    while at + 8 <= len(content):
+        kind, size = struct.unpack_from(f"{order}II", content, at)
+        at += 8
+        if kind == _COMPRESSED:
+            left -= len(zlib.decompressobj().decompress(content[at : at + size], left + 1))
+            if left < 0:
+                raise SwinQuantError(
+                    f"{path}: holds more than {_MAX_INFLATED_BYTES >> 20} MB: is not the devkit's meta.mat"
+                )
+        at += size
 
 
 def _folder(asked: Wanted) -> Path | None:
