@@ -151,6 +151,11 @@ class RangesRecord(TypedDict):
     activations: str | None
 
 
+Epoch = Annotated[
+    dict[str, Any], Must(lambda result: type(result.get("epoch")) is int, "a mapping with its number, `epoch`")
+]
+
+
 class _TrainingRecord(TypedDict):
     recipe: dict[str, Any]
     seed: int
@@ -163,7 +168,7 @@ class _TrainingRecord(TypedDict):
     start: CheckpointRecord | None
     teacher: SourceRecord | None
     best_epoch: int | None
-    epochs: list[dict[str, Any]]
+    epochs: list[Epoch]
 
 
 class TrainingRecord(_TrainingRecord, total=False):

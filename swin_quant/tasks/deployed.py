@@ -22,7 +22,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.fake_quant import FP8
-from swin_quant.quant.policy import policy_from_dict
+from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.tasks.evaluate import Subject, load_for_scoring
 
 _PARENTS = 2  # the artifact's own folder, and the one above it
@@ -57,8 +57,8 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
     None: on that which it was exported for, or on every one that takes it; of those that are installed. UsageError for
     an engine that does not take this kind of artifact, or is not installed.
     """
-    policy = artifact.card.policy
-    sha256 = policy_from_dict(policy, str(card_path(artifact.file))).sha256 if policy else None
+    policy = _policy_of(artifact)
+    sha256 = policy.sha256 if policy else None
     engines = {
         f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
         for name in names_of_engines(artifact, names)
@@ -99,9 +99,16 @@ def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[st
 
 def has_float8(artifact: Artifact) -> bool:
     """Whether nodes of an artifact are float8, by its card: all of them, or some by its policy."""
-    rules = artifact.card.policy["rules"] if artifact.card.policy else []
-    precision = artifact.record["precision"]
-    return precision == FP8 or (precision == "mixed" and any(rule.get("format") == FP8 for rule in rules))
+    if artifact.record["precision"] != "mixed":
+        return artifact.record["precision"] == FP8
+    policy = _policy_of(artifact)
+    return policy is not None and policy.has_float8
+
+
+def _policy_of(artifact: Artifact) -> Policy | None:
+    """The policy in the artifact's card; errors name the card."""
+    policy = artifact.card.policy
+    return policy_from_dict(policy, str(card_path(artifact.file))) if policy else None
 
 
 def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:
@@ -144,9 +151,8 @@ def no_checkpoint(artifact: Artifact) -> str:
 
 def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World) -> Subject:
     """The torch model of the checkpoint, calibrated if the artifact is quantized, and the artifact's policy."""
-    policy = artifact.card.policy
-    policies = [policy_from_dict(policy, str(card_path(artifact.file)))] if policy else []
-    return load_for_scoring(cfg, str(checkpoint), policies, world)
+    policy = _policy_of(artifact)
+    return load_for_scoring(cfg, str(checkpoint), [policy] if policy else [], world)
 
 
 def labels_in(artifact: Artifact) -> list[str]:

@@ -19,12 +19,13 @@ def exported(tmp_path, tiny_config):
     """exported(backend, options, checkpoint, size) -> an artifact in out/, whatever its content."""
     (tmp_path / "out").mkdir()
 
-    def make(backend="onnx", options=None, checkpoint=None, size=32):
+    def make(backend="onnx", options=None, checkpoint=None, size=32, policy=None, precision="int8"):
         record = {"file": checkpoint.name, "sha256": sha256_of(checkpoint)} if checkpoint else None
-        card = RunCard("m", portable_config(tiny_config()), {**PREPROCESS, "size": size}, checkpoint=record)
+        preprocess = {**PREPROCESS, "size": size}
+        card = RunCard("m", portable_config(tiny_config()), preprocess, checkpoint=record, policy=policy)
         file = tmp_path / "out" / "m.bin"
         file.write_bytes(b"artifact")
-        return finish_artifact(file, card, backend, "int8", options or {})
+        return finish_artifact(file, card, backend, precision, options or {})
 
     return make
 
@@ -54,6 +55,13 @@ def test_none_installed_says_how_to_get_one(exported, installed):
         names_of_engines(exported("onnx"), None)
     with pytest.raises(UsageError, match="engine tensorrt is not installed: pip install tensorrt"):
         names_of_engines(exported("tensorrt"), ["tensorrt"])
+
+
+def test_a_card_whose_policy_has_no_rules_is_named(exported, installed):
+    installed("onnxruntime")
+    assert names_of_engines(exported(policy={"name": "mine"}), None) == ["onnxruntime"]
+    with pytest.raises(SwinQuantError, match="m.json: lacks rules"):
+        names_of_engines(exported(policy={"name": "mine"}, precision="mixed"), None)
 
 
 def test_a_named_engine_must_take_it(exported, installed):

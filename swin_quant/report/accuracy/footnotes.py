@@ -142,12 +142,17 @@ def _verified(row: AccuracyRow, others: Others) -> str | None:
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
     said = [
         f"mean |Δlogit| against {record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
-        f"(max {record['max']:.2g}, top-1 agreement {record['agreement']:.1f} %): "
+        f"(max {record['max']:.2g}{_agreement(record['agreement'])}): "
         f"{'within' if record['passed'] else 'NOT within'} {record['tolerance']:g}"
         for record in row.card.verification
-        if record["tolerance"] is not None and (record["engine"], record["precision"], record["policy"]) == identity
+        if None not in (record["tolerance"], record["passed"])
+        and (record["engine"], record["precision"], record["policy"]) == identity
     ]
     return f"verified: {'; '.join(said)}" if said else None
+
+
+def _agreement(percent: float | None) -> str:
+    return "" if percent is None else f", top-1 agreement {percent:.1f} %"
 
 
 def _dead_nodes(row: AccuracyRow, others: Others) -> str | None:

@@ -153,3 +153,5 @@ def test_a_verification_is_told_with_its_verdict():
     (note,) = said(verified.with_verification({**record, "mean": 0.2, "passed": False}))
     assert "NOT within 0.1" in note
     assert said(card(FLOAT, with_(INT8, engine="openvino")).with_verification(record)) == []
+    (note,) = said(verified.with_verification({**record, "agreement": None}))
+    assert "agreement" not in note and "within 0.1" in note, "of an embedding there is none"
