@@ -1,5 +1,6 @@
 """Whatever goes wrong, or nobody can read: one line on standard error and an exit code, never a traceback unasked."""
 
+import codecs
 import contextlib
 import io
 import os
@@ -20,6 +21,7 @@ _NO_OUTPUT = "standard output cannot be written"
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
     """The exit code of `work()`: its own, or that of what it raises. `verbose` adds tracebacks."""
     _open_what_is_closed()
+    _print_any_name()
     code = _outcome(work, verbose)
     try:
         sys.stdout.flush()
@@ -94,6 +96,21 @@ def _open_what_is_closed() -> None:
     os.close(handle)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _print_any_name() -> None:
+    """A path that standard output's encoding lacks is printed all the same: its own bytes, which a shell can use, or
+    escapes."""
+    codecs.register_error("swin_quant.names", _encoded)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="swin_quant.names")
+
+
+def _encoded(error: UnicodeError) -> tuple[str | bytes, int]:
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def _is_full(stream: TextIO) -> bool:

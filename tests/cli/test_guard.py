@@ -1,5 +1,6 @@
 """What nobody can read, or nobody waits for, ends in one line and an exit code, too."""
 
+import os
 import re
 import signal
 import subprocess
@@ -80,6 +81,15 @@ def test_closed_standard_streams_are_nobody_s_place():
 def test_the_exit_code_is_right_where_nobody_can_be_told(where):
     done = shell(f"PY -m swin_quant no-such-command {where}")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("utf-8", b"out\xe9 \xc3\xa4\n"), ("ascii", b"out\xe9 \\xe4\n")])
+def test_a_path_that_is_no_text_is_printed_as_the_shell_gave_it(encoding, printed):
+    work = "import sys; from swin_quant.cli.guard import guarded\n"
+    work += "sys.exit(guarded(lambda: print('out\\udce9', '\\xe4') or 0))"
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", work], env=environment, capture_output=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, b"")
 
 
 def test_messages_that_cannot_be_written_do_not_end_the_work():
