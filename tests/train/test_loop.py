@@ -110,6 +110,7 @@ RECIPES = {
     ),
     "autocast, accumulation": replace(RECIPE, precision="O1", batch_size=2, accumulation_steps=2),
     "master weights": replace(RECIPE, precision="O2"),
+    "half weights": replace(RECIPE, precision="O3", ema=0.9),
 }
 
 
