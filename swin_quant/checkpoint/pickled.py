@@ -1,7 +1,8 @@
 """Pickles read as data. Nothing that a pickle names is imported or called: `find` says what stands for it, or refuses.
 
 A small machine for the opcodes that dictionaries, lists, tuples, sets, text and numbers are written with. What it gives
-is a tree that is safe to walk: bounded in depth and in size, however much of it is shared, and without circles.
+is a tree that is safe to walk: bounded in depth and in size, however much of it is shared, and without circles. So is
+what it takes to get there: one list can be an argument of every call, and each call may copy it.
 """
 
 import pickletools
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 _MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 400_000, 4_000_000, 100, 512
+_MAX_KEY_PARTS, _MAX_TEXT = 16, 4096  # of a key, of a name
+_COPIED = 2  # calls copy their arguments, what is in these, and what is in that
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
@@ -53,6 +56,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.left = _MAX_VALUES
 
     def run(self, name: str, argument: Any) -> None:
         stack = self.stack
@@ -80,12 +84,30 @@ class _Machine:
         return items
 
     def global_of_stack(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(self.find(f"{_of(str, module)}.{_of(str, name)}"))
+        name, module = _of(str, self.stack.pop()), _of(str, self.stack.pop())
+        if len(module) + len(name) > _MAX_TEXT:
+            raise Malformed("a name of too many letters")
+        self.stack.append(self.find(f"{module}.{name}"))
 
     def call(self) -> None:
         arguments = _of(tuple, self.stack.pop())
+        self.charge(arguments)
         self.stack.append(_of(Known, self.stack.pop()).make(*arguments))
+
+    def stored(self) -> None:
+        identity = _of(tuple, self.stack.pop())
+        self.charge(identity)
+        self.stack.append(self.persistent(identity))
+
+    def charge(self, values: Any, depth: int = _COPIED) -> None:
+        """Count what a call may copy of `values`. Malformed where all calls together copy too much."""
+        self.left -= len(values)
+        if self.left < 0:
+            raise Malformed("too many values")
+        if depth:
+            for part in _parts(values):
+                if isinstance(part, dict | list | tuple):
+                    self.charge(part, depth - 1)
 
     def tuple_of(self, count: int) -> None:
         if len(self.stack) < count:
@@ -95,16 +117,31 @@ class _Machine:
 
 def mapping(pairs: Any = ()) -> dict[Any, Any]:
     """What dictionaries of any class become. Malformed for a key that is not a number, text, or a tuple of those."""
-    content: dict[Any, Any] = {}
-    _put(content, [item for pair in (pairs.items() if isinstance(pairs, dict) else pairs) for item in pair])
+    found = list(pairs.items()) if isinstance(pairs, dict) else items(pairs)
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in found):
+        raise Malformed("a dictionary of what are no pairs")  # long ones, each the same, would take all memory
+    return _put({}, [item for pair in found for item in pair])
+
+
+def items(values: Any = ()) -> list[Any]:
+    """What a list, tuple or set holds; Malformed for all else, which could have any length."""
+    return list(values) if isinstance(values, list | tuple) else _of(list, values)
+
+
+def _put(content: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
+    for key, value in zip(flat[::2], flat[1::2], strict=True):
+        if not _is_key(key):
+            raise Malformed("a key that is no plain value")
+        content[key] = value
     return content
 
 
-def _put(content: dict[Any, Any], items: list[Any]) -> None:
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        if not all(isinstance(part, _SCALARS) for part in (key if isinstance(key, tuple) else (key,))):
-            raise Malformed("a key that is no plain value")  # to hash one could take for ever
-        content[key] = value
+def _is_key(key: Any) -> bool:
+    """Whether it is a plain value and a short one: to hash others, or to compare two, could take for ever."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return len(parts) <= _MAX_KEY_PARTS and all(
+        isinstance(part, _SCALARS) and not (isinstance(part, str | bytes) and len(part) > _MAX_TEXT) for part in parts
+    )
 
 
 def _of(kind: type, value: Any) -> Any:
@@ -142,13 +179,13 @@ def _append(m: _Machine) -> None:
 
 
 def _extend(m: _Machine) -> None:
-    items = m.above_mark()
-    _of(list, m.stack[-1]).extend(items)
+    values = m.above_mark()
+    _of(list, m.stack[-1]).extend(values)
 
 
 def _set_items(m: _Machine) -> None:
-    items = m.above_mark()
-    _put(_of(dict, m.stack[-1]), items)
+    flat = m.above_mark()
+    _put(_of(dict, m.stack[-1]), flat)
 
 
 def _set_item(m: _Machine) -> None:
@@ -172,7 +209,7 @@ _CALLS: dict[str, Callable[[_Machine], Any]] = {
     "TUPLE": _collect(tuple),
     "LIST": _collect(list),
     "FROZENSET": _collect(list),
-    "DICT": _collect(lambda items: mapping(zip(items[::2], items[1::2], strict=True))),
+    "DICT": _collect(lambda flat: _put({}, flat)),
     "APPEND": _append,
     "APPENDS": _extend,
     "ADDITEMS": _extend,
@@ -182,7 +219,7 @@ _CALLS: dict[str, Callable[[_Machine], Any]] = {
     "REDUCE": _Machine.call,
     "NEWOBJ": _Machine.call,
     "BUILD": lambda m: m.stack.pop(),  # attributes of an object: nobody reads them
-    "BINPERSID": lambda m: m.stack.append(m.persistent(m.stack.pop())),
+    "BINPERSID": _Machine.stored,
 }
 
 

@@ -213,8 +213,9 @@ def _tensor_of_type(
 def _view(
     storage: _Storage, dtype: torch.dtype | None, name: str, offset: int, size: Shape, stride: Shape
 ) -> Tensor | Opaque:
-    numbers = [offset, *size, *stride]
-    if len(size) != len(stride) or len(size) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in numbers):
+    if len(size) != len(stride) or len(size) > _MAX_DIMENSIONS:
+        raise Malformed("a tensor of no shape")
+    if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)):
         raise Malformed("a tensor of no shape")
     if dtype is None:
         return Opaque(f"a tensor of {name}")
@@ -234,19 +235,25 @@ def _first(value: Any, *rest: Any) -> Any:
     return value
 
 
+def _of_type(rebuild: Known, kind: Any, arguments: Any, state: Any) -> Any:
+    """A tensor that has attributes. Within each other, such calls would be as deep as the file is long."""
+    if rebuild.make is _of_type or not isinstance(arguments, tuple):
+        raise Malformed("a tensor that is none")
+    return rebuild.make(*arguments)
+
+
 _KNOWN: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_type,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
-    "torch._tensor._rebuild_from_type_v2": lambda rebuild, kind, arguments, state: rebuild.make(*arguments),
-    "torch.Size": tuple,
+    "torch._tensor._rebuild_from_type_v2": _of_type,
+    "torch.Size": lambda sizes=(): tuple(pickled.items(sizes)),
     # Classes of training configurations and counters: plain dictionaries that nobody reads.
     **dict.fromkeys(
         ("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode", "argparse.Namespace"), pickled.mapping
     ),
-    "builtins.set": list,
-    "__builtin__.set": list,
+    **dict.fromkeys(("builtins.set", "__builtin__.set"), pickled.items),
     "_codecs.encode": _first,
 }

@@ -157,6 +157,12 @@ def doubled(one: bytes) -> bytes:
     return b"]q\x00" + b"".join(b"0" + one.replace(b"_", b"h%c" % i) + b"q%c" % (i + 1) for i in range(60))
 
 
+def after(one: bytes, rest: bytes) -> bytes:
+    """What `rest` makes once `one` is at place 0 of the memo."""
+    return one + b"q\x000" + rest
+
+
+NAMES = b"".join(b"h\x00" + text(str(number)) + b"\x930" for number in range(500))
 DOUBLED = {tuple: doubled(b"__\x86"), list: doubled(b"](__e")}
 STORED = [("data/0", bytes(4))]
 HOSTILE = {
@@ -178,6 +184,22 @@ HOSTILE = {
     "a key that hashes for ever": (packed(b"\x80\x02}(" + DOUBLED[tuple] + b"Nu."), "no plain value"),
     "a set that hashes for ever": (packed(entry(global_of("builtins.set") + b"]\x85R")), "no tensors"),
     "lists that double": (packed(entry(DOUBLED[list])), "too many"),
+    "pairs that are one long list": (
+        packed(entry(after(b"](" + b"N" * 8000 + b"e", global_of("collections.OrderedDict") + b"](" + b"h\x00" * 8000
+                           + b"e\x85R"))), "too many values"),
+    "one list in many sets": (
+        packed(entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("builtins.set") + b"h\x00\x85R") * 5000
+                           + b"l"))), "too many values"),
+    "one list in many sizes": (
+        packed(entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("torch.Size") + b"h\x00\x85R") * 5000
+                           + b"l"))), "too many values"),
+    "letters as sizes": (packed(entry(global_of("torch.Size") + text("7" * 100) + b"\x85R")), "a str where"),
+    "one long key many times": (
+        packed(entry(after(b"(" + b"N" * 20_000 + b"t", b"}" + b"h\x00Ns" * 5000))), "no plain value"),
+    "one long name many times": (packed(entry(after(text("a" * 1_000_000), NAMES + b"N"))), "too many letters"),
+    "five thousand tensors in each other": (
+        packed(entry(after(global_of("torch._tensor._rebuild_from_type_v2"), b"h\x00" + b"(h\x00N" * 5000 + b")"
+                           + b"Nt" * 5000 + b"R"))), "a tensor that is none"),
     "a list in itself": (packed(entry(b"]q\x00(h\x00e")), "contains itself"),
     "a thousand lists in each other": (packed(entry(b"(" * 1000 + b"l" * 1000)), "too deep"),
     "a number of 10,000 digits": (packed(entry(b"\x8b" + struct.pack("<i", 4000) + b"\x7f" * 4000)), "digits"),
