@@ -11,6 +11,7 @@ import swin_quant
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, finite, read_json, reason, sha256_of
 from swin_quant.base.shipped import configs_dir
+from swin_quant.cards.card import without_paths
 from swin_quant.ship.facts import SCHEMA, PackageFacts
 from swin_quant.ship.repository import Serving, kserve, openvino_model_server, triton
 from swin_quant.ship.texts import readme, requirements
@@ -75,7 +76,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
     texts = {
         "preprocess.json": _json(facts.preprocessing()),
-        "card.json": _json(facts.artifact.card.to_dict()),
+        "card.json": _json(without_paths(facts.artifact.card)),
         "README.md": readme(facts, swin_quant.__version__),
         "requirements.txt": requirements(facts),
         f"{facts.folder}/config.pbtxt": triton(facts, serving),

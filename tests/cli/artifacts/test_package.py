@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from PIL import Image
 from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
@@ -127,6 +129,20 @@ def test_what_is_in_it(packaged, exported):
         "resize": [32, 32], "crop": None, "interpolation": "bicubic", "colours": "RGB", "scale": 255,
         "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "layout": "NCHW", "type": "float32",
     }  # fmt: skip
+
+
+def test_its_run_card_can_be_reported_and_names_no_place_of_the_machine(run, exported, tmp_path):
+    file = Path(shutil.copy(exported, tmp_path / "means.onnx"))
+    source = {"file": "swin.pth", "sha256": "0" * 64, "format": "pth", "path": str(tmp_path / "swin.pth")}
+    card = replace(RunCard.read(exported.with_suffix(".json")), source=source)
+    data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
+    result = Result("ONNX Runtime", "float32", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu")
+    made = finish_artifact(file, card, "onnx", "float32", {})
+    made.card.with_result(result).write(file.with_suffix(".json"))
+    assert run("package", file, "--output", tmp_path / "package").code == 0
+    assert str(tmp_path) not in (tmp_path / "package" / "card.json").read_text()
+    done = run("report", tmp_path / "package" / "card.json")
+    assert done.code == 0 and "swin micro" in done.out
 
 
 def test_a_folder_that_is_there_is_left_alone(run, packaged, exported, tmp_path, snapshot):
