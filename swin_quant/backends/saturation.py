@@ -16,6 +16,8 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, engines, takers
 from swin_quant.base.progress import log
+from swin_quant.engines.engine import HALF_TYPES
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import Policy, Rule, enabled_nodes
 from swin_quant.quant.quantizer import Role
 
@@ -23,6 +25,7 @@ SAFE_BITS = 7
 SAFE_WEIGHTS = Rule(nodes=("role:gemm_weight",), bits=SAFE_BITS)
 SAFE_ON = "saturation_safe"  # an artifact's option: the engines whose products of it cannot saturate; none in old files
 
+_OF_FLOATS = ("float32", *HALF_TYPES, FP8)  # precisions of artifacts
 _DOT_PRODUCTS = ("dot", "i8mm")  # of ARM, into 32 bits
 _VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 # What oneDNN uses when its environment variable forbids later instructions; of levels that are not here, all.
@@ -64,29 +67,44 @@ def safe_on(model: nn.Module) -> list[str]:
     """The engines whose products of `model`, its policy applied, cannot saturate on any CPU.
 
     Products of two activations are uint8 by uint8, exact, in ONNX Runtime, and uint8 by int8 of 8 bits in OpenVINO.
+    Float8, and weights alone, are multiplied as floats.
     """
-    nodes = enabled_nodes(model).values()
+    nodes = [node for node in enabled_nodes(model).values() if node.format != FP8]
+    known = {name: engine.saturation for name, engine in engines().items() if engine.saturation}
+    if all(node.role is Role.GEMM_WEIGHT for node in nodes):
+        return list(known)
     if any(node.role is Role.GEMM_WEIGHT and node.bits > SAFE_BITS for node in nodes):
         return []
     products = any(node.role in (Role.MATMUL_INPUT, Role.SOFTMAX_OUTPUT) for node in nodes)
-    known = {name: engine.saturation for name, engine in engines().items() if engine.saturation}
     return [name for name, found in known.items() if found.exact_products or not products]
 
 
-def exact_kernels(engine: str, artifact: Artifact) -> str | None:
-    """The setting that `engine` needs, if it has one, so that products of `artifact` do not saturate on this CPU.
+def may_saturate(engine: str, artifact: Artifact) -> bool:
+    """Whether products of `artifact` saturate in `engine` on CPUs without VNNI, left as it is."""
+    record, safe = artifact.record, artifact.record["options"].get(SAFE_ON)
+    if engine_named(engine).saturation is None or record["precision"] in _OF_FLOATS:
+        return False
+    return record["precision"] == "int8" if safe is None else engine not in safe
 
-    Files of before we knew of it cannot be loaded so.
+
+def exact_session(engine: str, artifact: Artifact) -> str | None:
+    """The setting with which `engine`, if it has one, multiplies in `artifact` exactly on every CPU.
+
+    Where nothing saturates it changes nothing. Files of before we knew of it cannot be loaded so.
     """
-    found, safe = engine_named(engine).saturation, artifact.record["options"].get(SAFE_ON)
-    needed = safe is not None and engine not in safe and saturates(engine)
-    return found.exact_kernels if found and needed else None
+    found = engine_named(engine).saturation
+    known = SAFE_ON in artifact.record["options"]
+    return found.exact_kernels if found and known and may_saturate(engine, artifact) else None
+
+
+def exact_kernels(engine: str, artifact: Artifact) -> str | None:
+    """`exact_session` where this CPU needs it."""
+    return exact_session(engine, artifact) if saturates(engine) else None
 
 
 def caution(engine: str, artifact: Artifact) -> str | None:
     """A sentence if `artifact` runs on this CPU, in `engine`, with other results or more slowly than with VNNI."""
-    record = artifact.record
-    if record["precision"] != "int8" or engine in record["options"].get(SAFE_ON, ()) or not saturates(engine):
+    if not may_saturate(engine, artifact) or not saturates(engine):
         return None
     remedy = f"`export --for {engine} --saturation-safe`"
     if setting := exact_kernels(engine, artifact):

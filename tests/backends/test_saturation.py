@@ -69,7 +69,14 @@ def test_a_torch_that_cannot_say_is_unknown(monkeypatch):
 
 @pytest.mark.parametrize(
     ("policy", "bits", "engines"),
-    [("cpu", 8, []), ("cpu", 7, [*BOTH]), ("qdq", 7, ["onnxruntime"]), ("cpu", 4, [*BOTH]), ("float", 8, [*BOTH])],
+    [
+        ("cpu", 8, []),
+        ("cpu", 7, [*BOTH]),
+        ("qdq", 7, ["onnxruntime"]),
+        ("cpu", 4, [*BOTH]),
+        ("float", 8, [*BOTH]),
+        ("w4a16", 8, [*BOTH]),
+    ],
 )
 def test_a_model_is_safe_by_its_weights_and_in_openvino_without_products_of_activations(
     tiny_model, policy, bits, engines
@@ -100,6 +107,18 @@ def test_a_caution_names_file_engine_and_flag_where_products_saturate(cpu, artif
     assert caution(engine, artifact_of(small_net())) is None
     cpu({})
     assert caution(engine, artifact_of(small_net())) is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "safe", "warned"),
+    [("mixed", [], BOTH), ("W4A8", ["onnxruntime"], ("openvino",)), ("W4A16", [*BOTH], ()), ("fp8", [], ())],
+)
+def test_files_of_other_bits_are_warned_of_by_the_products_in_them(
+    cpu, artifact_of, small_net, precision, safe, warned
+):
+    cpu(AVX2)
+    artifact = artifact_of(small_net(), precision, options={saturation.SAFE_ON: safe})
+    assert tuple(engine for engine in BOTH if caution(engine, artifact)) == warned
 
 
 def test_exact_kernels_are_for_files_that_saturate_and_that_the_runtime_can_load_so(cpu, artifact_of, small_net):
