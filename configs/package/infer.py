@@ -23,6 +23,8 @@ def onnxruntime(threads):
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads or 0
+    for key, value in ABOUT["session"].items():
+        settings.add_session_config_entry(key, value)
     # Of a linear with a fixed batch this fusion makes a float product, which the int8 fusions then leave alone.
     skipped = ["MatMulAddFusion"] if ABOUT["quantized"] else []
     session = onnxruntime.InferenceSession(

@@ -7,7 +7,9 @@ from typing import Any
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
-from swin_quant.backends.registry import backends
+from swin_quant.backends.onnxruntime import SKIP_QDQ
+from swin_quant.backends.registry import backends, takers
+from swin_quant.backends.saturation import exact_session, may_saturate
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
 from swin_quant.cards.paths import card_path
@@ -62,6 +64,17 @@ class PackageFacts:
     def model(self) -> str:
         return f"{self.folder}/{VERSION}/{MODEL}"
 
+    @property
+    def session(self) -> dict[str, str]:
+        """What sessions of ONNX Runtime are to be set to, as our own engine does."""
+        exact = exact_session("onnxruntime", self.artifact)
+        return dict(entry.split("=") for entry in (exact, SKIP_QDQ if self.file.float8 else None) if entry)
+
+    @property
+    def saturates_in(self) -> list[str]:
+        """The engines in which int8 products saturate on CPUs without VNNI, left as they are."""
+        return [engine.name for engine in takers("onnx") if may_saturate(engine.name, self.artifact)]
+
     def preprocessing(self) -> dict[str, Any]:
         """All steps from a picture to the input, as the reference implementation reads them."""
         p = self.preprocess
@@ -87,6 +100,7 @@ class PackageFacts:
             "precision": record["precision"],
             "policy": self.artifact.card.policy["name"] if self.artifact.card.policy else None,
             "quantized": self.file.quantizers > 0,
+            "session": self.session,
             "batch": self.batch,
             "input": self.input.to_dict(),
             "outputs": [port.to_dict() for port in self.outputs],

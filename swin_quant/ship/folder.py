@@ -14,7 +14,7 @@ from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import without_paths
 from swin_quant.ship.facts import SCHEMA, PackageFacts
 from swin_quant.ship.repository import Serving, kserve, openvino_model_server, triton
-from swin_quant.ship.texts import readme, requirements
+from swin_quant.ship.texts import readme, requirements, settings
 
 MANIFEST = "package.json"
 _NOT_COPIED = ("__pycache__", "*.template.*")
@@ -79,6 +79,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
         "card.json": _json(without_paths(facts.artifact.card)),
         "README.md": readme(facts, swin_quant.__version__),
         "requirements.txt": requirements(facts),
+        "cpp/settings.h": settings(facts),
         f"{facts.folder}/config.pbtxt": triton(facts, serving),
         "ovms.json": openvino_model_server(facts, serving),
         "kserve.yaml": kserve(facts, serving),

@@ -1,7 +1,9 @@
 """The words of a package that depend on its model: README.md, and what infer.py needs."""
 
+import json
 from string import Template
 
+from swin_quant.backends.saturation import exact_session
 from swin_quant.base.shipped import configs_dir
 from swin_quant.config.outputs import LOGITS
 from swin_quant.ship.facts import GraphEnd, PackageFacts
@@ -11,6 +13,25 @@ Triton merges waiting requests into batches. OpenVINO Model Server does not: it 
 number of pictures.
 """
 _FIXED = "The file is for batches of {batch} alone, so that no server can merge requests: export it for any batch.\n"
+
+_SATURATES = """
+## CPUs without VNNI
+
+There int8 products of this model saturate at 16 bits in {engines}: nothing fails, and accuracy suffers. Run it on CPUs
+with VNNI, or package a file of `swin-quant export --saturation-safe`.
+"""
+_EXACT = """\
+In ONNX Runtime `session.x64quantprecision=1` takes slower kernels that do not saturate: `infer.py` and `cpp/` set it.
+Triton passes no such setting on to its ONNX Runtime, neither in KServe; OpenVINO has none.
+"""
+_SETTINGS = """\
+// What sessions of this model are set to, as package.json says.
+#pragma once
+#include <utility>
+#include <vector>
+
+static const std::vector<std::pair<const char*, const char*>> SETTINGS = {{{entries}}};
+"""
 
 
 def readme(facts: PackageFacts, version: str) -> str:
@@ -29,8 +50,23 @@ def readme(facts: PackageFacts, version: str) -> str:
         answers="classes with names" if facts.labels else "classes" if classifies else f"an {output}",
         labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if facts.labels else "",
         input_name=facts.input.name,
+        saturation=_saturation(facts),
         batching=_BATCHING if facts.batch is None else _FIXED.format(batch=facts.batch),
     )
+
+
+def _saturation(facts: PackageFacts) -> str:
+    if not facts.saturates_in:
+        return ""
+    return _SATURATES.format(engines=" and ".join(facts.saturates_in)) + (
+        _EXACT if exact_session("onnxruntime", facts.artifact) else ""
+    )
+
+
+def settings(facts: PackageFacts) -> str:
+    """cpp/settings.h."""
+    entries = ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in facts.session.items())
+    return _SETTINGS.format(entries=entries)
 
 
 def _described(facts: PackageFacts, port: GraphEnd) -> str:

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "settings.h"  // what package.json has under session
+
 int main(int count, char** words) try {
     if (count != 3) {
         std::fprintf(stderr, "usage: %s MODEL INPUT\n", words[0]);
@@ -23,6 +25,8 @@ int main(int count, char** words) try {
     options.SetGraphOptimizationLevel(GraphOptimizationLevel::ORT_ENABLE_ALL);
     // Of a linear with a fixed batch this fusion makes a float product, which the int8 fusions then leave alone.
     options.AddConfigEntry("optimization.disable_specified_optimizers", "MatMulAddFusion");
+    for (const auto& setting : SETTINGS)
+        options.AddConfigEntry(setting.first, setting.second);
     Ort::Session session(environment, words[1], options);
 
     Ort::AllocatorWithDefaultOptions allocator;

@@ -13,6 +13,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_output, verified
+from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -62,12 +63,10 @@ def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimize
     settings.intra_op_num_threads = options.threads or 0
     levels = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
-    if exact:
-        settings.add_session_config_entry(*exact.split("="))
+    for entry in filter(None, (exact, SKIP_QDQ if file.float8 else None)):
+        settings.add_session_config_entry(*entry.split("="))
     if optimized:
         settings.optimized_model_filepath = str(optimized)
-    if file.float8:  # its fusions of Q/DQ take any for int8, and write graphs that it does not load then
-        settings.add_session_config_entry("session.disable_quant_qdq", "1")
     # Of a linear with a fixed batch it would make a float Gemm, which the int8 fusion that comes after leaves alone.
     harmful = ["MatMulAddFusion"] if file.quantizers else []
     providers = ["CPUExecutionProvider"]

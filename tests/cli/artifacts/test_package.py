@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.saturation import SAFE_ON
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -79,9 +80,9 @@ def packaged(tmp_path_factory, exported) -> Path:
     return folder
 
 
-def alone(*words):
+def alone(*words, before=""):
     """A script in a process of its own, which starts with an empty path and may import none of FORBIDDEN."""
-    command = [sys.executable, "-c", ALONE, *map(str, words)]
+    command = [sys.executable, "-c", before + ALONE, *map(str, words)]
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd="/")
 
@@ -143,6 +144,39 @@ def test_its_run_card_can_be_reported_and_names_no_place_of_the_machine(run, exp
     assert str(tmp_path) not in (tmp_path / "package" / "card.json").read_text()
     done = run("report", tmp_path / "package" / "card.json")
     assert done.code == 0 and "swin micro" in done.out
+
+
+SPY = """
+import onnxruntime, sys
+real = onnxruntime.InferenceSession
+def spy(model, settings, **how):
+    print(settings.get_session_config_entry("session.x64quantprecision"))
+    return real(model, settings, **how)
+onnxruntime.InferenceSession = spy
+"""
+
+
+@pytest.mark.parametrize(
+    ("safe", "engines"), [([], "onnxruntime and openvino"), (["onnxruntime"], "openvino"), (None, None)]
+)
+def test_a_package_saturates_no_more_than_our_engine_does(run, exported, pictures, tmp_path, safe, engines):
+    """What can be set is set, for whatever CPU it is to run on; what cannot is said."""
+    pytest.importorskip("onnxruntime")
+    file = Path(shutil.copy(exported, tmp_path / "means.onnx"))
+    options = {} if safe is None else {SAFE_ON: safe}
+    finish_artifact(
+        file, RunCard.read(exported.with_suffix(".json")), "onnx", "int8" if engines else "float32", options
+    )
+    assert run("package", file, "--output", tmp_path / "package").code == 0
+    text = " ".join((tmp_path / "package" / "README.md").read_text().split())
+    assert (f"saturate at 16 bits in {engines}:" in text) if engines else ("saturate" not in text)
+    setting = "session.x64quantprecision"
+    assert ("--saturation-safe" in text, setting in text) == (bool(engines), safe == [])
+    assert (setting in (tmp_path / "package" / "cpp" / "settings.h").read_text()) == (safe == [])
+    if safe == []:
+        picture = next((pictures / "val").rglob("*.png"))
+        done = alone(tmp_path / "package" / "infer.py", picture, "--engine", "onnxruntime", before=SPY)
+        assert done.returncode == 0 and done.stdout.splitlines()[0] == "1", done.stderr
 
 
 def test_a_folder_that_is_there_is_left_alone(run, packaged, exported, tmp_path, snapshot):
