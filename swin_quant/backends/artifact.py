@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import one_at_a_time, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
@@ -52,7 +52,8 @@ def finish_artifact(
         others=[{"file": other.name, "sha256": sha256_of(other)} for other in others],
     )
     card = replace(card, artifact=record, results=[], versions=versions())
-    card.write(card_path(file))
+    with one_at_a_time(file.parent):  # nobody who measured the file before writes its card over this one
+        card.write(card_path(file))
     return Artifact(file, card)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -9,6 +10,7 @@ import math
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,23 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -
         with contextlib.suppress(OSError):  # after the rename there is none
             temporary.unlink()
     _sync_directory(target.parent)
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside is one process at a time, of those that ask for the same folder: others wait.
+
+    Nobody waits where the file system locks no folders.
+    """
+    handle = None
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

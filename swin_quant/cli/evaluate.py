@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.cli import deployed, options
 from swin_quant.cli.deployed import is_checkpoint
 from swin_quant.cli.output import output_dir, put, show
@@ -93,9 +93,9 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
     artifacts = [open_artifact(path) for path in dict.fromkeys(args.files)]
     scored = score_artifacts(artifacts, scoring, world)
     if world.is_main:
-        write_cards(scored)
+        written = write_cards(scored)
         pairs = zip(scored, artifacts, strict=True)
-        show([one.card if args.all else one.card.since(before.card) for one, before in pairs], args)
+        show(written if args.all else [one.card.since(before.card) for one, before in pairs], args)
 
 
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
@@ -118,9 +118,23 @@ def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     how = (subject.policies, world, args.split, args.half, args.max_unreadable, baseline)
     before, card = card, score_model(subject.model, cfg, card, *how, _answers(args))
     if world.is_main:
-        card.write(path)
+        measured, card = card.since(before), _kept(subject, before, card, path)
         log.info("run card: %s", path)
-        show([card if getattr(args, "all", False) else card.since(before)], args)
+        show([card if getattr(args, "all", False) else measured], args)
+    return card
+
+
+def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> RunCard:
+    """The card at `path`, with what was measured between `before` and `scored`; others may have written to it since."""
+    from swin_quant.cards.records import Result
+    from swin_quant.cards.update import update, with_results
+
+    results = [Result.of(record) for record in scored.since(before).results]
+    if subject.card_file:
+        return update(path, before, lambda card: with_results(card, results))
+    with one_at_a_time(path.parent):
+        card = with_results(_with_earlier_results(before, path), results)
+        card.write(path)
     return card
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.shards import Sharding
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import Result
+from swin_quant.cards.update import update, with_results
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.answers import Keeping
 from swin_quant.engines.baseline import (
@@ -62,11 +66,18 @@ class Scoring:
     answers: Sharding | None = None
 
 
+@dataclass(frozen=True)
+class Scored(Artifact):
+    """An artifact with results in its card, and those of them that were just measured."""
+
+    measured: tuple[Result, ...] = ()
+
+
 def score_artifacts(
     artifacts: Sequence[Artifact],
     scoring: Scoring,
     world: World = World(),  # noqa: B008
-) -> list[Artifact]:
+) -> list[Scored]:
     """The artifacts with results in their cards, nothing written: each with its baseline's and its own.
 
     Artifacts of one checkpoint and preprocessing are scored in one pass with one float baseline. One whose checkpoint
@@ -81,7 +92,7 @@ def score_artifacts(
         groups.setdefault(prepared.group, []).append(prepared)
     if scoring.answers and len(groups) > 1:
         raise UsageError("‹answers›: one pass has one folder, and these artifacts are of several checkpoints")
-    scored: dict[Path, Artifact] = {}
+    scored: dict[Path, Scored] = {}
     for group in groups.values():
         scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world)}
     return [scored[artifact.file] for artifact in artifacts]
@@ -114,7 +125,7 @@ def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
     return prepared
 
 
-def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> list[Artifact]:
+def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> list[Scored]:
     first = group[0]
     names = {p.artifact.file: names_of_engines(p.artifact, scoring.engines) for p in group}
     deployed = {p.artifact.file: load_engines(p.artifact, names[p.artifact.file], scoring.options) for p in group}
@@ -129,13 +140,12 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     scored = []
     for prepared in group:
         card, file = prepared.artifact.card, prepared.artifact.file
-        for key in baseline:
-            card = card.with_result(results[key])
+        measured = [results[key] for key in baseline]
         weights = whose_weights(card)
         for name, key in zip(names[file], deployed[file], strict=True):
             device = on_its_device(name, scoring.options).device
-            card = card.with_result(replace(results[key], device=device, weights=weights))
-        scored.append(replace(prepared.artifact, card=card))
+            measured.append(replace(results[key], device=device, weights=weights))
+        scored.append(Scored(file, with_results(card, measured), tuple(measured)))
     return scored
 
 
@@ -171,8 +181,10 @@ def _within_limits(cfg: CfgNode, engines: Mapping[str, Engine]) -> CfgNode:
     return cfg
 
 
-def write_cards(artifacts: Sequence[Artifact]) -> None:
-    """Write each artifact's card, in the place of the one it was read from."""
-    for artifact in artifacts:
-        artifact.card.write(card_path(artifact.file))
-        log.info("run card: %s", card_path(artifact.file))
+def write_cards(artifacts: Sequence[Scored]) -> list[RunCard]:
+    """Add what was measured of each artifact to its card, as that is by now; returns the cards."""
+    cards = []
+    for one in artifacts:
+        cards.append(update(card_path(one.file), one.card, partial(with_results, results=one.measured)))
+        log.info("run card: %s", card_path(one.file))
+    return cards

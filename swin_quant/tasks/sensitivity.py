@@ -12,6 +12,7 @@ from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import GroupRecord, LossRecord, SensitivityRecord
+from swin_quant.cards.update import update
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
@@ -64,7 +65,7 @@ def measure_checkpoint(
     record = measure(subject.model, subject.policies[0], pictures, preprocess, sampling, world, workers)
     card = replace(subject.card, sensitivity=record)
     if subject.card_file and world.is_main:
-        card.write(subject.card_file)
+        card = update(subject.card_file, subject.card, lambda now: replace(now, sensitivity=record))
         log.info("run card: %s", subject.card_file)
     return card, record
 

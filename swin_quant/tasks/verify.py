@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
+from swin_quant.cards.update import update
 from swin_quant.config.outputs import LOGITS, classes_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
@@ -78,10 +81,7 @@ def verify_artifact(
     float_type = artifact.record["options"].get("float_type")
     has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
     records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type, has_logits)
-    card = artifact.card
-    for record in records:
-        card = card.with_verification(record)
-    card.write(card_path(artifact.file))
+    update(card_path(artifact.file), artifact.card, lambda card: reduce(RunCard.with_verification, records, card))
     return records
 
 

@@ -6,7 +6,10 @@ import shutil
 
 import pytest
 
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.tasks import evaluate_artifacts
 
 
 @pytest.fixture
@@ -18,6 +21,42 @@ def evaluate(run, pictures):
 def measured(artifact):
     results = RunCard.read(artifact.with_suffix(".json")).measured()
     return {(result.engine, result.precision, result.policy): result for result in results}
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """meanwhile(act): `act` is done while pictures are scored, as another process could."""
+    score = evaluate_artifacts.score_engines
+
+    def arrange(act):
+        monkeypatch.setattr(evaluate_artifacts, "score_engines", lambda *args: (act(), score(*args))[1])
+
+    return arrange
+
+
+def test_what_another_process_measured_meanwhile_stays(evaluate, hand_made, meanwhile):
+    path = hand_made.with_suffix(".json")
+    assert evaluate(hand_made, "--engine", "onnxruntime").code == 0
+    card = RunCard.read(path)
+    theirs = dataclasses.replace(card, results=[{**card.results[0], "engine": "openvino"}])
+    dataclasses.replace(card, results=[]).write(path)
+    meanwhile(lambda: theirs.write(path))
+    done = evaluate(hand_made, "--engine", "onnxruntime")
+    assert done.code == 0 and "openvino" not in done.out
+    assert [engine for engine, *_ in measured(hand_made)] == ["openvino", "onnxruntime"]
+
+
+def test_a_file_that_was_exported_again_meanwhile_keeps_its_own_card(evaluate, hand_made, meanwhile):
+    path, card = hand_made.with_suffix(".json"), RunCard.read(hand_made.with_suffix(".json"))
+
+    def export():
+        hand_made.write_bytes(hand_made.read_bytes() + b"\x32\x01x")  # a doc string
+        finish_artifact(hand_made, card, "onnx", "float32", {})
+
+    meanwhile(export)
+    done = evaluate(hand_made, "--engine", "onnxruntime")
+    assert done.code == 0 and "onnxruntime" in done.out and "of another file meanwhile" in done.err
+    assert RunCard.read(path).artifact["sha256"] == sha256_of(hand_made) and not measured(hand_made)
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import pytest
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
+from swin_quant.tasks import verify as tasks
 
 
 @pytest.fixture
@@ -65,6 +67,17 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
     assert [r["pictures"] for r in card.verification] == [3, 3] and len(card.results) == 2
     done = run("report", exports.ft.with_suffix(".json"))
     assert "verified: mean |Δlogit| against torch fake-quant on 3 pictures" in " ".join(done.out.split())
+
+
+def test_what_another_process_measured_meanwhile_stays(verify, exports, monkeypatch):
+    path = exports.ft.with_suffix(".json")
+    data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
+    theirs = RunCard.read(path).with_result(Result("openvino", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu"))
+    infer = tasks.infer
+    monkeypatch.setattr(tasks, "infer", lambda *args, **how: (theirs.write(path), infer(*args, **how))[1])
+    assert verify(exports.ft, "--pictures", 2).code == 0
+    card = RunCard.read(path)
+    assert [result.engine for result in card.measured()] == ["openvino"] and len(card.verification) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""Adding to a run card that other processes may add to: what each measured stays, and a newer file's card, too."""
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from pathlib import Path
+
+from swin_quant.base.files import one_at_a_time
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
+
+
+def update(path: Path, read: RunCard, change: Callable[[RunCard], RunCard]) -> RunCard:
+    """Change the card at `path` as it is by now, which may hold more than when it was `read`; returns what is there.
+
+    Where it has become the card of another file it is left alone, with a warning; returned is then `read`, changed.
+    """
+    with one_at_a_time(path.parent):
+        now = RunCard.read(path) if path.exists() else read
+        if _whose(now) != _whose(read):
+            log.warning("%s: became the run card of another file meanwhile: what was measured is not in it", path)
+            return change(read)
+        changed = change(now)
+        changed.write(path)
+    return changed
+
+
+def with_results(card: RunCard, results: Iterable[Result]) -> RunCard:
+    """A card that also holds `results`; see `RunCard.with_result`."""
+    return reduce(RunCard.with_result, results, card)
+
+
+def _whose(card: RunCard) -> list[str | None]:
+    return [record["sha256"] if record else None for record in (card.artifact, card.checkpoint, card.source)]
