@@ -187,6 +187,7 @@ class KnownOptions(TypedDict, total=False):
     float_type: str | None
     batch: int | None
     saturation_safe: list[str]
+    plugin: list[str]
 
 
 class ArtifactRecord(TypedDict):

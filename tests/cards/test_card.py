@@ -200,7 +200,14 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, key):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("target", []), ("float_type", 16), ("batch", "2"), ("saturation_safe", 1), ("saturation_safe", [2])],
+    [
+        ("target", []),
+        ("float_type", 16),
+        ("batch", "2"),
+        ("saturation_safe", 1),
+        ("saturation_safe", [2]),
+        ("plugin", [1]),
+    ],
 )
 def test_options_of_an_artifact_that_are_read_again_have_types(tmp_path, option, value):
     artifact = {

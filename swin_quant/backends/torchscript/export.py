@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.torchscript.nodes import spell_out
-from swin_quant.backends.torchscript.operators import call, define
+from swin_quant.backends.torchscript.operators import call, check, define
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
@@ -41,7 +41,7 @@ class TorchScriptOptions:
 
     def __post_init__(self) -> None:
         chosen(self.replace)
-        plugins_of(self.plugin, self.replace)
+        check(plugins_of(self.plugin, self.replace))
 
 
 def export(

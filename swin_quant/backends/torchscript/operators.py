@@ -37,13 +37,21 @@ SCHEMAS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 _ours: list[Any] = []  # libraries of torch: an operator lives as long as the one that defined it
 
 
-def define(plugins: Mapping[str, Plugin]) -> None:
-    """Give torch each plugin's operator, where nobody has. UsageError for a domain that torch cannot call."""
+def check(plugins: Mapping[str, Plugin]) -> None:
+    """UsageError for an operator that a trace does not have, and a domain that torch cannot call."""
     for operator, plugin in plugins.items():
+        if operator not in SCHEMAS:
+            raise UsageError(f"‹plugin› {operator}: only ONNX files have it; traced ones have {', '.join(SCHEMAS)}")
         if "." in plugin.domain:
             raise UsageError(
                 f"‹plugin› {operator}={plugin.domain}::{plugin.name}: domains here have no dots: choose another"
             )
+
+
+def define(plugins: Mapping[str, Plugin]) -> None:
+    """Give torch each plugin's operator, where nobody has. UsageError for one that `check` refuses."""
+    check(plugins)
+    for operator, plugin in plugins.items():
         arguments, function = SCHEMAS[operator]
         if not hasattr(getattr(torch.ops, plugin.domain), plugin.name):
             library = torch.library.Library(plugin.domain, "FRAGMENT")

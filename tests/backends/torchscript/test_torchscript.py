@@ -79,6 +79,7 @@ def test_operators_of_the_user_s_own_stand_in_the_graph_and_run_without_a_librar
     [
         ({"plugin": ("roll=my.domain::Roll",)}, "domains here have no dots"),
         ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
+        ({"plugin": ("attention=my::Attention",)}, "attention: only ONNX files have it; traced ones have roll, relu"),
         ({"plugin": ("relu=my::Relu",)}, "relu: the model calls none of it"),
     ],
 )
