@@ -20,7 +20,8 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.config.outputs import FEATURES
+from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
@@ -50,7 +51,7 @@ def export(
     folder: str | Path,
     options: TorchScriptOptions = TorchScriptOptions(),  # noqa: B008
 ) -> Artifact:
-    """Write `<NAME>_<int8|fp32>.torchscript.pt` and its run card into `folder`; the policy is the card's.
+    """Write `<NAME>[_embedding]_<int8|fp32>.torchscript.pt` and its run card into `folder`; the policy is the card's.
 
     UsageError for a model that gives maps, float8 nodes, and a plugin that the model calls nothing of.
     """
@@ -60,9 +61,10 @@ def export(
             f"{card.name}: TorchScript keeps the size of the pictures that it was traced with: give logits"
         )
     _choose(model, card, options)
-    precision = "int8" if enabled_nodes(model) else "float32"
+    precision = precision_of(model) if enabled_nodes(model) else "float32"
     content = _traced(model, options)
-    file = folder / f"{card.name}_{'int8' if precision == 'int8' else 'fp32'}.torchscript.pt"
+    kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
+    file = folder / f"{card.name}{kind}_{'fp32' if precision == 'float32' else 'int8'}.torchscript.pt"
     atomic_write_bytes(file, content)
     recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
     return finish_artifact(file, card, "torchscript", precision, recorded)

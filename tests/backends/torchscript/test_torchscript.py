@@ -26,11 +26,12 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def written(tiny_model, tmp_path):
-    """write("swin", policy name, TorchScriptOptions' fields ...) -> the artifact, and what the model itself gives."""
+    """write("swin", policy name, TorchScriptOptions' fields, config KEYS ...) -> the artifact, and what the model itself gives."""
 
     def write(kind="swin", policy="qdq", **options):
         stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-        model = tiny_model(kind, **SHALLOW, **stages)
+        keys = {key: options.pop(key) for key in list(options) if key.isupper()}
+        model = tiny_model(kind, **SHALLOW, **stages, **keys)
         calibrate(model, [IMAGES], Method("max"))
         card = RunCard(kind, {}, {}, policy=load_policy(policy).to_dict())
         if options.get("precision") != "float":
@@ -59,6 +60,13 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
     kinds = operators(artifact)
     assert "aten::fake_quantize_per_tensor_affine" in kinds
     assert ("aten::fake_quantize_per_channel_affine" in kinds) == (policy != "ft-mode1")
+
+
+def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
+    artifact, _ = written(policy="w4a8")
+    assert artifact.record["precision"] == load(artifact).precision == "W4A8"
+    files = [written(precision="float", OUTPUT_KIND=kind)[0].file.name for kind in ("logits", "embedding")]
+    assert files == ["swin_fp32.torchscript.pt", "swin_embedding_fp32.torchscript.pt"]
 
 
 def test_float_has_no_nodes(written):
