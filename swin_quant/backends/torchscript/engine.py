@@ -11,6 +11,7 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.torchscript.operators import define
+from swin_quant.backends.torchscript.trust import tell
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
@@ -20,11 +21,15 @@ NAME = "TorchScript"
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
-    """The engine of a TorchScript artifact, float32 on the CPU. `extensions`: libraries that define its operators."""
+    """The engine of a TorchScript artifact, float32 on the CPU. `extensions`: libraries that define its operators.
+
+    The file is code, and runs: where this process did not write it, a warning says so.
+    """
     if options.float_type not in (None, "float32"):
         raise UsageError(f"‹float_type› {options.float_type}: what was traced is float32")
     if options.device != "cpu":
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
+    tell(artifact)
     for extension in options.extensions:
         _load_operators(extension)
     define(plugins_of(tuple(artifact.record["options"].get("plugin", ()))))

@@ -16,6 +16,7 @@ from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.torchscript.nodes import spell_out
 from swin_quant.backends.torchscript.operators import call, check, define
+from swin_quant.backends.torchscript.trust import written
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
@@ -67,7 +68,7 @@ def export(
     file = folder / f"{card.name}{kind}_{'fp32' if precision == 'float32' else 'int8'}.torchscript.pt"
     atomic_write_bytes(file, content)
     recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
-    return finish_artifact(file, card, "torchscript", precision, recorded)
+    return written(finish_artifact(file, card, "torchscript", precision, recorded))
 
 
 def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from swin_quant.backends.torchscript import trust
 from swin_quant.backends.torchscript.engine import load
 from swin_quant.backends.torchscript.export import TorchScriptOptions, export
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def written(tiny_model, tmp_path):
-    """write("swin", policy name, TorchScriptOptions' fields, config KEYS ...) -> the artifact, and what the model itself gives."""
+    """write("swin", policy name, TorchScriptOptions' fields, config KEYS ...) -> the artifact, and the model's output."""
 
     def write(kind="swin", policy="qdq", **options):
         stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
@@ -130,6 +131,17 @@ print("alike")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "alike\n", done.stderr
+
+
+def test_who_runs_a_file_is_told_that_it_is_code_but_of_one_s_own_just_written(written, monkeypatch, caplog):
+    artifact, _ = written(precision="float")
+    load(artifact)
+    assert caplog.text == ""
+    monkeypatch.setattr(trust, "_known", set())  # as in another process
+    load(artifact)
+    load(artifact)
+    (line,) = caplog.messages
+    assert line.startswith(f"{artifact.file}: is TorchScript, which is code") and "\n" not in line
 
 
 def test_an_extension_that_is_no_library_is_one_line(written, tmp_path):
