@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.files import one_at_a_time, sha256_of
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
@@ -52,9 +53,33 @@ def finish_artifact(
         others=[{"file": other.name, "sha256": sha256_of(other)} for other in others],
     )
     card = replace(card, artifact=record, results=[], versions=versions())
+    _tell_replaced(file, card)
     with one_at_a_time(file.parent):  # nobody who measured the file before writes its card over this one
         card.write(card_path(file))
     return Artifact(file, card)
+
+
+def _tell_replaced(file: Path, card: RunCard) -> None:
+    """Log how the export differs from that which had its name before: of another batch, say, which no name tells."""
+    try:
+        old = RunCard.read(card_path(file)) if card_path(file).is_file() else card
+    except SwinQuantError:
+        return
+    before, now = _choices(old), _choices(card)
+    changed = [key for key in before | now if before.get(key) != now.get(key)]
+    if old.artifact and changed:
+        said = listed((f"{key} {before.get(key)!s:.40} (now {now.get(key)!s:.40})" for key in changed), 4)
+        lost = ", and what was measured with it" if old.results else ""
+        log.warning("%s: replaces an export with %s%s", file, one_line(said), lost)
+
+
+def _choices(card: RunCard) -> dict[str, Any]:
+    """What an export was made of, and how."""
+    made = {
+        "checkpoint": card.checkpoint["sha256"][:12] if card.checkpoint else None,
+        "policy": card.policy.get("name") if card.policy else None,
+    }
+    return made | (card.artifact["options"] if card.artifact else {})
 
 
 def open_artifact(path: str | Path) -> Artifact:

@@ -5,6 +5,7 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import Result
 
 
 @pytest.fixture
@@ -31,6 +32,20 @@ def test_a_replaced_file_is_refused(artifact, name):
     artifact.file.with_name(name).write_bytes(b"other")
     with pytest.raises(SwinQuantError, match=f"{name}: is not the file of its run card"):
         open_artifact(artifact.file)
+
+
+def test_an_export_of_other_options_says_what_it_replaces(artifact, caplog):
+    card = RunCard("x", {}, {})
+    finish_artifact(artifact.file, card, "onnx", "int8", {"opset": 20, "batch": None})  # batch: none before either
+    assert caplog.text == ""
+    data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
+    result = Result("onnxruntime", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu")
+    open_artifact(artifact.file).card.with_result(result).write(artifact.file.with_suffix(".json"))
+    finish_artifact(artifact.file, card, "onnx", "int8", {"opset": 17, "batch": 8})
+    (line,) = caplog.messages
+    assert line == (
+        f"{artifact.file}: replaces an export with opset 20 (now 17), batch None (now 8), and what was measured with it"
+    )
 
 
 def test_a_missing_part_is_named(artifact):

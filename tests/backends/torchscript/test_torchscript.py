@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def written(tiny_model, tmp_path):
-    """write("swin", policy name, TorchScriptOptions' fields, config KEYS ...) -> the artifact, and the model's output."""
+    """write("swin", policy name, TorchScriptOptions' fields, config KEYS ...) -> artifact, the model's output."""
 
     def write(kind="swin", policy="qdq", **options):
         stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
