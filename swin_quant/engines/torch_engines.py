@@ -1,7 +1,7 @@
 """The engines that torch itself provides: the float model, its half form, the fake-quantized one."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -52,18 +52,23 @@ def torch_engines(
 
 
 def _run_float(model: nn.Module, images: Tensor) -> Tensor:
-    with eval_mode(model):
+    with _evaluating(model):
         return model(images)
 
 
 def _run_half(model: nn.Module, device: torch.device, dtype: torch.dtype, images: Tensor) -> Tensor:
-    with eval_mode(model), torch.autocast(device.type, dtype):
+    with _evaluating(model), torch.autocast(device.type, dtype):
         return model(images)
 
 
 def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Tensor) -> Tensor:
-    with eval_mode(model), _quantizing(model, settings):
+    with _evaluating(model), _quantizing(model, settings):
         return model(images)
+
+
+def _evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Nothing where that is the mode: to walk all modules in every call would count as the network's own time."""
+    return eval_mode(model) if model.training else nullcontext()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from swin_quant.engines.alignment import Differences
 from swin_quant.face.exporting import Exported
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, batches
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.alignment import table_of
 from swin_quant.report.html import html_table
 from swin_quant.report.terminal import terminal
@@ -44,12 +45,13 @@ def align(
     of two quantized ones, 15 of one of each).
     """
     sides = _side(a, engine), _side(b, engine)
-    if isinstance(images, PictureSet):
-        opened = images.open()
-        count = images.count or len(opened)
-        found = task.batches_of(opened, task.preprocessing_of(*sides), count, 8)
-        return _printed(task.align(*sides, (batch for batch, _ in found), below))
-    return _printed(task.align(*sides, (batch.images for batch in batches(images, labelled=False)), below))
+    with eval_mode(*(each.module for each in (a, b) if isinstance(each, Model))):
+        if isinstance(images, PictureSet):
+            opened = images.open()
+            count = images.count or len(opened)
+            found = task.batches_of(opened, task.preprocessing_of(*sides), count, 8)
+            return _printed(task.align(*sides, (batch for batch, _ in found), below))
+        return _printed(task.align(*sides, (batch.images for batch in batches(images, labelled=False)), below))
 
 
 def _printed(found: Differences) -> Alignment:

@@ -12,6 +12,7 @@ from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.html import html_table
 from swin_quant.report.terminal import terminal
 from swin_quant.report.verification import table_of
@@ -60,6 +61,7 @@ def predict(
 ) -> dict[str, list[Guess]]:
     """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out."""
     places = [images] if isinstance(images, (str, Path)) else list(images)
+    network = [] if isinstance(model, Exported) else [model.module]
     if isinstance(model, Exported):
         by = answering_artifact(model.artifact, [engine] if engine else None, EngineOptions())
     elif engine:
@@ -67,4 +69,5 @@ def predict(
     else:
         policies = [model.policy] if model.policy and model.is_calibrated else []
         by = answering_model(model.module, model.name, model.preprocess, model.config.MODEL.NUM_CLASSES, policies)
-    return answers(by, NamedPictures(places), top).answers
+    with eval_mode(*network):
+        return answers(by, NamedPictures(places), top).answers

@@ -24,6 +24,7 @@ from swin_quant.engines.scoring import dataset_record, results_of, score_picture
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.models.classifier import Classifier
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.report.accuracy.render import as_html, render
@@ -78,7 +79,8 @@ def evaluate(
     world = World(device=model.device)
     baseline = _baseline(model, chosen, world, original)
     engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
-    results = _results(engines, model, pictures, batch_size, world)
+    with eval_mode(model.module):
+        results = _results(engines, model, pictures, batch_size, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)

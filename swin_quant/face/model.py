@@ -23,6 +23,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.face.policy import policy as named_policy
 from swin_quant.quant.calibration import Calibration
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
@@ -96,7 +97,7 @@ class Model:
         """Logits [B, classes] of images [B, 3, H, W], already preprocessed."""
         policies = [self.policy] if self.policy and self.is_calibrated else []
         engine = list(torch_engines(self.module, self.device, None, policies).values())[-1]
-        with torch.inference_mode():
+        with torch.inference_mode(), eval_mode(self.module):
             return engine(images.to(self.device))
 
     def nodes(self) -> list[NodeRow]:

@@ -27,6 +27,7 @@ from swin_quant.engines.engine import half_type
 from swin_quant.engines.scoring import score_engines
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
+from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
 from swin_quant.tasks.calibrated import refuse_changed_features
 
@@ -55,7 +56,9 @@ def score_model(
     engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
     whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
     keeping = Keeping(answers, whose) if answers else None
-    for result in score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping).values():
+    with eval_mode(model):
+        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping)
+    for result in results.values():
         card = card.with_result(result)
     return card
 

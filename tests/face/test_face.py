@@ -201,6 +201,22 @@ def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it(
     sq.analyze(network, images, check_replacements=True)
     assert all(module.training for module in network.modules())
     assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    network.eval()[2].train()
+    assert sq.evaluate(sq.Model(network), [(images, labels)], half="none").float32.acc1 == scored.float32.acc1
+    assert network[2].training and not network.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_timed_of_a_network_is_its_own_work_alone(training):
+    """The mode of its parts is set once, however many batches there are."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).train(training)
+    switched = []
+    network.train = lambda mode=True: switched.append(mode) or nn.Sequential.train(network, mode)
+    asked = []
+    for count in (1, 5):
+        sq.evaluate(sq.Model(network), count * [(torch.randn(2, 3, 2, 2), torch.zeros(2))])
+        asked.append(len(switched))
+    assert asked[1] == 2 * asked[0] and network.training is training
 
 
 def test_called_it_gives_what_is_deployed(model, train):
