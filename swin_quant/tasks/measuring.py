@@ -12,6 +12,7 @@ from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.bench.cpu import features, usable_cores
+from swin_quant.bench.measure import BenchPlan
 from swin_quant.cards.versions import versions
 from swin_quant.data.sampling import digest
 from swin_quant.engines.options import EngineOptions
@@ -57,8 +58,7 @@ class Measuring:
                              "one of these is chosen, leave it out")  # fmt: skip
         if not self.backend.is_installed:
             raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
-        if self.batch < 1:
-            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
+        BenchPlan((self.batch,), self.rounds, self.seconds)
         self.told_exporter  # noqa: B018  (a type that the engine does not have is said before any work)
 
     @property
@@ -105,6 +105,7 @@ class Measuring:
             "base": self.start.sha256,
             "engine": self.engine,
             "batch": self.batch,
+            "timing": {"rounds": self.rounds, "seconds": self.seconds} if self.is_timed else None,
             "pictures": self.pictures_sha256,
             "sampling": asdict(self.sampling),
             "options": asdict(self.options),

@@ -324,6 +324,8 @@ def test_quantize_searches_on_the_way(small, run, pictures, tmp_path):
     assert "a budget is for --policy auto" in run(*words, "--max-drop", 1).error(2)
     assert "leave it out" in run(*words, "--policy", "auto", "--saturation-safe").error(2)
     assert "--rounds is for --policy auto" in run(*words, "--rounds", 1).error(2)
+    assert "--rounds 0: must be at least 1" in run(*words, "--policy", "auto", "--rounds", 0).error(2)
+    assert "--seconds inf: must be above 0" in run(*words, "--policy", "auto", "--seconds", "inf").error(2)
 
 
 @pytest.mark.slow

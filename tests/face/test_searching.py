@@ -102,6 +102,9 @@ def test_wrong_input_is_one_sentence(model, some, float_file, tmp_path):
     wrong("max_drop -1: must be a number from 0", max_drop=-1)
     wrong("engine cuda: latency is measured on", engine="cuda", max_drop=1)
     wrong("batch 0: must be at least 1", max_drop=1, batch=0)
+    wrong("rounds 0: must be at least 1", max_drop=1, rounds=0)
+    for seconds in (math.inf, math.nan, 0.0):
+        wrong(f"seconds {seconds:g}: must be above 0", max_drop=1, seconds=seconds)
     wrong("swin_micro: is a float model: calibrate it first", model=sq.load(*float_file), max_drop=1)
     wrong("there is no batch to measure with", some=[], max_drop=1)
     wrong("a batch is images", some=[torch.zeros(3, 32, 32)], max_drop=1)

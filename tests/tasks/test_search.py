@@ -1,15 +1,19 @@
 """The search on layers whose error and time are known: what is tried where loss and time are limited both."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
+from swin_quant.base.journal import Journal
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
 from swin_quant.quant.search import Budget, Unit
 from swin_quant.tasks import search as searching
+from swin_quant.tasks.measured_on import MeasuredOn
 from swin_quant.tasks.measuring import Measuring
 
 
@@ -57,3 +61,22 @@ def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(tmp_path, m
     budget = Budget(min_sqnr=-10 * math.log10(0.45))
     found = searching.search(searching.PolicySearch(of, budget, max_ms=1.2))
     assert not found.met and {unit.name for unit in found.left_float} == {"dear0", "dear1", "dear2"}
+
+
+def test_what_was_found_by_other_timing_is_not_taken_for_what_is_asked_for(tmp_path):
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "x.pth").write_bytes(b"")
+    shown = MeasuredOn([], ["a.png"])
+    of = Measuring(load_config(find_config("swin_digits")), str(tmp_path / "x.pth"), "onnxruntime", tmp_path,
+                   pictures=shown)  # fmt: skip
+    asked = searching.PolicySearch(of, Budget(max_drop=1))
+    policy = load_policy("qdq")
+    asked.place.write_text(json.dumps(policy.to_dict()))
+    Journal(of.journal, of.subject).keep({asked.found: policy.sha256}, str)
+    assert searching.found_before(asked) == policy
+    for other in ({"rounds": 9}, {"seconds": 2.0}):
+        assert searching.found_before(replace(asked, of=replace(of, **other))) is None
+    journal = json.loads(of.journal.read_text())
+    del journal["subject"]["timing"]  # as those of before have it
+    of.journal.write_text(json.dumps(journal))
+    assert searching.found_before(asked) is None and Journal(of.journal, of.subject).found == 0
