@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, world_on
 from swin_quant.engines.alignment import Differences
+from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, batches
@@ -36,15 +37,18 @@ def align(
     *,
     engine: str | None = None,
     below: float | None = None,
+    device: str = "cpu",
 ) -> Alignment:
     """Compare two sides layer by layer: `Model`s (quantized if calibrated), exported artifacts (on `engine`), or the
     place of a checkpoint, an artifact or a dump (.npz, or a folder of .npy).
+
+    `device`: cpu or cuda, torch's current GPU, of artifacts and places; a model runs where it is.
 
     `images`: pictures, or batches of tensors [B, 3, H, W]; a dump that holds `images` brings its own. The rows are in
     the order computed; `first` is the first tensor whose SQNR is below `below` dB (default: 60 of two float sides, 30
     of two quantized ones, 15 of one of each).
     """
-    sides = _side(a, engine), _side(b, engine)
+    sides = _side(a, engine, device), _side(b, engine, device)
     with eval_mode(*(each.module for each in (a, b) if isinstance(each, Model))):
         if isinstance(images, PictureSet):
             opened = images.open()
@@ -58,11 +62,11 @@ def _printed(found: Differences) -> Alignment:
     return Alignment(found.a, found.b, found.rows, found.below, found.pictures, found.only)
 
 
-def _side(each: Sided, engine: str | None) -> task.Side:
+def _side(each: Sided, engine: str | None, device: str) -> task.Side:
     if isinstance(each, Exported):
-        return task.of_artifact(each.artifact, engine)
+        return task.of_artifact(each.artifact, engine, EngineOptions(device=device))
     if isinstance(each, Model):
         policies = [each.policy] if each.policy and each.is_calibrated else []
         preprocess = each.preprocess if each.card.preprocess else None
         return task.of_model(each.module, policies, World(device=each.device), each.name, preprocess)
-    return task.side_of(each)
+    return task.side_of(each, options=EngineOptions(device=device), world=world_on(device))

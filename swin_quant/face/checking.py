@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.named import NamedPictures
@@ -44,30 +44,39 @@ class Verification:
         return html_table(table_of(self.records))
 
 
-def verify(exported: Exported, pictures: PictureSet, engine: str | None = None) -> Verification:
+def verify(exported: Exported, pictures: PictureSet, engine: str | None = None, *, device: str = "cpu") -> Verification:
     """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card.
 
-    UsageError for pictures that are nowhere on disk: a run card says which they were.
+    `device`: cpu or cuda, torch's current GPU, of both. UsageError for pictures that are nowhere on disk: a run card
+    says which they were.
     """
     if not isinstance(pictures, PictureSet):
         raise UsageError("pictures: `verify` compares on pictures of a place on disk: give sq.pictures(PLACE)")
     count = pictures.count or Verifying.count
-    how = Verifying([engine] if engine else None, count=count)
-    return Verification(verify_artifact(exported.artifact, partial(pictures.open), how))
+    how = Verifying([engine] if engine else None, EngineOptions(device=device), count=count)
+    return Verification(verify_artifact(exported.artifact, pictures.open, how, world_on(device)))
 
 
 def predict(
-    model: Model | Exported, images: str | Path | Sequence[str | Path], top: int = 5, engine: str | None = None
+    model: Model | Exported,
+    images: str | Path | Sequence[str | Path],
+    top: int = 5,
+    engine: str | None = None,
+    *,
+    device: str = "cpu",
 ) -> dict[str, list[Guess]]:
-    """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out."""
+    """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out.
+
+    `device`: that of an artifact's engine, cpu or cuda, torch's current GPU; a model runs where it is.
+    """
     places = [images] if isinstance(images, (str, Path)) else list(images)
     network = [] if isinstance(model, Exported) else [model.module]
     if isinstance(model, Exported):
-        by = answering_artifact(model.artifact, [engine] if engine else None, EngineOptions())
+        by = answering_artifact(model.artifact, [engine] if engine else None, EngineOptions(device=device))
     elif engine:
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     else:
         policies = [model.policy] if model.policy and model.is_calibrated else []
-        by = answering_model(model.module, model.name, model.preprocess, model.config.MODEL.NUM_CLASSES, policies)
+        by = answering_model(model.module, model.name, model.preprocess, model.classes, policies)
     with eval_mode(*network):
         return answers(by, NamedPictures(places), top).answers

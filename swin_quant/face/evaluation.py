@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
@@ -23,7 +22,6 @@ from swin_quant.engines.scores import evaluate as score
 from swin_quant.engines.scoring import dataset_record, results_of, score_pictures
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
-from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
@@ -101,7 +99,7 @@ def _results(
     engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int, world: World
 ) -> dict[str, Result]:
     if isinstance(pictures, PictureSet):
-        opened = _chosen(pictures, _classes(model))
+        opened = _chosen(pictures, model.classes)
         dataset = dataset_record(pictures.path, pictures.split or "", opened)
         workers = default_workers(8, 1, len(opened))
         return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
@@ -129,18 +127,6 @@ class _Seen:
     def dataset(self) -> DatasetRecord:
         digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
         return DatasetRecord(name="tensors", split="", pictures=sum(self.sizes), sha256=digest)
-
-
-def _classes(model: Model) -> int:
-    """How many the labels may name. UsageError for a network that does not say."""
-    if model.card.config:
-        return model.config.MODEL.NUM_CLASSES
-    if isinstance(model.module, Classifier):
-        return model.module.classes
-    heads = [module.out_features for module in model.module.modules() if isinstance(module, nn.Linear)]
-    if not heads:
-        raise UsageError(f"{model.name}: does not say how many classes it has: give it to `wrap`")
-    return heads[-1]
 
 
 class _Some(Pictures):

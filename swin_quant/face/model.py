@@ -22,6 +22,7 @@ from swin_quant.config.files import find_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.face.policy import policy as named_policy
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.listing import NodeRow, list_nodes
@@ -82,6 +83,19 @@ class Model:
                 f"{self.name}: how does a picture become its input? Give Model(..., preprocess=...), or tensors"
             )
         return Preprocess.from_dict(self.card.preprocess)
+
+    @property
+    def classes(self) -> int:
+        """How many its logits are of. UsageError for a network that does not say."""
+        if self.card.config:
+            count: int = self.config.MODEL.NUM_CLASSES
+            return count
+        if isinstance(self.module, Classifier):
+            return self.module.classes
+        heads = [module.out_features for module in self.module.modules() if isinstance(module, nn.Linear)]
+        if not heads:
+            raise UsageError(f"{self.name}: does not say how many classes it has: give it to `wrap`")
+        return heads[-1]
 
     @property
     def device(self) -> torch.device:

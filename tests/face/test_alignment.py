@@ -22,6 +22,15 @@ def test_models_artifacts_and_dumps_are_sides(model, micro, tmp_path):
     assert quantized.first is None and quantized.rows[-1].sqnr_db < 60
 
 
+def test_artifacts_and_places_are_compared_on_the_device_that_is_asked_for(model, micro, monkeypatch):
+    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
+        monkeypatch.setattr(looks, lambda: 0)
+    images = [torch.randn(2, 3, 32, 32)]
+    assert sq.align(model, micro / "swin.pth", images, device="cpu").first is None
+    with pytest.raises(sq.UsageError, match="device cuda: .* has no GPU"):
+        sq.align(model, micro / "swin.pth", images, device="cuda")
+
+
 def test_a_table_of_pictures_serves_as_a_folder_does(model, pictures, tmp_path):
     names = ("cat", "dog", "fox")
     rows = [f"{file},{names.index(file.parent.name)}\n" for file in sorted((pictures / "val").rglob("*.png"))]

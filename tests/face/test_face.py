@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ import swin_quant as sq
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import is_range
+from swin_quant.config import load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.models import build_model
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.policy import enabled_nodes
@@ -277,6 +280,20 @@ def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, va
     for one, other in zip(ours.values(), theirs.values(), strict=True):
         assert sum(guess.probability for guess in one) == pytest.approx(1)
         assert {g.index: g.probability for g in one} == pytest.approx({g.index: g.probability for g in other}, abs=0.02)
+
+
+def test_an_artifact_is_verified_and_asked_on_the_device_that_is_named(write_config, train, val, tmp_path, monkeypatch):
+    """Where there is none it is said: references on a CPU would tell nothing of the kernels."""
+    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
+        monkeypatch.setattr(looks, lambda: 0)
+    config = write_config(tmp_path, "swin", EMBED_DIM=32, DEPTHS=[1, 1])
+    torch.save({"model": build_model(load_config(config)).state_dict()}, tmp_path / "x.pth")
+    model = sq.calibrate(sq.load(tmp_path / "x.pth", config=config), train, "cuda")
+    exported = sq.export(model, "cuda", tmp_path)
+    for check in (partial(sq.verify, exported, val), partial(sq.predict, exported, val.path)):
+        with pytest.raises(sq.UsageError, match="device cuda: .* no GPU"):
+            check(device="cuda")
+    assert sq.artifact(exported.file).card.verification == []
 
 
 class Own(nn.Module):

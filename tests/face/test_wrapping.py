@@ -49,6 +49,12 @@ def test_it_is_calibrated_scored_and_left_as_it_was(module):
     assert {"depthwise._input_quantizer", "add1_right_input_quantizer"} <= {row.name for row in _nodes(model)}
 
 
+def test_it_names_the_classes_of_pictures(module, pictures):
+    preprocess = sq.Preprocess(8, False, "bilinear", (0.5,) * 3, (0.5,) * 3)
+    found = sq.predict(sq.wrap(module, 8, preprocess=preprocess), pictures / "val" / "cat", top=9)
+    assert found and all(sorted(guess.index for guess in guesses) == [0, 1, 2, 3] for guesses in found.values())
+
+
 def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module):
     x = torch.randn(4, 3, 8, 8)
     model = sq.wrap(module, 8)
