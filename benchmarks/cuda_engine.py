@@ -1,13 +1,15 @@
 """The CUDA engine on the GPU that is here, beside what torch, torchao and TensorRT make of the same networks.
 
     python benchmarks/cuda_engine.py [--models ...] [--batch 32 1 8 64] [--seconds 480] [--tiles FILE] [--output FOLDER]
+    python benchmarks/cuda_engine.py --only-compile [--models ...] [--batch ...] [--seconds 480]
 
 Random weights, ranges of noise: they cost what real ones cost. Times are the median of replays of a CUDA graph,
 pictures taking turns. `--seconds` is the limit of all: the most important networks come first, and what is not reached
-is listed. Our kernels are compiled first, by as many processes as there are cores. Everything else runs in a process of
-its own, which is replaced after a contender that hangs, dies, or spoils the GPU: that one has failed, and is listed.
-So is our engine where its logits are not its references': of wrong kernels no time is taken.
-Tiles are those of `--tiles`, a file of `swin-quant tune`, or of cuda_engine.tiles.json in the output folder.
+is listed. Our kernels are compiled first, by as many processes as there are cores; `--only-compile` ends then, and
+compiles also those that other fusions would need. Everything else runs in a process of its own, which is replaced after
+a contender that hangs, dies, or spoils the GPU: that one has failed, and is listed. So is our engine where its logits
+are not its references': of wrong kernels no time is taken. Tiles are those of `--tiles`, a file of `swin-quant tune`,
+or of cuda_engine.tiles.json in the output folder.
 
 Writes cuda_engine.md and cuda_engine.json, anew after each result. `--device cpu` is a dry run of this script, for
 micro models: it measures no GPU. Who is who: cuda_contenders.py.
@@ -19,9 +21,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -31,8 +34,11 @@ from swin_quant.backends.cuda.ahead import compile_ahead
 from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.floors import floor_of
+from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.program import Program
+from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.tuning import SUFFIX, TileTable, here, read_tiles
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.bench.jobs import JobFailed, JobProcess
@@ -60,6 +66,7 @@ WIDER = ("eager tf32", "eager fp32")
 LONGEST = {**dict.fromkeys(COSTLY, 150.0), LAUNCHES: 60.0}  # seconds; of all others USUAL
 USUAL = 60.0
 COMPILING = 0.3  # of the time, at most
+PRECISIONS = ("int8", "float")
 LEAST = 5.0  # seconds: less is not worth the start
 
 
@@ -109,6 +116,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--gpu", help="whose peaks floors and fusions are computed from (default: by the GPU's name)")
     parser.add_argument("--tiles", type=Path, help="timed tiles for our kernels")
+    parser.add_argument("--only-compile", action="store_true", help="our kernels, and measure nothing")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=Path("out/cuda_engine"))
     args = parser.parse_args()
@@ -128,8 +136,13 @@ def main() -> None:
     for row in rows.values():
         plan(row, program(row, "int8", machine, tuned), machine)
     if args.device == "cuda":
-        report.notes.append(compile_all(rows.values(), machine, tuned, COMPILING * args.seconds))
+        launches, share = needed(rows.values(), machine, tuned), COMPILING
+        if args.only_compile:
+            launches, share = chain(launches, apart(rows.values())), 1.0
+        report.notes.append(compile_all(launches, share * args.seconds))
         print(report.notes[-1], flush=True)
+    if args.only_compile:
+        return
     process = JobProcess(partial(measure, place))
     try:
         left = run(jobs, process, report, args.output, end)
@@ -197,15 +210,25 @@ def program(row: Row, precision: str, machine: Machine | None, tuned: TileTable)
     return fused_program(spec_of_config(load_config(find_config(row.model)), precision), row.batch, machine, tuned)
 
 
-def compile_all(rows: Collection[Row], machine: Machine | None, tuned: TileTable, seconds: float) -> str:
-    """Our kernels for all rows, as far as it goes in so many seconds; what there is to say of it."""
+def needed(rows: Iterable[Row], machine: Machine | None, tuned: TileTable) -> Iterator[tuple[Launch, Tiles | None]]:
+    """All launches that our engine's rows are made of, with their tiles."""
+    for row in rows:
+        for precision in PRECISIONS:
+            for one in program(row, precision, machine, tuned).launches:
+                yield one, tuned.tiles_for(one, row.batch)
+
+
+def apart(rows: Iterable[Row]) -> Iterator[tuple[Launch, Tiles | None]]:
+    """The launches of rows one kernel a step, and all that several of them can be fused into."""
+    for row in rows:
+        for precision in PRECISIONS:
+            launches = program_of(spec_of_config(load_config(find_config(row.model)), precision), row.batch).launches
+            yield from ((one, None) for one in (*launches, *candidates(launches)))
+
+
+def compile_all(launches: Iterable[tuple[Launch, Tiles | None]], seconds: float) -> str:
+    """Our kernels, as far as it goes in so many seconds; what there is to say of it."""
     started = time.monotonic()
-    launches = (
-        (one, tuned.tiles_for(one, row.batch))
-        for row in rows
-        for precision in ("int8", "float")
-        for one in program(row, precision, machine, tuned).launches
-    )
     made = compile_ahead(launches, capability_here(), seconds)
     took = time.monotonic() - started
     said = "".join(f"; {one}" for one in made.refused[:5])

@@ -5,12 +5,14 @@
 # launch beside its floor, its accuracy beside its references', a file of it from export to bench, and tune. The engine
 # comes first, and its kernels' tests and its times have the most time. NCCL is opened by tests/gpu/test_ranks.py alone,
 # in `essentials`: under torchrun one rank, which is all that one GPU can have, needs no process group.
+# Without pytest-xdist the tests of kernels compile one kernel after another, and fewer of them are done in their time.
 #
 #     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
 #
 # PYTHON is the interpreter (default: .venv's, else python3), OUT the folder of logs, tables and summary.md (default:
 # out/gpu_check). Every step has a time limit and a log of its own; a failure does not stop the others, but for a missing
-# GPU, or a package that all need. The summary has what failed first on top. Exit code 1 if anything failed.
+# GPU, or a package that all need. A step that takes too long is interrupted, and says how far it came. The summary has
+# what failed first on top, and is printed at the end. Exit code 1 if anything failed.
 # Nothing is downloaded: packages that the interpreter lacks may lie in folders of PYTHONPATH.
 # --device cpu is a dry run of the script itself, with smaller work: it says so, and measures no GPU.
 set -u
@@ -18,14 +20,13 @@ caller=$PWD
 cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
-whole=530 # what the limits of steps are parts of
-others=280 # what is left, of these, to the steps behind the engine's times
-seconds=530
+whole=525 # what the times of steps are parts of; one that is interrupted may take 10 s more to say how far it came
+seconds=$whole
 while [ $# -gt 0 ]; do
     case "$1" in
         --device) device=${2:?--device cuda or cpu}; shift 2 ;;
         --seconds) seconds=${2:?--seconds N}; shift 2 ;;
-        *) sed -n '2,15p' scripts/gpu_check.sh; exit 2 ;;
+        *) sed -n '2,17p' scripts/gpu_check.sh; exit 2 ;;
     esac
 done
 case $device in cuda | cpu) ;; *) echo "gpu_check.sh: --device $device: it is cuda or cpu" >&2; exit 2 ;; esac
@@ -51,6 +52,34 @@ unset TRITON_INTERPRET # kernels would be interpreted on the GPU's tensors
 [ -w "${HOME:-/nowhere}" ] || export TRITON_CACHE_DIR="$work/triton" TORCHINDUCTOR_CACHE_DIR="$work/inductor"
 end=$((SECONDS + seconds))
 failed=0
+note=
+
+# What each step has at least, in seconds of $whole, whatever those in front of it take; see limit_of. Less than $whole
+# in sum: the rest is for whoever needs more.
+declare -A least=(
+    [environment]=10 [compile_ahead]=30 [kernels]=55 [sizes]=30 [essentials]=20
+    [cuda_engine]=150
+    [train]=10 [calibrate]=10 [score]=10 [accuracy]=30 [export]=5 [verify]=10 [evaluate]=10 [tune]=15 [bench]=10
+    [finetune]=10 [torchrun]=12 [memory]=10 [step_time]=10 [compile]=30 [tests]=20
+)
+if [ "$device" = cpu ]; then # whose compiler takes minutes, and where nothing is tuned, or compiled for a GPU
+    least=(
+        [environment]=10 [kernels]=15 [sizes]=10 [essentials]=25
+        [cuda_engine]=40
+        [train]=20 [calibrate]=20 [score]=20 [accuracy]=40 [export]=10 [verify]=20 [evaluate]=20 [bench]=20
+        [finetune]=25 [torchrun]=25 [memory]=15 [step_time]=20 [compile]=80 [tests]=60
+    )
+fi
+
+# limit_of NAME: its least, and half of what is left besides when those behind it have theirs; the last one has all.
+limit_of() {
+    local name kept=0 own=$((least[$1] * seconds / whole)) left=$((end - SECONDS)) spare
+    for name in "${!least[@]}"; do [ "$name" = "$1" ] || kept=$((kept + least[$name])); done
+    spare=$((left - kept * seconds / whole - own))
+    [ "$kept" -gt 0 ] || own=$left
+    [ "$kept" -gt 0 ] && [ "$spare" -gt 0 ] && own=$((own + spare / 2))
+    echo $((own < left ? own : left))
+}
 
 # summarize: what failed on top, then its last lines.
 summarize() {
@@ -61,7 +90,7 @@ summarize() {
             echo "# DRY RUN of the GPU check on a CPU: $failed of $(wc -l < "$out/steps.tsv") steps failed; no GPU was used"
         fi
         echo
-        echo "$(git rev-parse --short HEAD 2> /dev/null || echo 'no git'), $(date -u +%FT%TZ), $SECONDS s"
+        echo "$(git rev-parse --short HEAD 2> /dev/null || echo 'no git'), $(date -u +%FT%TZ), $SECONDS s${note:+; $note}"
         printf '\n| step | s | result |\n|---|---|---|\n'
         { grep -P '\tfailed' "$out/steps.tsv"; grep -P '\tpassed' "$out/steps.tsv"; } | sed 's/^/| /; s/\t/ | /g; s/$/ |/'
         grep -P '\tfailed' "$out/steps.tsv" | cut -f 1 | while read -r name; do
@@ -75,28 +104,32 @@ summarize() {
     } > "$out/summary.md"
 }
 
-# step NAME LIMIT COMMAND...: run it within LIMIT of $whole seconds, scaled to --seconds; its result goes to steps.tsv.
+# step NAME COMMAND...: run it within its limit; its result goes to steps.tsv.
 step() {
-    local name=$1 limit=$(($2 * seconds / whole)) start=$SECONDS left=$((end - SECONDS)) code result=
-    shift 2
-    [ "$left" -lt "$limit" ] && limit=$left
+    local name=$1 limit start=$SECONDS code result=
+    limit=$(limit_of "$name")
+    unset "least[$name]"
+    shift
     printf '%s ... ' "$name"
     if [ "$limit" -lt 3 ]; then
         code=124
         echo "not started: the time of all steps was used up" > "$out/$name.log"
-    else
-        { echo "$*"; timeout -k 5 "$limit" "$@"; } > "$out/$name.log" 2>&1 < /dev/null
+    else # pytest, and what cleans up, end on SIGINT with a report, on SIGTERM without
+        { echo "$*"; timeout -s INT -k 10 "$limit" "$@"; } > "$out/$name.log" 2>&1 < /dev/null
         code=$?
     fi
-    if [ "$code" -eq 0 ] && [[ "$*" == *" pytest "* ]]; then
-        result=$(tail -n 1 "$out/$name.log") # how many passed, and how many were skipped
-        [ "$device" = cpu ] || [[ $result == *" passed"* ]] || code=5 # nothing ran
+    if [[ "$*" == *" pytest "* ]] && [ "$limit" -ge 3 ]; then
+        result=$(tail -n 1 "$out/$name.log" | sed 's/^=* *//; s/ *=*$//') # how many passed, and how many were skipped
+        [ "$code" -ne 0 ] || [ "$device" = cpu ] || [[ $result == *" passed"* ]] || code=5 # nothing ran
+        [ "$code" -eq 0 ] || [[ $result == *" in "* ]] || result= # it ended without a word
     fi
     case $code in
         0) result="passed${result:+: $result}" ;;
         5) result="failed: no test ran" ;;
-        124 | 137) if [ "$limit" -lt 3 ]; then result="failed: no time was left"; else result="failed: more than $limit s"; fi ;;
-        *) result="failed: exit code $code" ;;
+        124 | 137)
+            if [ "$limit" -lt 3 ]; then result="failed: no time was left"
+            else result="failed: more than $limit s${result:+: $result}"; fi ;;
+        *) result="failed: exit code $code${result:+: $result}" ;;
     esac
     [ "$code" -eq 0 ] || failed=$((failed + 1))
     printf '%s\t%s\t%s\n' "$name" "$((SECONDS - start))" "$result" >> "$out/steps.tsv"
@@ -105,14 +138,19 @@ step() {
     return "$code"
 }
 
-swin_quant() { step "$1" "$2" "$PYTHON" -m swin_quant "${@:3}" --device "$device"; }
+# finish: what failed first, and where the rest is.
+finish() {
+    sed '/^## environment$/,$d' "$out/summary.md" | head -n 100
+    echo "$out/summary.md"
+}
+
+swin_quant() { step "$1" "$PYTHON" -m swin_quant "${@:2}" --device "$device"; }
 
 if [ "$device" = cuda ]; then
     models=(swin_tiny_patch4_window7_224 swin_base_patch4_window7_224)
     batch=64
     few=()
     digits_batch=71 # a fifth of those there are to be scored, so that there is one size, which runs as 96
-    compiling=90 # more than is kept for it: what others leave of their limits
     engine=()
 else
     models=(swin_digits)
@@ -120,58 +158,65 @@ else
     digits_batch=8
     few=(--set epoch_pictures=256)
     engine=(--device cpu --models swin_digits --batch 2)
-    whole=265 # a CPU takes twice as long,
-    others=150
-    compiling=125 # and its compiler minutes
 fi
 digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
 calibrated=$work/calib/swin_micro_digits_calib.pth
 deployed=$work/deploy/swin_micro_digits_int8_cuda.safetensors # with tiles beside it, once they are tuned
 
-step environment 60 "$PYTHON" scripts/gpu_environment.py "$device"
+step environment "$PYTHON" scripts/gpu_environment.py "$device"
 case $? in 2 | 126 | 127) # nothing can run; 126, 127: there is no such interpreter
-    echo "$out/summary.md"
+    finish
     exit 1 ;;
 esac
 # Kernels are compiled by each process that launches them: several share the work, where pytest can start several.
 several=()
-[ "$device" = cuda ] && "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n "$(nproc)" --maxprocesses 12)
+if [ "$device" = cuda ]; then
+    if "$PYTHON" -c 'import xdist' > /dev/null 2>&1; then
+        several=(-n "$(nproc)" --maxprocesses 12)
+    else
+        note="no pytest-xdist here: kernels of tests are compiled one after another"
+        echo "$note"
+    fi
+    # Those of `sizes`, by all cores, with pytest-xdist or without.
+    step compile_ahead "$PYTHON" benchmarks/cuda_engine.py --only-compile --seconds $(($(limit_of compile_ahead) * 2 / 3)) \
+        --models swin_tiny_patch4_window7_224 swin_base_patch4_window7_224 swinv2_tiny_patch4_window8_256 --batch 8
+fi
 sizes=tests/backends/cuda/kernels/test_sizes.py # of networks as they are deployed
 tests=(env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -m gpu -rA -p no:cacheprovider)
-step kernels 130 "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
+step kernels "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
     tests/gpu/test_fusions.py tests/gpu/test_tiles.py --ignore "$sizes"
-step sizes 80 "${tests[@]}" ${several[@]+"${several[@]}"} "$sizes"
-step essentials 40 "${tests[@]}" tests/gpu/test_ranks.py tests/gpu/test_arithmetic.py
-left=$((end - SECONDS - others * seconds / whole))
-step cuda_engine $((left * whole / seconds)) "$PYTHON" benchmarks/cuda_engine.py --seconds $((left > 30 ? left - 15 : left / 2)) \
+step sizes "${tests[@]}" ${several[@]+"${several[@]}"} "$sizes"
+step essentials "${tests[@]}" tests/gpu/test_ranks.py tests/gpu/test_arithmetic.py
+left=$(limit_of cuda_engine)
+step cuda_engine "$PYTHON" benchmarks/cuda_engine.py --seconds $((left > 30 ? left - 15 : left / 2)) \
     --output "$out" ${engine[@]+"${engine[@]}"}
-swin_quant train 20 train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
-swin_quant calibrate 20 calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
-swin_quant score 20 evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
+swin_quant train train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
+swin_quant calibrate calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
+swin_quant score evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
 # One size of batch, since each is compiled: the kernels that `accuracy` compiles, in parallel, serve those behind it, too.
-step accuracy 50 "$PYTHON" benchmarks/cuda_accuracy.py --device "$device" --data-path digits --cfg swin_digits \
+step accuracy "$PYTHON" benchmarks/cuda_accuracy.py --device "$device" --data-path digits --cfg swin_digits \
     --checkpoint "$trained" --pictures 355 --batch "$digits_batch" --policies cuda ft-mode1 --output "$out/cuda_accuracy.md"
-step export 15 "$PYTHON" -m swin_quant export "$calibrated" --for cuda --policy cuda --output "$work/deploy"
-swin_quant verify 40 verify "$deployed" --checkpoint "$calibrated" --data-path digits --pictures 71 --batch "$digits_batch"
-swin_quant evaluate 30 evaluate "$deployed" --checkpoint "$calibrated" --data-path digits --batch "$digits_batch"
+step export "$PYTHON" -m swin_quant export "$calibrated" --for cuda --policy cuda --output "$work/deploy"
+swin_quant verify verify "$deployed" --checkpoint "$calibrated" --data-path digits --pictures 71 --batch "$digits_batch"
+swin_quant evaluate evaluate "$deployed" --checkpoint "$calibrated" --data-path digits --batch "$digits_batch"
 if [ "$device" = cuda ]; then # a CPU has nothing to tune
-    step tune 40 "$PYTHON" -m swin_quant tune "$deployed" --batch 96 --seconds 20
+    step tune "$PYTHON" -m swin_quant tune "$deployed" --batch 96 --seconds $(($(limit_of tune) / 2))
 fi
-swin_quant bench 40 bench "$deployed" --checkpoint "$calibrated" --batch "$digits_batch" --rounds 2 --seconds 0.2 \
+swin_quant bench bench "$deployed" --checkpoint "$calibrated" --batch "$digits_batch" --rounds 2 --seconds 0.2 \
     --threads 1 # the GPU's work needs no more, and in a dry run several would wait for each other on a busy CPU
 qat=("${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --teacher "$trained" --epochs 1)
-swin_quant finetune 20 finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"
-step torchrun 25 "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
+swin_quant finetune finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"
+step torchrun "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
     "${qat[@]}" --output "$work/rank" --device "$device"
-step memory 20 "$PYTHON" benchmarks/memory.py --device "$device" --models "${models[@]}" --batch "$batch" \
+step memory "$PYTHON" benchmarks/memory.py --device "$device" --models "${models[@]}" --batch "$batch" \
     --output "$out/memory.md"
-step step_time 20 "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
+step step_time "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
     --precision O0 O1 --output "$out/step_time.md"
-swin_quant compile "$compiling" finetune "${qat[@]}" --compile --output "$work/compile"
+swin_quant compile finetune "${qat[@]}" --compile --output "$work/compile"
 # Last, for it has what time the others left.
-step tests "$whole" "${tests[@]}" tests/gpu --ignore tests/gpu/test_cuda_engine.py --ignore tests/gpu/test_fusions.py \
+step tests "${tests[@]}" tests/gpu --ignore tests/gpu/test_cuda_engine.py --ignore tests/gpu/test_fusions.py \
     --ignore tests/gpu/test_tiles.py --ignore tests/gpu/test_ranks.py --ignore tests/gpu/test_arithmetic.py
 
-echo "$out/summary.md"
+finish
 [ "$failed" -eq 0 ]

@@ -47,6 +47,7 @@ def test_missing_packages_end_it_and_are_named(tmp_path, bare):
     assert result.returncode == 1 and "environment ... failed: exit code 2" in result.stdout and not result.stderr
     summary = (tmp_path / "found" / "summary.md").read_text()
     assert summary.startswith("# GPU check: 1 of 1 steps failed") and "missing: torch, timm, yacs" in summary
+    assert "missing: torch, timm, yacs" in result.stdout
 
 
 def test_no_such_interpreter_ends_it_too(tmp_path):
@@ -84,7 +85,7 @@ def noting(tmp_path):
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, device):
     result = check(tmp_path, "--device", device, **noting)
-    assert result.returncode == 0 and "failed" not in result.stdout, result.stdout
+    assert result.returncode == 0 and "... failed" not in result.stdout, result.stdout
     given = [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
     commands = {}
     for words in given:
@@ -97,14 +98,15 @@ def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, devic
     deployed = {str(commands[command].artifact) for command in commands if command in ("verify", "tune")}
     assert len(deployed) == 1 and commands["bench"].files == [*deployed]
     benchmarks = [words for words in given if words[0].startswith("benchmarks/")]
-    assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks) and len(benchmarks) == 4
+    assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks)
+    assert {Path(words[0]).stem for words in benchmarks} == {"cuda_engine", "cuda_accuracy", "memory", "qat_step"}
 
 
 def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
     """Of an engine whose kernels are wrong, or a GPU on which arithmetic or NCCL is, no time is worth anything."""
     check(tmp_path, **noting)
     given = (tmp_path / "notes").read_text().splitlines()
-    timed = next(number for number, line in enumerate(given) if "benchmarks/cuda_engine.py" in line)
+    timed = next(n for n, line in enumerate(given) if "benchmarks/cuda_engine.py" in line and "--only" not in line)
     before = "".join(given[:timed])
     for tests in (
         "backends/cuda",
@@ -113,3 +115,51 @@ def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
         "gpu/test_arithmetic.py",
     ):
         assert f"tests/{tests}\37" in before and (SCRIPT.parents[1] / "tests" / tests).exists()
+
+
+CLOCK = """timeout() {
+    while [[ $1 == -* ]]; do shift 2; done
+    printf '%s %s\\n' "$1" "${*:2}" >> "$LIMITS"
+    SECONDS=$((SECONDS + $1))
+    return 124
+}
+"""
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """By the script's clock every command takes all of its time; no time passes."""
+    (tmp_path / "clock").write_text(CLOCK)
+    return {"BASH_ENV": str(tmp_path / "clock"), "LIMITS": str(tmp_path / "limits")}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_slow_steps_leave_time_to_those_behind_them(tmp_path, noting, slow, device):
+    result = check(tmp_path, "--device", device, **noting, **slow)
+    assert result.returncode == 1 and "no time was left" not in result.stdout
+    limits = [line.split(" ", 1) for line in (tmp_path / "limits").read_text().splitlines()]
+    assert sum(int(limit) for limit, _ in limits) <= 540
+    timed = [int(limit) for limit, step in limits if "benchmarks/cuda_engine.py" in step and "--only" not in step]
+    assert len(timed) == 1 and timed[0] >= (150 if device == "cuda" else 40)
+
+
+def test_without_xdist_it_says_so_and_goes_on(tmp_path, noting):
+    file = tmp_path / "bin" / "python"
+    file.write_text(file.read_text().replace("#!/bin/sh\n", '#!/bin/sh\n[ "$2" != "import xdist" ] || exit 1\n'))
+    result = check(tmp_path, **noting)
+    assert result.returncode == 0 and "no pytest-xdist here" in result.stdout
+    assert "no pytest-xdist here" in (tmp_path / "found" / "summary.md").read_text()
+    assert "pytest" in (tmp_path / "notes").read_text() and "\37-n\37" not in (tmp_path / "notes").read_text()
+
+
+def test_a_step_that_takes_too_long_says_how_far_it_came(tmp_path, noting):
+    file = tmp_path / "bin" / "python"
+    hangs = (
+        """case "$*" in *"tests/backends/cuda "*) trap 'echo "== 3 passed in 4s =="; exit 2' INT; sleep 60 ;; esac\n"""
+    )
+    file.write_text(file.read_text() + hangs)
+    result = check(tmp_path, "--seconds", "30", **noting)
+    assert result.returncode == 1
+    shown = result.stdout.partition("# GPU check: ")[2]
+    assert "| kernels |" in shown and "s: 3 passed in 4s |" in shown
+    assert shown.index("## kernels failed") < shown.index("summary.md")
