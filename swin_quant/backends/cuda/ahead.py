@@ -38,7 +38,8 @@ def compile_ahead(
 ) -> CompiledAhead:
     """Compile what `wanted` launches need with these tiles (None: their default) for a GPU of compute `capability`.
 
-    It ends after about `seconds`. Whatever was not compiled is compiled at its first launch: nothing here is an error.
+    It ends after about `seconds`, and so do its processes: what follows has all cores. Whatever was not compiled is
+    compiled at its first launch: nothing here is an error.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return CompiledAhead(0, (), 0)
@@ -47,8 +48,9 @@ def compile_ahead(
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(min(processes or len(os.sched_getaffinity(0)), max(len(calls), 1)), context)
-    done, refused = 0, []
+    done, refused, others = 0, [], set(multiprocessing.active_children())
     futures = {pool.submit(compile_one, _job(call), capability): call.name for call in calls}
+    workers = set(multiprocessing.active_children()) - others
     try:
         for future in as_completed(futures, max(0.0, end - time.monotonic())):
             if said := future.result():
@@ -60,6 +62,9 @@ def compile_ahead(
         log.warning("compiling ahead ended (%s): kernels are compiled at their first launch", error)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        if done < len(calls):
+            for worker in workers:  # which would compile to the end what they have begun
+                worker.kill()
     return CompiledAhead(done - len(refused), tuple(refused), len(calls) - done)
 
 

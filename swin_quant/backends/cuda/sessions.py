@@ -1,5 +1,9 @@
-"""Batches of any size through programs of a few: on a GPU, each one a CUDA graph that was captured once."""
+"""Batches of any size through programs of a few: on a GPU, each one a CUDA graph that was captured once.
 
+A session may be called from several threads: a program has one place for its pictures, so that they take turns.
+"""
+
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,19 +31,24 @@ class HostSession:
     def __init__(self, network: Network) -> None:
         self.network, self.device, self.tensors = network, torch.device("cpu"), network.tensors
         self._bound: OrderedDict[int, Bound] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures."""
         given = as_input(self.network, images)
-        if (batch := len(images)) not in self._bound:
+        with self._lock:
+            bound = self._program(len(images))
+            bound.images.copy_(given)
+            bound()
+            return bound.logits.clone().to(images.device)
+
+    def _program(self, batch: int) -> Bound:
+        if batch not in self._bound:
             while len(self._bound) >= _KEPT:
                 self._bound.popitem(last=False)
             program = program_of(self.network.spec, batch)
             self._bound[batch] = bind(program, self.tensors, self.network.scalars, self.device)
-        bound = self._bound[batch]
-        bound.images.copy_(given)
-        bound()
-        return bound.logits.clone().to(images.device)
+        return self._bound[batch]
 
 
 @dataclass(frozen=True)
@@ -75,15 +84,16 @@ class GraphSession:
             "end what else has memory there, or export a smaller model",
         )
         self._captured: dict[int, Captured] = {}
+        self._lock = threading.RLock()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures.
 
         A network that takes pixels takes them as they are, too: uint8 [B, S, S, in], nothing else is copied.
         """
-        given = as_input(self.network, images)
-        count, captured = len(images), self.captured(len(images))
-        with torch.cuda.device(self.device):
+        given, count = as_input(self.network, images), len(images)
+        with self._lock, torch.cuda.device(self.device):
+            captured = self.captured(count)
             stream = torch.cuda.current_stream()
             stream.wait_event(captured.done)
             captured.bound.images[:count].copy_(given, non_blocking=True)
@@ -95,14 +105,15 @@ class GraphSession:
     def captured(self, batch: int) -> Captured:
         """The program that runs a batch; captured now if it is the first of its size."""
         size = next(size for size in sizes(self.largest) if size >= batch)
-        if size not in self._captured:
-            program = fused_program(self.network.spec, size, self.machine, self.tuned)
-            self._captured[size] = self._on_gpu(
-                lambda: self._capture(bind(program, self.tensors, self.network.scalars, self.device, self.tuned)),
-                f"a batch of {size}",
-                program.nbytes,
-            )
-        return self._captured[size]
+        with self._lock:
+            if size not in self._captured:
+                program = fused_program(self.network.spec, size, self.machine, self.tuned)
+                self._captured[size] = self._on_gpu(
+                    lambda: self._capture(bind(program, self.tensors, self.network.scalars, self.device, self.tuned)),
+                    f"a batch of {size}",
+                    program.nbytes,
+                )
+            return self._captured[size]
 
     def _capture(self, bound: Bound) -> Captured:
         with torch.cuda.device(self.device):
@@ -112,7 +123,9 @@ class GraphSession:
                 bound()  # compiles what was not compiled yet, which no graph may contain
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):  # its own is one of the GPU that first had a graph
+            # torch's own stream is one of the GPU that first had a graph; in its own mode, of all threads, another
+            # thread that allocates meanwhile would end the capture.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 bound()
             done = torch.cuda.Event()
             done.record()

@@ -1,7 +1,9 @@
 """Kernels that are compiled ahead lie where the launch looks for them."""
 
+import multiprocessing
 import subprocess
 import sys
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -160,6 +162,20 @@ def test_processes_compile_and_what_is_refused_is_told(program, cache):
 def test_no_time_is_no_error(program, cache):
     report = ahead.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.0, processes=1)
     assert (report.done, report.refused, report.left) == (0, (), 1)
+
+
+def of_a_minute(job, capability):
+    time.sleep(60)
+
+
+def test_no_process_compiles_on_when_the_time_is_over(program, cache, monkeypatch):
+    monkeypatch.setattr(ahead, "compile_one", of_a_minute)
+    before = set(multiprocessing.active_children())
+    report = ahead.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.5, processes=1)
+    workers = set(multiprocessing.active_children()) - before
+    for worker in workers:
+        worker.join(10)
+    assert report.left == 1 and not any(worker.is_alive() for worker in workers)
 
 
 def test_an_interpreter_needs_no_compiler(program, monkeypatch):

@@ -1,5 +1,7 @@
-"""Which programs batches run as, and memory that is not there."""
+"""Which programs batches run as, callers in several threads, and memory that is not there."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.sessions import GraphSession, sizes
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.kernels import patch_embed
+from swin_quant.backends.cuda.network import pack
+from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.base.errors import SwinQuantError
 
 
@@ -17,6 +22,28 @@ def test_no_batch_is_filled_up_by_more_than_half(largest, batch):
     size = next(size for size in sizes(largest) if size >= batch)
     assert batch <= size <= 1.5 * batch
     assert sizes(largest) == sorted(set(sizes(largest))) and sizes(largest)[-1] == largest
+
+
+def test_threads_that_call_at_once_get_the_logits_of_their_own_pictures(calibrated, monkeypatch):
+    model = calibrated("swin")
+    session = HostSession(pack(model, spec_for(model, "int8")))
+    pictures = torch.randn(2, 1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    expected = [session(one) for one in pictures]
+    assert not torch.equal(*expected)
+    both, compute = threading.Barrier(2), patch_embed.reference
+
+    def when_both_have_pictures(*args, **more):
+        try:
+            both.wait(0.5)
+        except threading.BrokenBarrierError:
+            pass  # the other one waits for its turn
+        compute(*args, **more)
+
+    monkeypatch.setattr(patch_embed, "reference", when_both_have_pictures)
+    session._bound.clear()
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(session, pictures))
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize(
