@@ -1,7 +1,7 @@
 """Who is timed by `cuda_engine.py`, each from a model's name and a batch, and how: in the process of `JobProcess`.
 
 Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network (FasterTransformer's
-own baseline); eager, compile (max-autotune) and torchao have timm's, whose attention is torch's
+own baseline); eager, compile, max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's
 scaled_dot_product_attention where it can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
 """
 
@@ -180,12 +180,16 @@ def eager(name: str, batch: int, place: Place, dtype: torch.dtype, tf32: bool = 
 
 
 def compiled(
-    name: str, batch: int, place: Place, prepare: Callable[[nn.Module], nn.Module] = lambda network: network
+    name: str,
+    batch: int,
+    place: Place,
+    mode: str = "max-autotune-no-cudagraphs",
+    prepare: Callable[[nn.Module], nn.Module] = lambda network: network,
 ) -> Run:
-    """torch.compile of timm's in half precision, tuned as far as it goes; the graph is `milliseconds`' own."""
+    """torch.compile of timm's in half precision; the graph is `milliseconds`' own."""
     torch._dynamo.reset()
     network = prepare(of_timm(name, place, torch.float16))
-    function = torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=False)
+    function = torch.compile(network, mode=mode, dynamic=False)
     return lambda images: function(images.half())
 
 
@@ -224,7 +228,8 @@ CONTENDERS: dict[str, Callable[[str, int, Place], Run]] = {
     "eager fp16": partial(eager, dtype=torch.float16),
     "eager tf32": partial(eager, dtype=torch.float32, tf32=True),
     "eager fp32": partial(eager, dtype=torch.float32),
-    "compile fp16": compiled,
+    "compile fp16": partial(compiled, mode="default"),
+    "max-autotune fp16": compiled,
     "tensorrt int8": partial(by_tensorrt, precision="int8"),
     "tensorrt fp16": partial(by_tensorrt, precision="float"),
     "torchao int8": partial(compiled, prepare=by_torchao),
