@@ -70,8 +70,8 @@ def _images(given: dict[str, Any], raw: bytes, preprocess: Preprocess, most: int
     shapes = {"FP32": [3, side, side], "UINT8": [side, side, 3]}
     if not isinstance(type_, str) or type_ not in shapes:
         raise Refused(400, f"{INPUT}: datatype must be FP32, [n, 3, {side}, {side}], or UINT8, [n, {side}, {side}, 3]")
-    if not isinstance(shape, list) or shape[1:] != shapes[type_] or type(shape[0]) is not int:
-        raise Refused(400, f"{INPUT}: shape of {type_} must be {['n', *shapes[type_]]}, not {json.dumps(shape)[:80]}")
+    if not isinstance(shape, list) or any(type(size) is not int for size in shape) or shape[1:] != shapes[type_]:
+        raise Refused(400, f"{INPUT}: shape of {type_} must be whole numbers: {['n', *shapes[type_]]}")
     if not 1 <= shape[0] <= most:
         raise Refused(400, f"{INPUT}: {shape[0]} pictures: must be 1 to {most}")
     parameters = given.get("parameters") or {}

@@ -164,6 +164,8 @@ WRONG = [
     ({"inputs": [{**FLAT, "shape": [1, 3, 8, 8]}]}, 400, "shape of FP32 must be"),
     ({"inputs": [{**FLAT, "shape": "large"}]}, 400, "shape of FP32 must be"),
     ({"inputs": [{**FLAT, "shape": [True, 3, SIDE, SIDE]}]}, 400, "shape of FP32 must be"),
+    ({"inputs": [{**FLAT, "shape": [1, 3.0, SIDE, SIDE]}]}, 400, "shape of FP32 must be"),
+    ({"inputs": [{**FLAT, "shape": []}]}, 400, "shape of FP32 must be"),
     ({"inputs": [{**FLAT, "shape": [0, 3, SIDE, SIDE], "data": []}]}, 400, "0 pictures: must be 1 to 4"),
     ({"inputs": [{**FLAT, "shape": [10**9, 3, SIDE, SIDE]}]}, 400, "pictures: must be 1 to 4"),
     ({"inputs": [{**FLAT, "data": [0.0] * 5}]}, 400, "5 values for the shape"),
