@@ -87,7 +87,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     if facts.labels:
         texts[f"{facts.folder}/labels.txt"] = "".join(f"{label}\n" for label in facts.labels)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # names of a stranger's card
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     (folder / MANIFEST).write_text(_json({**facts.manifest(), "files": hashes}))

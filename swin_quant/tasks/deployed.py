@@ -12,7 +12,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import backends, engine_named, takers
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
@@ -156,6 +156,6 @@ def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World
 
 
 def labels_in(artifact: Artifact) -> list[str]:
-    """The class names that an artifact carries; none if it, or all of its kind, have none."""
+    """The class names that an artifact carries, fit to print; none if it, or all of its kind, have none."""
     backend = backends().get(artifact.record["backend"])
-    return function(backend.labels)(artifact) if backend and backend.labels else []
+    return [one_line(name) for name in function(backend.labels)(artifact)] if backend and backend.labels else []

@@ -179,6 +179,22 @@ def test_a_package_saturates_no_more_than_our_engine_does(run, exported, picture
         assert done.returncode == 0 and done.stdout.splitlines()[0] == "1", done.stderr
 
 
+def test_names_that_no_text_can_hold_are_escaped(run, exported, tmp_path):
+    """Of classes, in the file, and of the policy, in its card; both may come from a stranger."""
+    import onnx
+
+    model, file = onnx.load(exported), tmp_path / "means.onnx"
+    (labels,) = [entry for entry in model.metadata_props if entry.key == "swin_quant.labels"]
+    labels.value = json.dumps(["cat", "d\ud800g", "red\nfox"])
+    onnx.save(model, file)
+    card = replace(RunCard.read(exported.with_suffix(".json")), policy={"name": "q\ud800"})
+    finish_artifact(file, card, "onnx", "float32", {})
+    assert run("package", file, "--output", tmp_path / "package").code == 0
+    about = json.loads((tmp_path / "package" / "package.json").read_text())
+    assert (tmp_path / "package" / about["labels"]).read_text() == "cat\nd\\ud800g\nred\\nfox\n"
+    assert "q\\ud800" in (tmp_path / "package" / "README.md").read_text()
+
+
 def test_a_folder_that_is_there_is_left_alone(run, packaged, exported, tmp_path, snapshot):
     before = snapshot(packaged)
     line = run("package", exported, "--output", packaged).error(2)
