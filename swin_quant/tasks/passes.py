@@ -1,7 +1,8 @@
 """Passes behind a calibration: on its own pictures, and recorded in its card."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_high
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +51,9 @@ class PassPlan:
     def for_model(self, model: nn.Module) -> "PassPlan":
         """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
         nodes = enabled_nodes(model).values()
-        bits = min((node.bits for node in nodes), default=8)
-        activations = min((node.bits for node in nodes if node.role is not Role.GEMM_WEIGHT), default=8)
-        steps = self.recipe.for_bits(bits, activations) if self.recipe else self.steps
+        weights = _usual(node.bits for node in nodes if node.role is Role.GEMM_WEIGHT)
+        activations = _usual(node.bits for node in nodes if node.role is not Role.GEMM_WEIGHT)
+        steps = self.recipe.for_bits(min(weights, activations), activations) if self.recipe else self.steps
         refuse(model, steps)
         return replace(self, steps=steps, recipe=None)
 
@@ -149,6 +150,12 @@ def of_weights(card: RunCard | None) -> list[PassRecord]:
     """The kept passes of a card that its weights have seen; the others chose ranges alone. None for no card."""
     kept = card.kept_passes if card else []
     return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]
+
+
+def _usual(bits: Iterable[int]) -> int:
+    """What half of the nodes have at least: a few of other bits ask for no other recipe."""
+    found = list(bits)
+    return median_high(found) if found else 8
 
 
 def _is_known(model: nn.Module) -> bool:

@@ -10,9 +10,10 @@ from swin_quant.base.distributed import World
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.names import AUTO
 from swin_quant.quant.passes.kind import Pass
-from swin_quant.quant.passes.recipe import steps_of
+from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.state import state_of
-from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
 from swin_quant.tasks.calibration_found import Found
 from swin_quant.tasks.passes import PassPlan, improve
 
@@ -91,3 +92,16 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(nam
         assert model.training is model.layers[1].training is training and not model.layers[0].training
     (method, state), (again, other) = found
     assert method == again and same(state, other)
+
+
+@pytest.mark.parametrize(
+    "nodes, bits, name",
+    [("layers.0.blocks.0.mlp.fc1._weight_quantizer", 4, "equalize"), ("role:gemm_weight", 7, "equalize"),
+     ("role:gemm_weight", 4, "gptq"), ("role:activation", 4, "ridge")],
+)  # fmt: skip
+def test_a_recipe_goes_by_the_bits_that_most_nodes_have(tiny_model, tmp_path, nodes, bits, name):
+    file = tmp_path / "mine.yaml"
+    file.write_text("passes: [equalize]\nbelow_8_bits: [gptq]\nactivations_below_8_bits: [ridge]\n")
+    model = tiny_model()
+    apply_policy(model, load_policy("qdq").and_then(Rule(nodes=(nodes,), bits=bits)))
+    assert [step.name for step in PassPlan.of(load_passes(str(file))).for_model(model).steps] == [name]

@@ -4,9 +4,9 @@ name: mine
 passes:
   - equalize
   - {name: bias_correction, pictures: 128}
-below_8_bits:      # instead, where a node has fewer; may be left out
+below_8_bits:      # instead, where most nodes have fewer (7, for CPUs without VNNI, count as 8); may be left out
   - gptq
-activations_below_8_bits:  # instead of either, where a node of an activation has fewer; may be left out
+activations_below_8_bits:  # instead of either, where most activations have fewer; may be left out
   - reconstruct
 """
 
@@ -53,8 +53,8 @@ class PassStep:
 
 @dataclass(frozen=True)
 class PassRecipe:
-    """The steps of a recipe; those `below_8_bits` instead, where an enabled node has fewer, and those of
-    `activations_below_8_bits`, where one of an activation has. None: no others."""
+    """The steps of a recipe; those `below_8_bits` instead, where most weights or activations have fewer, and
+    those of `activations_below_8_bits`, where most activations have. None: no others."""
 
     steps: tuple[PassStep, ...]
     below_8_bits: tuple[PassStep, ...] | None = None
@@ -73,7 +73,7 @@ class PassRecipe:
         return [steps for steps in found if steps is not None]
 
 
-_MANY_BITS = 8
+_MANY_BITS = 7
 
 
 def builtin_passes() -> list[str]:

@@ -18,7 +18,14 @@ def test_every_shipped_recipe_is_read_and_survives_being_written():
 def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
     file = tmp_path / "mine.yaml"
     few = "passes: [equalize]\nbelow_8_bits: [gptq]\n"
-    wanted = {"W4A4": "gptq", "W4A8": "gptq", "W8A6": "gptq", "W8A8": "equalize", "W16A16": "equalize"}
+    wanted = {
+        "W4A4": "gptq",
+        "W4A8": "gptq",
+        "W8A6": "gptq",
+        "W8A8": "equalize",
+        "W7A8": "equalize",
+        "W16A16": "equalize",
+    }
     for text in (few, few + "activations_below_8_bits: [reconstruct]\n"):
         file.write_text(text)
         recipe = load_passes(str(file))
