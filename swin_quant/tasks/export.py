@@ -18,6 +18,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
+from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.checkpoint.weights import knows_ends
 from swin_quant.config import from_dict
 from swin_quant.config.outputs import LOGITS
@@ -71,6 +72,7 @@ def export_module(
         raise UsageError(f"{type(model).__name__}: is not a network that can be exported: give it to `wrap`")
     backend = backend_of(target)
     told = exporter_options(backend, precision, options)
+    check_bits(model, card, [policy], card.name)
     apply_policy(model, policy)
     return _exported(model, naming(card, file), backend, folder, policy, precision, told, saturation_safe)
 

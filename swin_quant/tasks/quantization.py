@@ -121,9 +121,14 @@ class Quantization:
         return targets()[self.backend]
 
     @property
-    def chosen(self) -> Policy:
-        """The policy that calibration applies."""
+    def base(self) -> Policy:
+        """The policy that was named, or is the backend's best."""
         return self.policy or load_policy(self.target.exporting.policies[0])
+
+    @property
+    def chosen(self) -> Policy:
+        """The policy that calibration applies: what passes round is for its bits."""
+        return without_saturation(self.base) if self.saturation_safe else self.base
 
     @property
     def calibrated(self) -> Path:
@@ -231,7 +236,7 @@ def _rules_of_artifact(asked: Quantization) -> list[dict[str, Any]] | None:
     """Those of its policy; None while that is not found yet."""
     if (wanted := asked.exported) is None:
         return None
-    rules: list[dict[str, Any]] = (without_saturation(wanted) if asked.saturation_safe else wanted).to_dict()["rules"]
+    rules: list[dict[str, Any]] = wanted.to_dict()["rules"]
     return rules
 
 

@@ -53,13 +53,14 @@ def steps(asked: Quantization) -> list[Step]:
         return " ".join(word for word in told if word)
 
     data = f"--data-path {quote(asked.cfg.DATA.DATA_PATH)}" + (" --zip" if asked.cfg.DATA.ZIP_MODE else "")
-    policy = f"--policy {quote(asked.policy_word or asked.chosen.name)}"
+    policy = f"--policy {quote(asked.policy_word or asked.base.name)}"
     safe = "--saturation-safe" if asked.saturation_safe else ""
     floats = " ".join(f"--float-type {float_type}" for float_type in asked.told_exporter.values())
     folder = f"--output {quote(str(asked.folder))}"
     count, passes = asked.plan.batches * asked.plan.batch_size, asked.plan.passes.words
     found = [
-        Step(command("calibrate", asked.checkpoint, data, policy, f"--pictures {count}{passes}", "--no-eval", folder),
+        Step(command("calibrate", asked.checkpoint, data, policy, safe, f"--pictures {count}{passes}", "--no-eval",
+                     folder),
              partial(is_calibrated, asked), partial(_calibrate, asked), partial(changed, asked)),
     ]  # fmt: skip
     if searching := asked.searching:

@@ -259,6 +259,16 @@ def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made,
 
 
 @pytest.mark.slow
+def test_passes_round_for_the_seven_bits_that_are_exported(run, words, tmp_path):
+    (tmp_path / "mine.yaml").write_text("passes: [gptq]\n")
+    words += ["--saturation-safe", "--passes", tmp_path / "mine.yaml"]
+    assert run("quantize", *words).code == 0
+    printed = run("quantize", *words, "--dry-run").out.splitlines()
+    assert all(line.endswith("# done") for line in printed)
+    assert all("--policy onnxruntime --saturation-safe" in line for line in printed[:2])
+
+
+@pytest.mark.slow
 def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.err and "tensorrt-cu" in done.err
