@@ -19,6 +19,7 @@ from swin_quant.data.preprocess import SHORTER, SQUARE, Preprocess
 SCHEMA = "swin-quant/package/1"
 MODEL = "model.onnx"  # what Triton looks for, and OpenVINO Model Server takes
 VERSION = 1  # of the model in a repository
+_TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "UINT8": "uint8", "INT64": "int64"}  # ONNX's -> numpy's
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,13 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
 def _port(value: Any) -> GraphEnd:
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
+    type_ = {getattr(onnx.TensorProto, word): name for word, name in _TYPES.items()}.get(kind.elem_type)
+    if type_ is None:
+        raise UsageError(f"output {value.name!r:.60}: only those of {', '.join(_TYPES.values())} are packaged")
     shape = tuple(size.dim_value for size in kind.shape.dim)[1:]
     if not all(shape):
         raise UsageError(f"output {value.name!r:.60} has sizes of its own for each picture: cannot be packaged")
-    return GraphEnd(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape)
+    return GraphEnd(value.name, type_, shape)
 
 
 def fit_name(name: str) -> str:

@@ -444,6 +444,19 @@ def test_what_other_servers_are_told(packaged):
     assert service["spec"]["predictor"]["model"]["modelFormat"] == {"name": "triton", "version": "2"}
 
 
+def test_a_file_of_a_type_that_no_server_is_told_of(run, exported, tmp_path):
+    import onnx
+
+    model, file = onnx.load(exported), tmp_path / "double.onnx"
+    model.graph.node[-1].output[0] = "single"
+    model.graph.node.append(onnx.helper.make_node("Cast", ["single"], ["logits"], to=onnx.TensorProto.DOUBLE))
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    onnx.save(model, file)
+    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
+    line = run("package", file, "--output", tmp_path / "package").error(2)
+    assert "output 'logits': only those of float32, float16" in line and not (tmp_path / "package").exists()
+
+
 def test_a_file_for_one_size_of_batch(run, exported, tmp_path):
     """No server may batch it, and infer.py fills batches up."""
     import onnx
