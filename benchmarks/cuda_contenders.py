@@ -1,8 +1,9 @@
 """Who is timed by `cuda_engine.py`, each from a model's name and a batch, and how: in the process of `JobProcess`.
 
-Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network (FasterTransformer's
-own baseline); eager, compile, max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's
-scaled_dot_product_attention where it can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
+Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network, FasterTransformer's
+own baseline, in a CUDA graph as all others, and by plain calls, as FasterTransformer has it; eager, compile,
+max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's scaled_dot_product_attention where it
+can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
 """
 
 import gc
@@ -11,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,15 +77,17 @@ class Job:
 
 
 LAUNCHES = "launches"
+PLAIN = {"trace fp16": "trace fp16, plain calls"}  # those that are also timed without a CUDA graph, and as what
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Milliseconds, and what must be said of them; or lines of a table."""
+    """Milliseconds, and what must be said of them; or lines of a table. `plain_ms`: of contenders in PLAIN."""
 
     ms: float = 0.0
     note: str = ""
     lines: tuple[str, ...] = ()
+    plain_ms: float | None = None
 
 
 def measure(place: Place, job: Job) -> Timed:
@@ -94,7 +97,8 @@ def measure(place: Place, job: Job) -> Timed:
             return Timed(lines=tuple(single_launches(job.model, job.batch, place)))
         run = CONTENDERS[job.contender](job.model, job.batch, place)
         images = torch.randn(INPUTS, job.batch, *shape_of(job.model), device=place.device)
-        return Timed(*milliseconds(run, images))
+        timed = Timed(*milliseconds(run, images))
+        return replace(timed, plain_ms=by_plain_calls(run, images)) if job.contender in PLAIN else timed
     finally:
         run = images = None  # or they would live on in the frame of an error
         gc.collect()
@@ -279,9 +283,7 @@ def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
     that no time is counted in which the GPU waits for the next to be launched.
     """
     if not images.is_cuda:
-        start = time.perf_counter()
-        run(images[0])
-        return 1000 * (time.perf_counter() - start), ""
+        return by_plain_calls(run, images), ""
     static, note = images[0].clone(), ""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -304,6 +306,19 @@ def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
         replay()
         torch.cuda.synchronize()
     return median_of_replays(replay, static, images), note
+
+
+@torch.inference_mode()
+def by_plain_calls(run: Run, images: Tensor) -> float:
+    """Milliseconds of a call, where the CPU launches every kernel: the median."""
+    if not images.is_cuda:
+        start = time.perf_counter()
+        run(images[0])
+        return 1000 * (time.perf_counter() - start)
+    static = images[0].clone()
+    run(static)
+    torch.cuda.synchronize()
+    return median_of_replays(partial(run, static), static, images)
 
 
 def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tensor) -> float:

@@ -28,7 +28,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from cuda_contenders import INPUTS, LAUNCHES, REPLAYS, Job, Place, Timed, measure
+from cuda_contenders import INPUTS, LAUNCHES, PLAIN, REPLAYS, Job, Place, Timed, measure
 
 from swin_quant.backends.cuda.ahead import compile_ahead
 from swin_quant.backends.cuda.choosing import fused_program
@@ -201,7 +201,10 @@ def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end:
             if timed.lines:
                 report.launches.extend(timed.lines)
             else:
-                report.rows[job.model, job.batch].ms[job.contender] = timed.ms
+                times = report.rows[job.model, job.batch].ms
+                times[job.contender] = timed.ms
+                if timed.plain_ms is not None:
+                    times[PLAIN[job.contender]] = timed.plain_ms
                 print(f"{what}: {timed.ms:.3f} ms {timed.note}", flush=True)
             if timed.note:
                 report.notes.append(f"{what}: {timed.note}")
@@ -263,7 +266,7 @@ def heading(place: Place, machine: Machine | None) -> list[str]:
 def table(rows: Collection[Row]) -> Iterator[str]:
     """One line a network and batch."""
     names = list(dict.fromkeys(name for row in rows for name in row.ms))
-    ratios = {"x trace": "trace fp16", "x own fp16": "fp16"}
+    ratios = {"x trace": "trace fp16", "x trace, plain calls": PLAIN["trace fp16"], "x own fp16": "fp16"}
     head = ["model", "batch", *(f"{name} ms" for name in names), "floor ms", "int8 / floor", "GB/s", "TOP/s"]
     head += ["x best torch fp16", *ratios]
     yield f"| {' | '.join(head)} |\n|---|{'---:|' * (len(head) - 1)}"

@@ -1,6 +1,8 @@
 """What the benchmarks that need a GPU make of its results, here given by hand."""
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +37,19 @@ def test_the_best_of_torch_is_named_or_not_claimed(benchmark, ms, said):
     cells = dict(zip(*([cell.strip() for cell in row.split("|")] for row in (head.splitlines()[0], line)), strict=True))
     assert cells["x best torch fp16"] == said
     assert cells["x trace"] == ("8.00" if {"int8", "trace fp16"} <= set(ms) else "-")
+
+
+def test_trace_is_also_timed_by_plain_calls(benchmark, tmp_path):
+    script = benchmark("cuda_engine")
+    job = script.Job("trace fp16", "swin_digits", 2)
+    rows = {(job.model, job.batch): script.Row(job.model, job.batch, {"int8": 0.5})}
+    here = SimpleNamespace(do=lambda job, seconds: script.measure(script.Place("cpu"), job))
+    script.run([job], here, script.Report([], rows), tmp_path, time.monotonic() + 60)
+    head, line = script.table(rows.values())
+    cells = dict(zip(*(row.split(" | ") for row in (head.splitlines()[0], line)), strict=True))
+    ratio = float(cells["trace fp16, plain calls ms"]) / 0.5
+    assert float(cells["x trace, plain calls"]) == pytest.approx(ratio, abs=0.01)
+    assert float(cells["trace fp16 ms"]) > 0
 
 
 def test_torch_compile_of_each_swin_comes_before_what_takes_minutes(benchmark):
