@@ -2,8 +2,8 @@
 
 Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network, FasterTransformer's
 own baseline, in a CUDA graph as all others, and by plain calls, as FasterTransformer has it; eager, compile,
-max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's scaled_dot_product_attention where it
-can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
+max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's scaled_dot_product_attention where
+it can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
 """
 
 import gc
@@ -23,12 +23,16 @@ from torch import Tensor, nn
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.binding import Bound, bind
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module
 from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.engine import machine_here
 from swin_quant.backends.cuda.floors import floor_of
+from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.network import Network, pack
+from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import HostSession
+from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
@@ -44,6 +48,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 
 REPLAYS, INPUTS, WARM_UP, WARM_S = 40, 4, 5, 0.1
+MOST_COPIES = 64  # of a launch's operands
 CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared: `Expected`
 Run = Callable[[Tensor], object]
 
@@ -336,22 +341,13 @@ def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tens
 
 
 def single_launches(name: str, batch: int, place: Place) -> Iterator[str]:
-    """Each launch alone, several in a graph: measured beside its floor. What one leaves in the cache helps the next."""
+    """Each launch alone beside its floor, which counts all bytes as of memory: no call finds its own in a cache."""
     network, machine, tuned, device = packed(name, "int8"), place.machine, place.tuned, torch.device(place.device)
-    program = fused_program(network.spec, batch, machine, tuned)
-    tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
-    bound = bind(program, tensors, network.scalars, device, tuned)
     yield f"## {name}, batch {batch}: each int8 launch alone\n"
     yield "| launch | op | µs | floor µs | measured / floor | GB/s | TOP/s |\n|---|---|---:|---:|---:|---:|---:|"
-    repeats = 10 if device.type == "cuda" else 1
-    for launch, call in zip(program.launches, bound.calls, strict=True):
-
-        def several(_: Tensor, call: Callable[[], None] = call) -> None:
-            for _ in range(repeats):
-                call()
-
+    for launch in fused_program(network.spec, batch, machine, tuned).launches:
         try:
-            us = 1000 * milliseconds(several, torch.zeros(1, 1, device=device))[0] / repeats
+            us = launch_us(launch, tuned.tiles_for(launch, batch), device)
         except Exception as error:
             yield f"| {launch.name} | {launch.op} | {type(error).__name__}: {str(error)[:80]!r} | - | - | - | - |"
             continue
@@ -360,3 +356,22 @@ def single_launches(name: str, batch: int, place: Place) -> Iterator[str]:
         rates = f"{launch.bytes_moved / us / 1e3:.0f} | {launch.operations / us / 1e6:.1f}"
         yield f"| {launch.name} | {launch.op} | {us:.1f} | {over} | {rates} |"
     yield ""
+
+
+def launch_us(launch: Launch, tiles: Tiles | None, device: torch.device) -> float:
+    """Microseconds of a launch on random operands, of which there are copies that take turns."""
+    module = kernel_module(launch)
+    copies = [arguments_of(launch, partial(filled, device=device)) for _ in range(copies_of(launch, device))]
+    if device.type == "cuda":
+        return microseconds([partial(module.launch, **one, tiles=tiles) for one in copies])
+    start = time.perf_counter()
+    module.reference(**copies[0])
+    return 1e6 * (time.perf_counter() - start)
+
+
+def copies_of(launch: Launch, device: torch.device) -> int:
+    """As many as fill the GPU's cache twice, so that one has left it when its turn comes again."""
+    if device.type == "cpu":
+        return 1
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return min(max(-(-2 * cache // max(launch.bytes_moved, 1)), COPIES), MOST_COPIES)

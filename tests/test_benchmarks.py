@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swin_quant.backends.cuda.kernels import gemm
+from swin_quant.backends.cuda.kernels import gemm, patch_embed
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
 
@@ -59,6 +59,26 @@ def test_torch_compile_of_each_swin_comes_before_what_takes_minutes(benchmark):
     assert {job.model for job in first if job.contender == "compile fp16" and job.batch == 32} == set(script.V1)
     slowest = next(n for n, job in enumerate(first) if job.contender == "max-autotune fp16")
     assert all(job.contender not in ("compile fp16", "int8") for job in first[slowest:])
+
+
+def test_single_launches_find_nothing_in_the_cache(benchmark, monkeypatch):
+    """Nor do they have zeros for pictures: what a launch reads was drawn, and as much of it as is beyond the cache."""
+    script, gpu = benchmark("cuda_contenders"), SimpleNamespace(L2_cache_size=2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    program = script.fused_program(script.packed("swin_digits", "int8").spec, 2, None, script.NO_TILES)
+    for launch in program.launches:
+        copies = script.copies_of(launch, torch.device("cuda"))
+        assert copies == script.MOST_COPIES or copies >= 3 and copies * launch.bytes_moved >= 2 * gpu.L2_cache_size
+    read, compute = [], patch_embed.reference
+
+    def noted(images, **more):
+        read.append(images)
+        compute(images, **more)
+
+    monkeypatch.setattr(patch_embed, "reference", noted)
+    lines = list(script.single_launches("swin_digits", 2, script.Place("cpu")))
+    assert len(lines) == len(program.launches) + 3 and "Error" not in "".join(lines)
+    assert read and all(images.float().std() > 0 for images in read)
 
 
 @pytest.mark.parametrize("precision", ["int8", "float"])
