@@ -167,6 +167,7 @@ def main() -> None:
 def beside_references(args) -> None:
     """The page of a GPU. Ends with what differs, if anything does."""
     import torch
+    from pages import versions_here
 
     from swin_quant.backends.cuda.engine import check_gpu
     from swin_quant.base.errors import SwinQuantError
@@ -175,13 +176,11 @@ def beside_references(args) -> None:
         check_gpu()
     except SwinQuantError as error:
         sys.exit(f"cuda_accuracy.py: {error}: nothing was measured")
-    import triton
-
     found = [on_the_gpu(*model, args.data_path, args.pictures, args.policies, args.batch) for model in models(args)]
     page = "\n".join([
         f"# Accuracy of the CUDA engine on {torch.cuda.get_device_name()}\n",
-        f"torch {torch.__version__}, triton {triton.__version__}, {time.strftime('%F')}; at most {args.pictures} "
-        "pictures of val. *References*: the engine on the CPU, on the same ones; Δ, agreement and SQNR are with it.\n",
+        f"{versions_here()}; at most {args.pictures} pictures of val. *References*: the engine on the CPU, on the same "
+        "ones; Δ, agreement and SQNR are with it.\n",
         table(GPU_COLUMNS, [row for rows, _ in found for row in rows]),
         "",
     ])  # fmt: skip

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 from cuda_contenders import INPUTS, LAUNCHES, PLAIN, REPLAYS, Job, Place, Timed, measure
+from pages import versions_here
 
 from swin_quant.backends.cuda.ahead import compile_ahead
 from swin_quant.backends.cuda.choosing import fused_program
@@ -257,8 +258,8 @@ def heading(place: Place, machine: Machine | None) -> list[str]:
     return [
         f"# CUDA engine: {where}",
         "",
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, {time.strftime('%F')}; {peaks}; {tiles}. ms: median of "
-        f"{REPLAYS} replays of a CUDA graph, {INPUTS} batches of pictures in turn; random weights. int8, fp16: ours.",
+        f"{versions_here()}; {peaks}; {tiles}. ms: median of {REPLAYS} replays of a CUDA graph, {INPUTS} batches of "
+        "pictures in turn; random weights. int8, fp16: ours.",
         "",
     ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pages import versions_here
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swin_quant.base.reproducible import reproducible
@@ -58,7 +59,7 @@ def main() -> None:
     if args.device == "cuda":
         lines[2] += (
             f" *Peak* is the most that was allocated in a step on {torch.cuda.get_device_name()}, beside its batch;"
-            " *over* is how much that is above state and kept."
+            f" *over* is how much that is above state and kept. {versions_here()}."
         )
         lines[-2] += " peak | over | peak, checkpointing | over |"
         lines[-1] += "---|---|---|---|"

@@ -1,7 +1,13 @@
-"""A page of results, made of sections that several runs write: each replaces that of its title."""
+"""A page of results, made of sections that several runs write: each replaces that of its title; and what figures of a
+machine are of."""
 
 import re
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import torch
 
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.cards.versions import versions
@@ -19,3 +25,28 @@ def place(page: Path, heading: str, title: str, text: str) -> None:
 def cpu() -> str:
     """The name of this CPU: times of two are two sections."""
     return str(versions().get("cpu") or "an unknown CPU")
+
+
+def versions_here() -> str:
+    """What times and accuracy on a GPU depend on besides its name, in a line, and the date."""
+    driver = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    commit = _first_line("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
+    return (
+        f"driver {driver}, CUDA {torch.version.cuda}, torch {torch.__version__}, triton {_installed('triton')}, "
+        f"commit {commit}, {time.strftime('%F')}"
+    )
+
+
+def _first_line(*command: str) -> str:
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return said.stdout.partition("\n")[0].strip() if not said.returncode and said.stdout.strip() else "unknown"
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pages import versions_here
 from torch import Tensor, nn
 
 from swin_quant.base.reproducible import reproducible
@@ -139,6 +140,7 @@ def report(rows: list[dict], args: argparse.Namespace, device: torch.device) -> 
         f"# One QAT step against one float step ({machine}, {torch.get_num_threads()} threads, batch {args.batch}, "
         f"policy {args.policy}, torch {torch.__version__})",
         "",
+        *([f"{versions_here()}.", ""] if device.type == "cuda" else []),
         "| model | precision | | ranges | nodes | ms a step | time | MB | memory |",
         "|---|---|---|---|---|---|---|---|---|",
     ]

@@ -1,5 +1,6 @@
 """What the benchmarks that need a GPU make of its results, here given by hand."""
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,18 @@ def test_the_best_of_torch_is_named_or_not_claimed(benchmark, ms, said):
     cells = dict(zip(*([cell.strip() for cell in row.split("|")] for row in (head.splitlines()[0], line)), strict=True))
     assert cells["x best torch fp16"] == said
     assert cells["x trace"] == ("8.00" if {"int8", "trace fp16"} <= set(ms) else "-")
+
+
+def test_a_page_says_what_its_times_depend_on(benchmark, tmp_path, monkeypatch):
+    script = benchmark("cuda_engine")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 575.51.03\necho 575.51.03\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    page = "\n".join(script.heading(script.Place("cpu"), None))
+    for said in ("driver 575.51.03, ", f"torch {torch.__version__}, ", "triton ", "commit ", time.strftime("%F")):
+        assert said in page
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert "driver unknown, " in "\n".join(script.heading(script.Place("cpu"), None))
 
 
 def test_trace_is_also_timed_by_plain_calls(benchmark, tmp_path):
