@@ -47,16 +47,22 @@ class Precision:
 
     @contextmanager
     def between_steps(self, model: nn.Module) -> Iterator[None]:
-        """The weights of `model` are float32 inside, as those who bring their own pictures or averages expect."""
-        self.finish(model)
+        """The weights of `model` are float32 inside, as those who bring their own pictures or averages expect.
+
+        They are copies: a parameter that changed its type would lose the hooks by which ranks sum gradients.
+        """
+        every = dict(model.named_parameters(remove_duplicate=False)) if self.level == "O3" else {}
+        halves = {name: parameter for name, parameter in every.items() if parameter.dtype == self.half}
+        for name, parameter in halves.items():
+            _put(model, name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
         try:
             yield
         finally:
-            if self.level == "O3":
-                _cast(model, self.half)
+            for name, parameter in halves.items():
+                _put(model, name, parameter)
 
     def finish(self, model: nn.Module) -> None:
-        """The reverse of `network`: all weights float32."""
+        """The reverse of `network`, when training is over: all weights float32."""
         if self.level == "O3":
             _cast(model, torch.float32)
 
@@ -107,6 +113,11 @@ def _cast(model: nn.Module, to: torch.dtype) -> None:
     for name, parameter in model.named_parameters():
         if _computes(name, parameter, norms):
             parameter.data = parameter.data.to(to)
+
+
+def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    module, _, key = name.rpartition(".")
+    setattr(model.get_submodule(module), key, parameter)
 
 
 def _batch_norms(model: nn.Module) -> set[str]:

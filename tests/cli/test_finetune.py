@@ -130,6 +130,16 @@ def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qa
     assert (ranges != ranges.bfloat16()).float().mean() > 0.9
 
 
+def test_ranks_that_train_half_weights_keep_summing_gradients(run, forked, qat_flags, tmp_path):
+    """Also behind what looks at the weights: the average after every step, and the ranges after every epoch."""
+    flags = ["--amp-opt-level", "O3", "--amax", "learned", "--set", "ema=0.9", "--no-eval"]
+    assert run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
+    ends = forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "two")
+    assert [done.code for done in ends] == [0, 0], ends
+    one, two = (read_table(tmp_path / name / "steps.csv") for name in ("one", "two"))
+    assert [float(row["grad_norm"]) for row in two] == pytest.approx([float(row["grad_norm"]) for row in one], rel=0.1)
+
+
 def test_float_training_with_half_weights_is_scored(run, float_run, tmp_path, card_of):
     words = [word for word in float_run if word != "--no-eval"]
     done = run(*words, "--amp-opt-level", "O3", "--epochs", 1, "--set", "ema=0", "--output", tmp_path / "out")
