@@ -15,6 +15,7 @@ from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.outputs import LOGITS
@@ -93,9 +94,10 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
 
 
 def refuse_to_replace(path: Path, request: Request) -> None:
-    """UsageError if the result at `path` would be written over a checkpoint that the run is made of."""
+    """UsageError if the result at `path`, or its card, would be written over what the run is made of."""
     for given in (request.start, request.teacher, request.original):
-        if given and path.exists() and Path(given).exists() and path.samefile(given):
+        pairs = [(path, Path(given)), (card_path(path), card_path(given))] if given else []
+        if any(one.exists() and other.exists() and one.samefile(other) for one, other in pairs):
             raise UsageError(
                 f"‹output› {request.folder}: the result would be written over {given}: give another folder"
             )

@@ -443,6 +443,11 @@ def test_no_checkpoint_that_a_run_begins_with_is_written_over(run, float_run, qa
     assert f"--output {out}: the result would be written over {start}" in line
     line = run("finetune", *qat_flags, "--distill", "--teacher", teacher).error(2)
     assert f"--output {out}: the result would be written over {teacher}" in line
+    start.rename(other := start.with_suffix(".bin"))
+    other.with_suffix(".json").write_text("{}")
+    line = run(*float_run, "--checkpoint", other, "--output", out).error(2)
+    assert f"would be written over {other}" in line, "its run card, that is"
+    other.rename(start)
     assert before == (start.read_bytes(), teacher.read_bytes()) and not (out / "steps.csv").exists()
 
 
