@@ -21,6 +21,11 @@ def test_the_table_says_that_it_was_planned_and_adds_up(run, micro, tmp_path):
     assert "| all |" in (tmp_path / "plan.md").read_text() and (tmp_path / "plan.csv").read_text().count("\n") > 20
 
 
+def test_of_a_gpu_whose_int8_has_no_peak_to_reach_it_says_so(run, micro):
+    done = run("plan", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--gpu", "b200", "--batch", "1")
+    assert done.code == 0 and "float8 is the format of this GPU" in " ".join(done.out.split())
+
+
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_checkpoint_as_json(run, micro, kind):
     done = run("plan", micro / f"{kind}.pth", "--cfg", micro / f"{kind}.yaml", "--batch", "1", "--json")

@@ -25,9 +25,11 @@ def test_machines_have_a_source_and_are_checked(tmp_path):
     assert {"a100", "h100", "t4"} <= set(machines()) and all(load_machine(name).source for name in machines())
     assert "h200" in gpus() and "t4" not in gpus()
     file = tmp_path / "mine.yaml"
-    file.write_text(
-        "description: x\nsource: y\nfloat_type: float32\nfloat_tflops: 1\nint8_tops: -2\nbandwidth_gbs: 1\n"
-    )
+    peaks = "description: x\nsource: y\nfloat_type: float32\nfloat_tflops: 1\nint8_tops: 2\nbandwidth_gbs: 1\n"
+    for given, launch_us in (("", 1.6), ("  launch_us: 2.5\n", 2.5)):
+        file.write_text(f"{peaks}gpu:\n  capability: 90\n  sms: 132\n{given}")
+        assert load_machine(str(file)).gpu.launch_us == launch_us
+    file.write_text(peaks.replace("int8_tops: 2", "int8_tops: -2"))
     with pytest.raises(Exception, match="mine.yaml: int8_tops is -2.0, but must be above 0"):
         load_machine(str(file))
     with pytest.raises(UsageError, match="no machine 'tpu': give a10, a100, .* or a .yaml file"):
