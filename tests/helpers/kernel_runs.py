@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.engine import OLDEST
+from swin_quant.backends.cuda.kernels.attention import bias_row
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.tuning import kernels_hash
 from swin_quant.quant.fake_quant import FP8
@@ -182,6 +183,6 @@ def windowed(draw, dtype, m, heads, batch=1, d=32):
         "qkv": draw.operand(dtype, rows, 3 * heads * d),
         "windows": window,
         "heads": heads,
-        "position_bias": draw.real(heads, window.tokens, window.tokens),
+        "position_bias": draw.real(heads, window.tokens, bias_row(window.tokens)),
         "logits_scale": draw.positive(heads) / d**0.5 / SQUARES.get(dtype, 1),
     }

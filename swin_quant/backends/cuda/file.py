@@ -27,7 +27,7 @@ from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.geometry import Geometry
 from swin_quant.quant.fake_quant import FORMATS
 
-SCHEMA = "swin-quant/cuda/2"
+SCHEMA = "swin-quant/cuda/3"
 _KEY = "swin_quant"
 _MOST_STAGES, _MOST_BLOCKS, _LARGEST = 16, 256, 65536
 _Size = Annotated[int, within(least=1, most=_LARGEST)]

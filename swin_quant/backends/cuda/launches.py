@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from swin_quant.backends.cuda.kernels.attention import bias_row
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, Kind
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.cuda.program import Launch, Program, ScalarRef, TensorRef, make_program
@@ -211,7 +212,7 @@ class _Writer:
             windows=windows,
             heads=heads,
             logits_scale=ScalarRef(f"{at}attn.logits_scale"),
-            position_bias=self._packed(f"{at}attn.position_bias", self.spec.half, heads, length, length),
+            position_bias=self._packed(f"{at}attn.position_bias", self.spec.half, heads, length, bias_row(length)),
             softmax_levels=ScalarRef(f"{at}attn.softmax_levels") if weighs else None,
             context_scale=ScalarRef(f"{at}attn.context_scale"),
         )

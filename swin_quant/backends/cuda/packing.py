@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.attention import bias_row
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin
@@ -108,7 +110,8 @@ class Packing:
         """Scales of the two products, position biases, and in V2 the lengths of q and k."""
         logits, context = self.attention_scales(at, attn, stage)
         self.scalars[f"{at}logits_scale"], self.scalars[f"{at}context_scale"] = logits, context
-        self._half(f"{at}position_bias", attn.relative_position_bias())
+        bias = attn.relative_position_bias()
+        self._half(f"{at}position_bias", F.pad(bias, (0, bias_row(bias.shape[-1]) - bias.shape[-1])))
         if self.spec.version == 2:
             lengths = torch.ones(3, attn.heads)
             lengths[0] = self.lengths_of_q(attn)

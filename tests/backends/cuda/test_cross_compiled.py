@@ -166,6 +166,16 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
         assert_fine(call, capability)
 
 
+@pytest.mark.parametrize("op", ["attention", "attention_norm"])
+def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
+    """Rows of 49 halves begin at any address: each value was a load of its own, 25 of a thread."""
+    launches = program_of(spec_of_model(MODELS[0]), 32).launches
+    call = next(call for call in cases([*launches, *candidates(launches)]) if call.name == op)
+    _, made = compiled(call, 80)
+    loads = re.findall(r"ld\.global\S*", made.asm["ptx"])
+    assert loads and not [load for load in loads if load.endswith((".b16", ".b8"))], loads
+
+
 @pytest.fixture(scope="module")
 def of_float8():
     """Products of SwinV2-T in float8, one of each kind, alone and in what is fused around them."""

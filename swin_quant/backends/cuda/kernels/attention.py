@@ -11,6 +11,12 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
+_VECTOR = 8  # halves that a load takes at once
+
+
+def bias_row(tokens: int) -> int:
+    """How many values a row of the position bias has in memory, of a window of so many tokens: whole vectors."""
+    return -(-tokens // _VECTOR) * _VECTOR
 
 
 def reference(
@@ -28,10 +34,11 @@ def reference(
 ) -> None:
     """qkv [M, 3 * heads * d] in window order, columns (q | k | v, head, d) -> out [M, heads * d].
 
-    logits = q k^T * logits_scale (float32 [heads], or one for all) + (position_bias [heads, L, L] + MASKED between
-    regions). qkv int8 or float8: with `softmax_levels` probabilities are of its type, softmax * softmax_levels;
-    without, exp(logits - largest) in float16, whose products with v are divided by their sum. qkv half: the latter, in
-    its type. out = context * context_scale, int8, float8 or half. V2's q and k come normalised, by the epilogue "unit".
+    logits = q k^T * logits_scale (float32 [heads], or one for all) + (position_bias [heads, L, L or more] + MASKED
+    between regions); what fills up its rows is not used. qkv int8 or float8: with `softmax_levels` probabilities are of
+    its type, softmax * softmax_levels; without, exp(logits - largest) in float16, whose products with v are divided by
+    their sum. qkv half: the latter, in its type. out = context * context_scale, int8, float8 or half. V2's q and k come
+    normalised, by the epilogue "unit".
     d: a power of two, 32 or more (narrower heads are padded by zeros).
 
     FasterTransformer's unfused kernels: with `product_levels` logits = int8(q k^T * product_levels) * logits_scale *
@@ -45,7 +52,7 @@ def reference(
     logits = logits * (logits_scale[:, None, None] if isinstance(logits_scale, Tensor) else logits_scale)
     if product_levels is not None:
         logits = logits * product_step
-    added = position_bias.float()
+    added = position_bias[..., :length].float()
     if windows.shift:
         rows = torch.arange(windows.count * length, device=qkv.device)
         region = windows.region_of(rows).view(windows.count, 1, length)
@@ -85,7 +92,7 @@ def call(
     softmax_epsilon: float = 0.0,
     tiles: Tiles | None = None,
 ) -> PreparedLaunch:
-    """The launch of the same arguments. Lines of position_bias may lie further apart than L."""
+    """The launch of the same arguments. Of a position_bias with rows of `bias_row` vectors are loaded."""
     from swin_quant.backends.cuda.kernels.jit import attention
 
     m, width = out.shape
@@ -101,13 +108,13 @@ def call(
         "product_levels": product_levels,
         "product_step": product_step,
         "softmax_epsilon": softmax_epsilon,
-        "bias_row": position_bias.stride(1),
         "windows_in_all": m // length if t.windows > 1 else None,
     }
     constants = {
         **windows.constants(),
         "HEADS": heads,
         "D": head_dim,
+        "BIAS_ROW": position_bias.stride(1),
         "ONE_SCALE": isinstance(logits_scale, float),
         "BQ": t.rows,
         "BKEYS": t.columns,

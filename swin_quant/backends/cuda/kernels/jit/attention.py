@@ -17,17 +17,19 @@ MASKED = tl.constexpr(-100.0)
 
 
 @triton.jit
-def _bias(position_bias, queries, keys, head, bias_row, L: tl.constexpr):
-    """[BQ, BKEYS], of the type that it is stored in."""
-    inside = (queries < L)[:, None] & (keys < L)[None, :]
-    places = (head * L + queries)[:, None] * bias_row + keys[None, :]
+def _bias(position_bias, queries, keys, head, L: tl.constexpr, BIAS_ROW: tl.constexpr):
+    """[BQ, BKEYS], of the type that it is stored in; behind L whatever fills up its rows."""
+    # A mask that ended at L would have every half of a window of 7 loaded by itself.
+    inside = (queries < L)[:, None] & (keys < BIAS_ROW)[None, :]
+    places = (head * L + queries)[:, None] * BIAS_ROW + keys[None, :]
     return tl.load(position_bias + places, mask=inside, other=0.0)
 
 
 @triton.jit
 def _logits(
-    qkv, position_bias, known_bias, q, queries, keys, window, head, scale, product_levels, product_step, bias_row,
+    qkv, position_bias, known_bias, q, queries, keys, window, head, scale, product_levels, product_step,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    BIAS_ROW: tl.constexpr,
 ):  # fmt: skip
     """float32 [BQ, BKEYS]; -inf for keys behind the last. `known_bias`: the tile of these keys, None: it is read."""
     L: tl.constexpr = WINDOW * WINDOW
@@ -40,7 +42,7 @@ def _logits(
         logits = rounded(logits * product_levels) * scale * product_step
     else:
         logits = logits * scale
-    bias = _bias(position_bias, queries, keys, head, bias_row, L) if known_bias is None else known_bias
+    bias = _bias(position_bias, queries, keys, head, L, BIAS_ROW) if known_bias is None else known_bias
     added = bias.to(tl.float32)
     if SHIFT > 0:
         first = window % ((SIDE // WINDOW) * (SIDE // WINDOW)) * L
@@ -60,9 +62,9 @@ def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl
 @triton.jit
 def _context(
     qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, product_levels, product_step,
-    softmax_epsilon, bias_row,
+    softmax_epsilon,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
-    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
+    BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
     """float32 [BQ, D]: of int8 or float8 probabilities still times `softmax_levels`."""
     L: tl.constexpr = WINDOW * WINDOW
@@ -81,7 +83,7 @@ def _context(
     if L <= BKEYS:
         logits = _logits(
             qkv, position_bias, known_bias, q, queries, tile, window, head, scale, product_levels, product_step,
-            bias_row, SIDE, WINDOW, SHIFT, HEADS, D,
+            SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
         )  # fmt: skip
         v = _values(qkv, tile, window, head, L, HEADS, D)
         powers = tl.exp(logits - tl.max(logits, 1)[:, None])
@@ -99,7 +101,7 @@ def _context(
             keys = start + tile
             logits = _logits(
                 qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
-                bias_row, SIDE, WINDOW, SHIFT, HEADS, D,
+                SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
             )  # fmt: skip
             larger = tl.maximum(largest, tl.max(logits, 1))
             powers = tl.exp(logits - larger[:, None])
@@ -116,7 +118,7 @@ def _context(
                 keys = start + tile
                 logits = _logits(
                     qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
-                    bias_row, SIDE, WINDOW, SHIFT, HEADS, D,
+                    SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
                 )  # fmt: skip
                 shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], TYPE)
                 v = _values(qkv, keys, window, head, L, HEADS, D)
@@ -130,14 +132,14 @@ def _context(
 @triton.jit
 def _one_window(
     qkv, out, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale,
-    product_levels, product_step, softmax_epsilon, bias_row,
+    product_levels, product_step, softmax_epsilon,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
-    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
+    BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
     L: tl.constexpr = WINDOW * WINDOW
     context = _context(
         qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, product_levels,
-        product_step, softmax_epsilon, bias_row, SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+        product_step, softmax_epsilon, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
     )  # fmt: skip
     places = (window * L + queries)[:, None] * (HEADS * D) + head * D + tl.arange(0, D)[None, :]
     tl.store(out + places, as_type(context * context_scale, out.dtype.element_ty), mask=(queries < L)[:, None])
@@ -146,9 +148,9 @@ def _one_window(
 @triton.jit
 def attention(
     qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
-    softmax_epsilon, bias_row, windows_in_all,
+    softmax_epsilon, windows_in_all,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
-    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, WINDOWS: tl.constexpr,
+    BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
     """`windows_in_all`: None where a program has one window."""
     L: tl.constexpr = WINDOW * WINDOW
@@ -157,26 +159,26 @@ def attention(
     if WINDOWS == 1:
         _one_window(
             qkv, out, queries, first, head, logits_scale, position_bias, None, softmax_levels, context_scale,
-            product_levels, product_step, softmax_epsilon, bias_row,
-            SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+            product_levels, product_step, softmax_epsilon,
+            SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
     else:
-        bias = _bias(position_bias, queries, tl.arange(0, BKEYS), head, bias_row, L) if L <= BKEYS else None
+        bias = _bias(position_bias, queries, tl.arange(0, BKEYS), head, L, BIAS_ROW) if L <= BKEYS else None
         for window in range(first, tl.minimum(first + WINDOWS, windows_in_all)):  # an `if` inside costs registers
             _one_window(
                 qkv, out, queries, window, head, logits_scale, position_bias, bias, softmax_levels, context_scale,
-                product_levels, product_step, softmax_epsilon, bias_row,
-                SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+                product_levels, product_step, softmax_epsilon,
+                SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
             )  # fmt: skip
 
 
 @triton.jit
 def attention_norm(
     qkv, w, scale, bias, residual, out, norm_weight, norm_bias, out_quantized, logits_scale, position_bias,
-    softmax_levels, context_scale, bias_row, rows_in_all, eps, levels,
+    softmax_levels, context_scale, rows_in_all, eps, levels,
     N: tl.constexpr, POST: tl.constexpr,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
-    ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, BN: tl.constexpr,
+    BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """All heads one after another: each is D channels of what the projection sums up."""
     L: tl.constexpr = WINDOW * WINDOW
@@ -188,8 +190,8 @@ def attention_norm(
     sums = zeros(N // BN, BQ, BN, SUM)
     for head in range(0, HEADS):
         context = _context(
-            qkv, queries, window, head, logits_scale, position_bias, None, softmax_levels, None, 1.0, 0.0, bias_row,
-            SIDE, WINDOW, SHIFT, HEADS, D, ONE_SCALE, BQ, BKEYS,
+            qkv, queries, window, head, logits_scale, position_bias, None, softmax_levels, None, 1.0, 0.0,
+            SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
         part = as_type(context * context_scale, OPERAND)
         sums = accumulated(sums, part, w_places + head * D, HEADS * D, BN, SUM)
