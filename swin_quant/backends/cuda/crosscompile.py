@@ -28,6 +28,9 @@ _TYPES = {
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _ALIGNED = 16  # bytes of addresses, and factors of numbers, that the compiler is told of, as the launcher does
 _MMA = re.compile(r"\b(I|IG|H|HG|Q|QG|O|UTC[A-Z]*)(?=MMA\b)")
+# Of what Triton hands to LLVM: how warps share results of tensor cores, with the part of one of them, and the products.
+_LAYOUT = re.compile(r"^(#\w+) = #\S*nvidia_mma<.*warpsPerCTA = \[(\d+), (\d+)\].*instrShape = \[(\d+), (\d+)", re.M)
+_PRODUCT = re.compile(r"\b(?:dot|warp_group_dot) .* : \S*?<(\d+)x(\d+)x.* -> tensor<\d+x(\d+)x\w+, (#\w+)>")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -79,7 +82,8 @@ class KernelCall:
 @dataclass(frozen=True)
 class CompiledKernel:
     """What one GPU's compiler made of a call. Bytes; `mma`: matrix instructions of its machine code, by name;
-    `eased`: it has all registers of a thread, since it spills with the compiler's own choice."""
+    `repeated`: its products are computed so many times, some warps doing the same; `eased`: it has all registers of a
+    thread, since it spills with the compiler's own choice."""
 
     capability: int
     warps: int
@@ -87,6 +91,7 @@ class CompiledKernel:
     spilled: int
     shared: int
     mma: Mapping[str, int]
+    repeated: float = 1.0
     eased: bool = False
 
     @property
@@ -214,7 +219,26 @@ def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
     names = [f"{kind}MMA" for kind in _MMA.findall(_tool("nvdisasm", "-c", made))]
     mma = {name: names.count(name) for name in sorted(set(names))}
     eased = made.metadata.maxnreg is not None and "maxnreg" not in dict(call.options)
-    return CompiledKernel(capability, made.metadata.num_warps, registers, spilled, made.metadata.shared, mma, eased)
+    again = repeated(made.asm["ttgir"])
+    return CompiledKernel(
+        capability, made.metadata.num_warps, registers, spilled, made.metadata.shared, mma, again, eased
+    )
+
+
+def repeated(ttgir: str) -> float:
+    """What tensor cores multiply, divided by what there is to multiply, by how Triton shares results out among warps.
+
+    Each product counts once, however often a loop computes it.
+    """
+    covered = {}
+    for layout, down, across, rows, columns in _LAYOUT.findall(ttgir):
+        covered[layout] = int(down) * int(rows), int(across) * int(columns)
+    done = needed = 0
+    for m, k, n, layout in _PRODUCT.findall(ttgir):
+        if layout in covered:
+            needed += int(m) * int(n) * int(k)
+            done += max(int(m), covered[layout][0]) * max(int(n), covered[layout][1]) * int(k)
+    return done / needed if needed else 1.0
 
 
 def usage(made: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What is wrong with a compiled kernel: it spills, does not fit, or multiplies elsewhere than on tensor cores."""
+"""What is wrong with a compiled kernel: it spills, does not fit, multiplies twice, or not on tensor cores."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ from swin_quant.backends.cuda.crosscompile import CompiledKernel, KernelCall
 
 _WARP_GROUP = 64, 4  # rows of a tile, warps
 _HALVES = "*fp16", "*bf16"
+_AGAIN = 1.2  # times its products: with a projection behind it attention's 8 warps share 32 channels of a head
 _GROUPS_ALONE = 90, 100  # capabilities whose float8 products are of whole warp groups
 
 
@@ -19,6 +20,8 @@ def findings(call: KernelCall, made: CompiledKernel) -> Iterator[str]:
         yield f"spills {made.spilled} bytes"
     if not made.programs:
         yield f"{made.shared} bytes of shared memory, more than a program may have"
+    if made.repeated > _AGAIN:
+        yield f"warps compute the same: {made.repeated:.2f} times its products"
     if operand == "*i8" and not made.int8:
         yield "no int8 tensor-core instructions"
     if operand == "*fp8e4nv" and not made.float8 and (by_groups or made.capability not in _GROUPS_ALONE):

@@ -13,6 +13,7 @@ from swin_quant.backends.cuda.cases import cases, tiled_cases
 from swin_quant.backends.cuda.crosscompile import TARGETS, CompiledKernel, KernelCall, compiled, cross_compile
 from swin_quant.backends.cuda.findings import findings
 from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import tiles_to_try
@@ -49,6 +50,7 @@ def test_what_is_wrong_with_a_kernel_is_found():
         "300000 bytes of shared memory, more than a program may have": {"shared": 300_000},
         "no int8 tensor-core instructions": {"mma": {"HGMMA": 1}},
         "not by warp groups": {"mma": {"IMMA": 4}},
+        "warps compute the same: 1.50 times its products": {"repeated": 1.5},
     }
     assert list(findings(product, good)) == []
     for found, change in wrong.items():
@@ -164,6 +166,21 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
     assert len(tried) == 8
     for call in tiled_cases(tried.values()):
         assert_fine(call, capability)
+
+
+@pytest.mark.parametrize(
+    ("op", "sides", "again"),
+    [("mlp", {"C": 192}, (64, 64, 64)), ("norm_gemm", {"K": 384}, (64, 64, 128)), ("gemm_norm", {"N": 192}, (64,) * 3)],
+)
+def test_no_two_warps_compute_the_same(op, sides, again):
+    """As eight did of 64 rows, whose products and GELU were then done twice."""
+    launches = [one for one in candidates(program_of(spec_of_model(MODELS[0]), 32).launches) if one.op == op]
+    launch, call = next(
+        (one, call) for one in launches for call in cases([one]) if sides.items() <= dict(call.constants).items()
+    )
+    assert cross_compile(call, 80).repeated == 1
+    (twice,) = tiled_cases([(launch, Tiles(*again, warps=8, stages=2))])
+    assert cross_compile(twice, 80).repeated == 2
 
 
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])

@@ -11,6 +11,7 @@ REGISTERS = 8192  # float32 values that a program of row kernels holds at once
 MOST = 1 << 20  # values that Triton lets a tensor have
 MOST_WARPS = 32  # of a program, on every GPU
 LEAST_STEP = 32  # bytes along K that a tensor core takes at once
+MOST_SUMS = 12288  # of whole rows that 4 warps hold: 96 a thread
 WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
 
 
@@ -102,15 +103,24 @@ def attention_norm_tiles(tokens: int, n: int) -> Tiles:
     """
     apart = attention_tiles(tokens, 0)
     rows = min(apart.rows, 64 if 64 * n <= REGISTERS else 32)
-    warps = 4 if rows * n <= REGISTERS else 8
+    inner = part_columns(n, rows)
+    warps = min(4 if rows * n <= REGISTERS else 8, own_warps(rows, inner))
     stages = apart.stages if apart.columns < 64 else 1
-    return Tiles(rows, apart.columns, part_columns(n, rows), warps, stages)
+    return Tiles(rows, apart.columns, inner, warps, stages)
 
 
 def part_columns(n: int, rows: int) -> int:
-    """How many of n columns `attention_norm` multiplies at a time: more than rows, else Triton gives warps rows alone,
-    and where there are fewer than 16 for each, several compute the same."""
+    """How many of n columns `attention_norm` multiplies at a time: more than rows, for `own_warps`."""
     return _divisor(n, 2 * rows)
+
+
+def own_warps(rows: int, columns: int) -> int:
+    """How many warps have a part of their own of such a tile of a product that feeds another, or shares its rows.
+
+    Triton gives warps rows alone there, or columns alone where these are more: of more warps several compute the same,
+    with all that follows. A warp has 16 rows, or 8 columns.
+    """
+    return columns // 8 if columns > rows else rows // 16
 
 
 def patch_tiles(channels: int, taps: int) -> Tiles:
@@ -123,12 +133,14 @@ def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True) 
     """For a norm over k channels (if `normed`; V2 has none there) and w [n, k]: rows stay on the chip in steps of
     `inner`, beside a tile of w."""
     inner = _divisor(k, 128 // itemsize)
-    rows = 64 if k * itemsize <= WIDE else 32
+    # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill,
+    # and 64 rows cannot have 8 warps (`own_warps`).
+    rows = 64 if k * itemsize <= WIDE and not (normed and 64 * k > 2 * REGISTERS) else 32
     columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64 if n % 64 == 0 else 32
-    # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill. Of
-    # tiles of 16 rows there are few for a GPU, and they have more threads.
+    # Of tiles of 16 rows there are few for a GPU, and they have more threads.
     rows = _fewer(m, 16 if normed and rows * k > 4 * REGISTERS else rows)
     warps = 8 if normed and rows * k > (2 * REGISTERS if rows > 16 else REGISTERS) else 4
+    warps = min(warps, own_warps(rows, columns))
     return Tiles(rows, columns, inner, warps, stages=2 if k * itemsize <= WIDE else 1)
 
 
@@ -141,16 +153,20 @@ def column_groups(m: int, n: int, rows: int, columns: int) -> int:
 
 def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
     """For a program that has all n columns of its rows: sums in parts of `columns`."""
-    rows = _fewer(m, 64 if n <= WIDE else 32)
+    rows, columns = _fewer(m, 64 if n <= WIDE else 32), _divisor(n, 128)
     inner = (128 if n <= WIDE else 64) // itemsize
-    return Tiles(rows, _divisor(n, 128), _divisor(k, inner), warps=4 if rows * n <= 8192 else 8, stages=2)
+    warps = min(4 if rows * n <= MOST_SUMS else 8, own_warps(rows, columns))
+    return Tiles(rows, columns, _divisor(k, inner), warps, stages=2)
 
 
 def mlp_tiles(m: int, c: int, hidden: int, itemsize: int) -> Tiles:
-    """For a whole MLP of c channels: `inner` hidden ones at a time, tokens and sums in parts of `columns`."""
-    rows = _fewer(m, 64)
-    inner = _divisor(hidden, 64 if c * itemsize <= WIDE // 2 else 32)
-    return Tiles(rows, _divisor(c, 128 // itemsize), inner, warps=4 if rows * c <= 8192 else 8, stages=2)
+    """For a whole MLP of c channels: `inner` hidden ones at a time, tokens and sums in parts of `columns`.
+
+    Four warps, which 64 rows of 384 channels do not fit.
+    """
+    rows, columns = _fewer(m, 64 if c * itemsize < WIDE or itemsize > 1 else 32), _divisor(c, 64)
+    inner = _divisor(hidden, 64 if c * itemsize <= WIDE // 2 or (rows < 64 and itemsize == 1) else 32)
+    return Tiles(rows, columns, inner, min(4, own_warps(rows, inner), own_warps(rows, columns)), stages=2)
 
 
 def _divisor(size: int, most: int) -> int:
