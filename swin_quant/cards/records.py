@@ -94,13 +94,15 @@ class PassRecord(_MaybeMaps):
 class BitsRecord(TypedDict, total=False):
     """For how many bits ranges of activations were searched, how, and the passes behind it.
 
-    `node_methods`: of nodes whose method was chosen for them alone (calibrator auto), instead of that of their bits.
+    `node_methods`: of nodes whose method was chosen for them alone (calibrator auto), instead of that of their bits;
+    `tried_percentile`: that of the percentile method among those which it chose from, whether or not a node has it.
     """
 
     bits: int
     other_bits: dict[str, int]
     methods: dict[str, str]
     node_methods: dict[str, str]
+    tried_percentile: float
     passes: list[PassRecord]
 
 

@@ -47,7 +47,9 @@ def bits_record(model: nn.Module, method: Method) -> BitsRecord:
         "other_bits": {name: count for name, count in bits.items() if count != most},
         "methods": {str(count): method.for_bits(count) for count in sorted(set(bits.values()))},
     }
-    return found if method.of_nodes is None else {**found, "node_methods": dict(method.of_nodes)}
+    if method.of_nodes is None:
+        return found
+    return {**found, "node_methods": dict(method.of_nodes), "tried_percentile": method.percentile}
 
 
 def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:

@@ -170,7 +170,7 @@ def changed(asked: Quantization) -> list[str] | None:
         "the model": _same_model(card, asked.cfg),
         "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
         "the calibrator": calibrator and (chosen or record.get("methods") == methods),
-        "the percentile": record["percentile"] in (None, plan.method.percentile),
+        "the percentile": record.get("tried_percentile", record["percentile"]) in (None, plan.method.percentile),
         "the passes": of_weights(card)[: len(earlier)] == earlier
         and plan.passes.made(record.get("passes", [])[len(earlier) :]),
     }

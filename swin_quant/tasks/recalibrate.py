@@ -75,6 +75,7 @@ def recalibrate(
     advice = told(advise(found), world)
     gather([])  # before rank 0 may replace what the others still read
     searched.pop("node_methods", None)
+    searched.pop("tried_percentile", None)
     searched = {**searched, **found_by(method, model, calibration), "advice": advice}
     searched.pop("check", None)  # of the ranges before
     card = RunCard(

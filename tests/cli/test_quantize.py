@@ -122,6 +122,27 @@ def test_another_wish_is_another_calibration(run, words, made, change):
     assert planned.code == 0 and "# done" not in planned.out
 
 
+def test_calibrator_auto_knows_which_percentile_it_tried(run, write_config, pictures, tmp_path):
+    """Also where no node was given it; a card of before does not say, and is taken as it is."""
+    config = write_config(tmp_path, "swin", DEPTHS=[1], NUM_HEADS=[2])
+    torch.save({"model": build_model(load_config(config)).state_dict()}, tmp_path / "swin.pth")
+    (tmp_path / "one.yaml").write_text("name: one\nrules:\n  - enable: ['*.qkv._input_quantizer']\n")
+    words = words_for(tmp_path, pictures, tmp_path / "out")
+    told = [*words, "--policy", tmp_path / "one.yaml", "--calibrator", "auto", "--percentile"]
+    calibrate = run("quantize", *told, 99.9, "--dry-run").out.splitlines()[0]
+    assert run(*shlex.split(calibrate)[1:]).code == 0
+    file = tmp_path / "out" / "swin_micro_calib.json"
+    card = json.loads(file.read_text())
+    for own in (card["calibration"]["percentile"], None):
+        card["calibration"]["percentile"] = own
+        file.write_text(json.dumps(card))
+        done = [run("quantize", *told, other, "--dry-run").out.count("# done") for other in (99.9, 99)]
+        assert done == [1, 0]
+    del card["calibration"]["tried_percentile"]
+    file.write_text(json.dumps(card))
+    assert run("quantize", *told, 99.9, "--dry-run").out.count("# done") == 1
+
+
 def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made, monkeypatch):
     """What was verified in float32 was not in bfloat16; the calibration, and a file for OpenVINO, are the same."""
     openvino = pytest.importorskip("swin_quant.backends.openvino.engine")
