@@ -47,7 +47,7 @@ them all."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_checkpoint(
-        parser, "float checkpoints: Microsoft's, timm's, Hugging Face's, ours", head=False, several=True
+        parser, "float or calibrated: Microsoft's, timm's, Hugging Face's, ours", head=False, several=True
     )
     parser.add_argument("--for", dest="backend", required=True, choices=tuple(targets()), help="what is to run it")
     options.add_output(parser)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     deployed.refuse_ranks(world, "quantize")
     if not args.checkpoint:
-        raise UsageError("no checkpoint: name a float one")
+        raise UsageError("no checkpoint: name a float or a calibrated one")
     names = [args.checkpoint] if isinstance(args.checkpoint, str) else args.checkpoint
     asked = {one.cfg.MODEL.NAME: one for one in (_asked(args, world, name, len(names) > 1) for name in names)}
     if len(asked) < len(names):

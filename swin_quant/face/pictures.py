@@ -20,7 +20,9 @@ from swin_quant.data.sources import is_data_set, open_pictures
 class PictureSet:
     """Pictures on disk, read when they are needed: a split of a data set, or files that are named one by one.
 
-    `count` None is all of them; else a sample by `seed`, the same pictures everywhere.
+    `count` None is as many as there are, of which `calibrate` takes 80, `verify` and `sensitivity` 64 and `search`
+    1,024. Fewer than all are drawn by `seed`, the same pictures everywhere, but `verify` and `align` spread theirs
+    evenly over the place, whatever the seed.
     """
 
     path: str
@@ -58,7 +60,7 @@ def pictures(path: str | Path, split: str | None = None, count: int | None = Non
     another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
 
     Without a split, `path` is a picture, a folder of them or a pattern, and there are no labels. `count` of them are
-    drawn by `seed`. Nothing is read yet.
+    drawn by `seed` (evenly spread by `verify` and `align`); None: as many as a task takes. Nothing is read yet.
     """
     if count is not None and count < 1:
         raise UsageError(f"pictures: count {count}: must be at least 1")

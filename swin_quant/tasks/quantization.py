@@ -46,7 +46,7 @@ _FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it
 
 @dataclass(frozen=True)
 class Quantization:
-    """What is asked for: `checkpoint`, a float one, on the pictures of `cfg`, for a backend, in `folder`.
+    """What is asked for: `checkpoint`, float or calibrated, on the pictures of `cfg`, for a backend, in `folder`.
 
     `policy` None is the best of the backend; with a `budget` or `max_ms`, layers of it stay float, as `search` finds;
     milliseconds are then of a `batch`, timed in so many `rounds` of `seconds`. `plan` says which pictures calibrate,
