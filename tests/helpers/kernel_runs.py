@@ -38,7 +38,8 @@ _SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.generate],  # a failure names its draw; smaller ones would take minutes to find
 )
-# Other draws whenever a kernel changes, and the same ones until then; DRAWS=NUMBER asks for others.
+# Other draws whenever a kernel changes, and the same ones until then; DRAWS=NUMBER asks for others, as .ci/run does for
+# each commit.
 DRAWS = int(os.environ.get("DRAWS") or int(kernels_hash()[:8], 16))
 seeds = st.integers(0, 2**31)
 HALVES = [torch.float16, torch.bfloat16]
