@@ -4,9 +4,14 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Output: TypeAlias = "Tensor | Sequence[Tensor]"
+
+
+def has_classes(model: nn.Module) -> bool:
+    """Whether what a model gives are logits of classes; one that does not say is taken to give them."""
+    return bool(getattr(model, "classes", 1))
 
 
 def rows(output: Output) -> Tensor:

@@ -13,7 +13,7 @@ Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning o
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.progress import log, track
 from swin_quant.base.schema import check_fields, within
-from swin_quant.quant.outputs import rows
+from swin_quant.quant.outputs import has_classes, rows
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
@@ -45,7 +45,8 @@ _MIXED = 0.5  # of the pictures have up to this share of another
 class DistillOptions:
     """`pictures` at most; `iterations`, each of `batch` pictures; `seed`. Rates of Adam at the start: `range_rate` is
     relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms.
-    `classes`: 0: the logits count; 1: the divergence of the probabilities of classes; or something between."""
+    `classes`: 0: the logits count; 1: the divergence of the probabilities of classes; or something between. Where a
+    network gives maps or embeddings, which have no softmax, these count, whatever is asked for."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -62,6 +63,7 @@ class DistillOptions:
 
 def run(piece: Workpiece, options: DistillOptions) -> str:
     """Let the network learn; it stays what it was where what is asked of its logits or classes is no better for it."""
+    options = options if has_classes(piece.original) else replace(options, classes=0.0)
     batches = piece.first(options.pictures)
     key = key_of([piece.model, piece.original], batches, ["distill", asdict(options)])
     images, before = torch.cat(batches), state_of(piece.model)

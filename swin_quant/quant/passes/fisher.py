@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.layer import channels_last
-from swin_quant.quant.outputs import rows
+from swin_quant.quant.outputs import has_classes, rows
 from swin_quant.quant.watch import watching
 
 
@@ -42,7 +42,7 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
     def look(name: str, module: nn.Module, given: object, y: Tensor) -> None:
         y.register_hook(partial(add, name))
 
-    classes = getattr(model, "classes", 1)
+    classes = has_classes(model)
     parts = {name: model.get_submodule(name) for name in units}
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.enable_grad(), watching(parts, look):
@@ -60,7 +60,7 @@ def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], ran
 
     The mean of (g e)^2 over the draws of a picture is what its error e costs, on the scale of `channel_weights`.
     """
-    classes = getattr(model, "classes", 1)
+    classes = has_classes(model)
     generator = torch.Generator().manual_seed(seed)
     leaf: list[Tensor] = []
 

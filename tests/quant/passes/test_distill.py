@@ -28,10 +28,10 @@ def images():
 
 @pytest.fixture
 def pieced(tiny_model, images):
-    """make(kind, policy, bits) -> a calibrated piece of work."""
+    """make(kind, policy, bits, KEY=value ...) -> a calibrated piece of work."""
 
-    def make(kind="swin", policy="qdq", bits=4, scratch=Scratch()):  # noqa: B008
-        model = tiny_model(kind, **SMALL, **MORE[kind])
+    def make(kind="swin", policy="qdq", bits=4, scratch=Scratch(), **keys):  # noqa: B008
+        model = tiny_model(kind, **SMALL, **MORE[kind], **keys)
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits))
         calibrate(model, images.split(8))
         return Workpiece(model, images[:24].split(8), units=units_of(model), exchanges=exchanges_of(model),
@@ -63,6 +63,17 @@ def test_what_classes_are_worth_is_learned_in_place_of_logits(pieced, images):
     before = divergence(piece)
     note = run(piece, DistillOptions(iterations=6, batch=8, weight_rate=3e-3, range_rate=1e-2, classes=1.0))
     assert divergence(piece) < before and note.startswith("divergence of classes ")
+
+
+@pytest.mark.parametrize("kind", ["embedding", "features"])
+def test_a_network_without_classes_learns_by_what_it_gives(kind, pieced):
+    """Maps have no softmax: what `best` asks of classes below 8 bits would let their size go anywhere."""
+    states = []
+    for classes in (0.0, 1.0):
+        piece = pieced(OUTPUT_KIND=kind)
+        assert "classes" not in run(piece, DistillOptions(iterations=2, batch=8, classes=classes))
+        states.append(piece.model.state_dict())
+    assert same(*states)
 
 
 def test_it_is_judged_on_pictures_that_no_pass_has_seen_as_they_are(pieced, monkeypatch):
