@@ -5,8 +5,10 @@ from typing import NamedTuple
 from torch import Tensor
 from yacs.config import CfgNode
 
-from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.loader import default_workers, load_batches
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log
+from swin_quant.data.calibration import calibration_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import sample
@@ -16,7 +18,7 @@ from swin_quant.tasks.sensitivity import Sampling
 
 class MeasuredOn(NamedTuple):
     """Batches of images [B, channels, S, S], and names that tell these pictures from others: of all that were drawn,
-    whether or not they could be read."""
+    also of those that could not be read, which others of the data stand in for."""
 
     batches: list[Tensor]
     names: list[str]
@@ -24,7 +26,7 @@ class MeasuredOn(NamedTuple):
 
 def of_config(cfg: CfgNode, sampling: Sampling, preprocess: Preprocess) -> MeasuredOn:
     """The sample of the config's data."""
-    return of_pictures(_open(cfg, sampling), sampling, preprocess, cfg.DATA.DATA_PATH, cfg.DATA.NUM_WORKERS)
+    return of_pictures(_open(cfg, sampling), sampling, preprocess, cfg.DATA.NUM_WORKERS)
 
 
 def drawn(cfg: CfgNode, sampling: Sampling) -> list[str]:
@@ -33,18 +35,18 @@ def drawn(cfg: CfgNode, sampling: Sampling) -> list[str]:
     return [opened.names[index] for index in _indices(opened, sampling)]
 
 
-def of_pictures(
-    opened: Pictures, sampling: Sampling, preprocess: Preprocess, place: str, workers: int = 8
-) -> MeasuredOn:
-    """The sample of opened pictures. SwinQuantError, which names the `place`, where none of them can be read."""
-    indices = _indices(opened, sampling)
-    size = sampling.batch_size
-    chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
-    loading = load_batches(opened, preprocess, chunks, default_workers(workers, 1, len(indices)))
-    batches = [batch for batch in loading if len(batch.labels)]
-    if not batches:
-        raise SwinQuantError(f"{place}: there is no readable picture to measure with")
-    return MeasuredOn([batch.images for batch in batches], [opened.names[index] for index in indices])
+def of_pictures(opened: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int = 8) -> MeasuredOn:
+    """The sample of opened pictures. SwinQuantError, which names some, where too many of them cannot be read."""
+    limit = UnreadableLimit(len(opened), sampling.max_unreadable)
+    count, size = min(sampling.count, len(opened)), sampling.batch_size
+    numbered = calibration_batches(
+        opened, preprocess, count, size, sampling.seed, limit, workers=default_workers(workers, 1, count)
+    )
+    images = [batch.images for _, batch in numbered if len(batch.labels)]
+    if limit.names:
+        log.warning("%d pictures are unreadable, others are taken where there are more: %s",
+                    len(limit.names), listed(limit.names))  # fmt: skip
+    return MeasuredOn(images, [opened.names[index] for index in _indices(opened, sampling)])
 
 
 def _open(cfg: CfgNode, sampling: Sampling) -> Pictures:

@@ -300,6 +300,20 @@ def test_without_latency_the_mode_that_keeps_the_budget_is_found(offset, run, tm
     assert "cost_ms" not in RunCard.read(tmp_path / "swin_micro_calib.json").searches[-1]
 
 
+def test_pictures_that_cannot_be_read_are_limited_and_others_are_taken(offset, own_pictures, run, tmp_path):
+    words = offset("swin")
+    words[words.index("--data-path") + 1] = own_pictures
+    for file in sorted((own_pictures / "train").rglob("*.png"))[:4]:
+        file.write_bytes(b"")
+    failed = run(*words, "--min-sqnr", 0)
+    assert failed.code == 1 and "of 12 pictures are unreadable: " in failed.err
+    assert "--max-unreadable (now 0.01)" in failed.err.splitlines()[-1]
+    assert not list(tmp_path.glob("*_auto_*"))
+    done = run(*words, "--min-sqnr", 0, "--max-unreadable", 0.5)
+    assert done.code == 0 and "pictures are unreadable, others are taken" in done.err
+    assert "Measured on 8 pictures" in (tmp_path / "swin_micro_auto_fastertransformer.yaml").read_text()
+
+
 def test_a_mode_that_the_kernels_do_not_have_is_no_candidate(offset, run, tmp_path):
     """V2 has no mode 2."""
     done = run(*offset("swinv2"), "--min-sqnr", 60)
