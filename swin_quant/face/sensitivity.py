@@ -49,7 +49,8 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
 
     `policy` None is the model's own. `pictures` need no labels; of a place on disk 64 are taken, unless it says how
-    many. The result goes into the model's card as well. SwinQuantError where an enabled node has no range.
+    many, by its seed and 1: others than those by which the same seed calibrates. The result goes into the model's card
+    as well. SwinQuantError where an enabled node has no range.
     """
     model = model if isinstance(model, Model) else Model(model)
     if model.card.config:
@@ -62,7 +63,7 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     if isinstance(pictures, PictureSet):
         opened = pictures.open()
         count = pictures.count or min(Sampling.count, len(opened))
-        sampling = Sampling(count, pictures.split or "", pictures.seed)
+        sampling = Sampling(count, pictures.split or "", pictures.seed + 1)
         record = measure(model.module, chosen, opened, model.preprocess, sampling, World(device=model.device))
     else:
         found = measure_batches(model.module, chosen, _numbered(pictures, model))

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from swin_quant.cards.card import RunCard
+from swin_quant.data.sampling import digest
 from swin_quant.face.sensitivity import Costs
 
 
@@ -40,6 +41,14 @@ def test_table_csv_json_and_card_agree(run, words, own, tmp_path):
     first = next(row for row in rows if row["kind"] == "node")
     assert first["name"] == worst["name"]
     assert float(first["gain_db"]) == pytest.approx(worst["without"]["sqnr_db"] - record["overall"]["sqnr_db"])
+
+
+def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
+    """The seed is that of the calibration."""
+    assert run(*words, "--kind", "role").code == 0
+    card = RunCard.read(own.with_suffix(".json"))
+    assert card.sensitivity["pictures"] == 6
+    assert card.sensitivity["pictures_sha256"] != digest(card.calibration["files"][:6])
 
 
 def test_only_the_kinds_that_are_asked_for(run, words):

@@ -40,7 +40,7 @@ def model(float_file, pictures):
 
 @pytest.fixture
 def some(pictures):
-    return sq.pictures(pictures, "train", 8, seed=1)
+    return sq.pictures(pictures, "train", 8)
 
 
 @pytest.mark.slow
