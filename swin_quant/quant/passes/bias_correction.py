@@ -7,7 +7,6 @@ the last parameter that is added to what a unit gives (`Workpiece.outputs`) take
 errors of layers without a bias, and of the units before, which lie in the residual stream.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.layer import QuantizedLayer, channels_last
+from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.trial import copied, quantized, quantizing, restore, squared_error
 from swin_quant.quant.passes.units import UnitRun, inside, through
@@ -36,7 +36,7 @@ class BiasOptions:
 
 def run(piece: Workpiece, options: BiasOptions) -> str:
     """Correct the biases of every unit in order; a unit whose output is no better for it is left as it was."""
-    gains: list[float] = []
+    gains: dict[str, float] = {}
     given: list[Tensor] = []
     for step in piece.walk(options.pictures):
         given = given if given and options.sequential else step.inputs
@@ -46,13 +46,13 @@ def run(piece: Workpiece, options: BiasOptions) -> str:
         _correct(piece, step, given, options)
         corrected = quantized(step.unit, given)
         after = squared_error(corrected, step.outputs)
+        gains[step.name] = gain_db(before, after)
         if after < before:
-            gains.append(10 * math.log10(before / after) if after else 0.0)
             outputs = corrected
         else:
             restore(step.unit, original)
         given = outputs
-    return f"{len(gains)} of {len(piece.units)} units gain, {max(gains, default=0.0):.1f} dB at most"
+    return note_of(gains, len(piece.units))
 
 
 def _correct(piece: Workpiece, step: UnitRun, given: Sequence[Tensor], options: BiasOptions) -> None:

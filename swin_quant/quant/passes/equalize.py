@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.schema import check_fields, counted, within
 from swin_quant.quant.layer import channels_last
+from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, copied, enabled_in, restore
@@ -98,19 +99,19 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 def run(piece: Workpiece, options: EqualizeOptions) -> str:
     """Equalize `piece.model`: residual streams, then unit after unit, in float's own activations behind that."""
-    gains: list[float] = []
+    gains: dict[str, float] = {}
     along_streams = _equalize_streams(piece, options)
-    if along_streams:
+    if along_streams > 0:
         piece = replace(piece)  # the same function, in which units take and give other sizes
     own = [exchange for exchange in _open(piece) if not exchange.stream]
     for step in piece.walk(options.pictures):
         places = [exchange for exchange in own if inside(exchange.shown.name, step.name)]
         spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
         if places and (not options.only_outliers or any(map(stands_out, places, spreads))):
-            gains.append(_equalize(piece, step, places, spreads, options))
-    said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams else []
-    if any(gains):
-        said += [f"{sum(gain > 0 for gain in gains)} of {len(piece.units)} units gain, {max(gains):.1f} dB at most"]
+            gains[step.name] = _equalize(piece, step, places, spreads, options)
+    said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
+    if any(gains.values()):
+        said += [note_of(gains, len(piece.units))]
     return "; ".join(said) or "no unit gains"
 
 
@@ -173,7 +174,7 @@ def outliers(piece: Workpiece, pictures: int = 32) -> dict[str, float]:
 def _equalize(
     piece: Workpiece, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
 ) -> float:
-    """Choose for each place of a unit; the gain at its output in dB."""
+    """Choose for each place of a unit; the gain at its output in dB, NaN where that is not finite."""
     trial, unit = Trial(step, piece.method.name), step.unit
     if not trial.nodes:
         return 0.0
@@ -200,7 +201,7 @@ def _equalize(
     before, after = found[tuple(plain)], found[best]
     better = after < before * _BETTER
     _apply(piece.model, unit, original, places, spreads, best if better else tuple(plain))
-    return 10 * math.log10(before / after) if better and after else 0.0
+    return gain_db(before, after) if better or after == math.inf else 0.0
 
 
 def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:

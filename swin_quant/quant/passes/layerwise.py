@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import listed
 from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.state import give_state, state_of
 from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
@@ -65,7 +66,7 @@ Solve = Callable[[Problem], Tensor]
 def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
     """Give the layers of every unit whose weights are quantized those of `solve`, shift their biases by what is left,
     and say what that did. Convolutions of several groups keep theirs."""
-    gains: list[float] = []
+    gains: dict[str, float] = {}
     skipped: list[str] = []
     given: list[Tensor] = []
     for step in piece.walk(pictures):
@@ -78,16 +79,16 @@ def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
                 _solve_one(step, name, given, solve)
             solved = quantized(step.unit, given)
             after = squared_error(solved, step.outputs)
+            gains[step.name] = gain_db(before, after)
         except torch.linalg.LinAlgError:
             skipped.append(step.name)
             after = math.inf
         if after < before:
-            gains.append(10 * math.log10(before / after) if after else 0.0)
             outputs = solved
         else:
             give_state(step.unit, original)
         given = outputs
-    note = f"{len(gains)} of {len(piece.units)} units gain, {max(gains, default=0.0):.1f} dB at most"
+    note = note_of(gains, len(piece.units))
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
 
 

@@ -7,7 +7,6 @@ several ranks each tries some ranges of a node, or with `together` some nodes of
 (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from swin_quant.base.distributed import from_main
 from swin_quant.base.progress import log
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.passes.fisher import channel_weights
+from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.lesson import Lesson, lesson_of
 from swin_quant.quant.passes.scratch import key_of
@@ -50,7 +50,7 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
         return "one picture: none is left to judge by"
     key = key_of([piece.model, piece.original], images, ["range_search", asdict(options)])
     weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
-    gains: list[float] = []
+    gains: dict[str, float] = {}
     known = 0
     given: list[Tensor] = []
     for number, step in enumerate(piece.walk(options.pictures)):
@@ -64,24 +64,23 @@ def run(piece: Workpiece, options: RangeSearchOptions) -> str:
             else:
                 found = _found(step.unit, lesson_of(step, given, weights.get(step.name)), options)
                 piece.scratch.keep(name, found)
-            gains.append(found.pop("gain").item())
+            gains[step.name] = found.pop("gain").item()
             give_state(step.unit, {**before, **found})
         given = quantized(step.unit, given)
     if known:
         log.info("range_search: %d of %d units were done before", known, len(gains))
-    better = [gain for gain in gains if gain > 0]
-    return f"{len(better)} of {len(piece.units)} units gain, {max(better, default=0.0):.1f} dB at most"
+    return note_of(gains, len(piece.units))
 
 
 def _found(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> Values:
-    """The ranges that the unit is to have, and its `gain` in dB: 0 where they are those that it had."""
+    """The ranges that the unit is to have, and its `gain` in dB: 0 where they are those that it had, NaN if that is
+    because something was not finite."""
     before = _of_ranges(state_of(unit))
     error = from_main(lesson.cost(unit, lesson.judging))
     search_ranges(unit, lesson, options.rounds, options.rows, options.together)
     after = from_main(lesson.cost(unit, lesson.judging))
-    if not after < error:
-        return {**before, "gain": torch.tensor(0.0)}
-    return {**_of_ranges(state_of(unit)), "gain": torch.tensor(10 * math.log10(error / after) if after else math.inf)}
+    kept = _of_ranges(state_of(unit)) if after < error else before
+    return {**kept, "gain": torch.tensor(gain_db(error, after))}
 
 
 def _of_ranges(state: Values) -> Values:

@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
+from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.kind import Pass, Workpiece
 from swin_quant.quant.passes.learning import Course, learn
 from swin_quant.quant.passes.lesson import Lesson, lesson_of
@@ -79,10 +79,7 @@ def run(piece: Workpiece, options: ReconstructOptions) -> str:
         given = quantized(step.unit, given)
     if known:
         log.info("reconstruct: %d of %d units were done before", known, len(gains))
-    lost = [name for name, gain in gains.items() if math.isnan(gain)]
-    better = [gain for gain in gains.values() if gain > 0]
-    words = f"{len(better)} of {len(gains)} units gain, {max(better, default=0.0):.1f} dB at most"
-    return words + (f"; not finite, and left as they were: {listed(lost)}" if lost else "")
+    return note_of(gains, len(gains))
 
 
 def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
@@ -101,8 +98,7 @@ def _improved(unit: nn.Module, lesson: Lesson, options: ReconstructOptions, numb
     if 0 < error < math.inf and learn(unit, lesson, course, generator):
         after = lesson.cost(unit, lesson.judging)
     if after < error:
-        gain = 10 * math.log10(error / after) if after else math.inf
-        return {**state_of(unit), "gain": torch.tensor(gain)}
+        return {**state_of(unit), "gain": torch.tensor(gain_db(error, after))}
     give_state(unit, before)
     return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from pieces import same
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import exchanges_of, outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
 
 
@@ -40,3 +41,18 @@ def test_harm_is_taken_back_where_nobody_else_judged(judges_itself, tiny_model, 
     )
     assert gain.kept is judges_itself and gain.sqnr_db[1] < gain.sqnr_db[0] - 1
     assert same(model.state_dict(), before) is not judges_itself
+
+
+@pytest.mark.parametrize("name", ["equalize", "bias_correction", "ridge", "gptq", "range_search", "reconstruct"])
+def test_a_unit_that_is_not_finite_is_left_as_it_was_and_named(name, tiny_model, use_policy):
+    """The last one: others are what they would be without it."""
+    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    calibrate(model, [images])
+    unit = model.layers[1].blocks[0]
+    torch.nn.init.constant_(unit.mlp.fc2.bias, torch.inf)
+    before = {name: value.clone() for name, value in unit.state_dict().items()}
+    piece = Workpiece(model, [images], units=units_of(model), exchanges=exchanges_of(model), outputs=outputs_of(model))
+    (step,) = steps_of([{"name": name, "iterations": 1} if name == "reconstruct" else name])
+    assert step.kind.run(piece, step.options).endswith("; not finite, and left as they were: layers.1.blocks.0")
+    assert same(unit.state_dict(), before)

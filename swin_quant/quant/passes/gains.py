@@ -1,0 +1,27 @@
+"""What the units of a network gain by a pass, and how its note says so: alike for all passes that go unit by unit."""
+
+import math
+from collections.abc import Mapping
+
+from swin_quant.base.errors import listed
+
+
+def gain_db(before: float, after: float) -> float:
+    """By how many dB the error of a unit fell; 0 where it did not, NaN where there is none since what the unit gives
+    is not finite."""
+    if after == math.inf:
+        return math.nan
+    if not after < before:
+        return 0.0
+    return 10 * math.log10(before / after) if after else math.inf
+
+
+def note_of(gains: Mapping[str, float], units: int) -> str:
+    """In words, of so many `units`; those by name that were left as they were since they are not finite."""
+    lost = [name for name, gain in gains.items() if math.isnan(gain)]
+    better = [gain for gain in gains.values() if gain > 0]
+    finite = [gain for gain in better if gain < math.inf]
+    words = f"{len(better)} of {units} units gain"
+    if finite or not better:
+        words += f", {max(finite, default=0.0):.1f} dB at most"
+    return words + (f"; not finite, and left as they were: {listed(lost, 3)}" if lost else "")
