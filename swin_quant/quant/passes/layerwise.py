@@ -21,6 +21,8 @@ from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 
+_PARTS = 4  # of the batches, of which one judges
+
 
 @dataclass(frozen=True)
 class ErrorForm:
@@ -89,6 +91,8 @@ def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
             give_state(step.unit, original)
         given = outputs
     note = note_of(gains, len(piece.units))
+    if sum(map(len, piece.first(pictures))) == 1:
+        note += "; one picture: none is left to judge how far weights may go from float's"
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
 
 
@@ -160,20 +164,26 @@ class _TokenSums:
 def _sums(
     step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, given: Sequence[Tensor]
 ) -> tuple[_TokenSums, _TokenSums]:
-    """Of every fourth batch, and of the others.
+    """Of the batches that judge, every fourth, and of the others. Where they are fewer than four, pictures are told
+    apart; of one nothing judges.
 
     Products are float32 in a batch of pictures, and float64 where batches are added: sums are to be inverted.
     """
     channels = layer.weight[0].numel()
     vector, matrix = (torch.zeros(shape).to(layer.weight).double() for shape in (channels, (channels, channels)))
     parts = [_TokenSums(0, vector, vector, matrix, matrix)] * 2
-    for number, (batch, float_batch) in enumerate(zip(given, step.inputs, strict=True)):
+    pairs = list(zip(given, step.inputs, strict=True))
+    if len(pairs) < _PARTS:
+        pairs = [each for pair in pairs for each in zip(*(batch.split(1) for batch in pair), strict=True)]
+    every = min(_PARTS, len(pairs))
+    for number, (batch, float_batch) in enumerate(pairs):
         with quantizing(step.unit):
             x = layer._input_quantizer(entering(step.unit, layer, [batch])[0])
         x = _columns(layer, x)
         d = _columns(original, entering(step.original, original, [float_batch])[0]) - x
         products = (each.double() for each in (x.sum(0), d.sum(0), x.T @ x, d.T @ x))
-        parts[number % 4 != 3] += _TokenSums(len(x), *products)
+        judges = len(pairs) > 1 and number % every == every - 1
+        parts[not judges] += _TokenSums(len(x), *products)
     return parts[0], parts[1]
 
 

@@ -73,6 +73,26 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     assert distance(logits(model, other), expected)[1] > rough + 0.5
 
 
+@pytest.mark.parametrize("count", [2, 3, 8, 24])
+def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
+    """They are fewer than four batches: with none left, weights would stay those of float without a word."""
+    model = tiny_model("swin", **SMALL["swin"])
+    apply_policy(model, load_policy("qdq").bits("role:activation", 3))
+    calibrate(model, images.split(8))
+    before = {name: value.clone() for name, value in model.named_parameters() if name.endswith("weight")}
+    note = run(Workpiece(model, images[:count].split(8), units=units_of(model)), RidgeOptions())
+    assert not note.startswith("0 of ") and "picture" not in note
+    assert any(not torch.equal(value, before.get(name, value)) for name, value in model.named_parameters())
+
+
+def test_of_one_picture_it_is_said_that_none_is_left_to_judge_by(tiny_model, images, use_policy):
+    model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
+    calibrate(model, images.split(8))
+    assert "one picture: none is left to judge" in run(
+        Workpiece(model, [images[:1]], units=units_of(model)), RidgeOptions()
+    )
+
+
 def test_ranges_of_weights_follow_them_and_those_of_activations_stay(tiny_model, images, use_policy):
     model = use_policy(tiny_model("swin", **SMALL["swin"]), "ft-mode1")
     calibrate(model, images.split(8))
