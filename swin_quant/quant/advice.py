@@ -13,7 +13,7 @@ from swin_quant.quant.calibration import Calibration, Method
 from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import range_of, search_range
+from swin_quant.quant.ranges import Range, range_of, search_bounds, search_range
 from swin_quant.quant.spread import MOST, pictures_for, sample_spread
 from swin_quant.quant.standouts import Standout
 from swin_quant.quant.statistics import Statistics, sqnr_db
@@ -125,6 +125,28 @@ def figures_of(check: Check) -> str:
     return f"SQNR of the {check.of} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
 
 
+def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
+    """The share of a node's values that are outside of its range."""
+    if node.symmetric:
+        return clipped_share(statistics, own.amax)
+    sides, ends = statistics.both_sides(), map(abs, own.bounds or (0.0, 0.0))
+    beyond = sum(clipped_share(side, end) * side.counts.sum() for side, end in zip(sides, ends, strict=True))
+    return float(beyond / max(statistics.counts.sum(), 1))
+
+
+def _by_method(name: str, node: Quantizer, statistics: Statistics, method: Method) -> Range:
+    """The range that a method called `name` gives a node."""
+    amax = search_range(name, statistics, node.bits, method.percentile, node.format)
+    if node.symmetric:
+        return Range(amax)
+    return Range(amax, search_bounds(name, statistics, 2**node.bits - 1, method.percentile))
+
+
+def _width(found: Range, node: Quantizer) -> float:
+    low, high = (-found.amax, found.amax) if node.symmetric or found.bounds is None else found.bounds
+    return high - low
+
+
 def clipped_share(statistics: Statistics, amax: float) -> float:
     """The share of values whose magnitude is above `amax`; those of one bin are taken as spread evenly inside it."""
     position = amax / statistics.width
@@ -147,18 +169,18 @@ def _clipped(f: Findings) -> Iterator[Advice]:
     better: dict[str, int] = {}
     for name, node in f.enabled.items():
         statistics = f.calibration.statistics.get(name)
-        if statistics is None or not node.symmetric or not (amax := range_of(node).amax) < statistics.largest:
+        if statistics is None or not (node.symmetric or statistics.sides):
             continue
-        if (share := clipped_share(statistics, amax)) <= CLIPPED:
+        own = range_of(node)
+        if (share := _clipped_by(own, node, statistics)) <= CLIPPED:
             continue
-        _, qmin, qmax = range_of(node).on_grid_of(node)
         kept = {
-            method: sqnr_db(statistics, wider, qmin, qmax)
+            method: sqnr_db(statistics, *wider.on_grid_of(node))
             for method in RANGE_METHODS
-            if (wider := search_range(method, statistics, node.bits, f.method.percentile, node.format)) > amax
+            if _width(wider := _by_method(method, node, statistics, f.method), node) > _width(own, node)
         }
         best = max(kept, key=kept.__getitem__, default=None)
-        if best and kept[best] > sqnr_db(statistics, amax, qmin, qmax) + CLIPPED_DB:
+        if best and kept[best] > sqnr_db(statistics, *own.on_grid_of(node)) + CLIPPED_DB:
             shares[name] = share
             better[best] = better.get(best, 0) + 1
     if shares:
@@ -178,10 +200,16 @@ def _outliers(f: Findings) -> Iterator[Advice]:
         first = curable[0]
         few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)  # a stream has dozens
         where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
+        if first.tried:
+            cure = (
+                f"the pass equalize tried {where}, and no unit was better for it: `swin-quant sensitivity` says "
+                "what they cost, ‹off› keeps them float"
+            )
+        else:
+            cure = f"the pass equalize could even them out {where}, and was not asked for or taken back"
         yield Advice(
             "outliers",
-            f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: the "
-            f"pass equalize could even them out {where}, and was not asked for or taken back",
+            f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: {cure}",
             tuple(one.place for one in curable),
         )
     rest = sorted((one for one in f.standouts if not one.cure), key=lambda one: -one.times)

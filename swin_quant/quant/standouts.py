@@ -21,23 +21,32 @@ _BY_CHANNEL = (Role.GEMM_INPUT, Role.ONE_SIDED_INPUT, Role.GEMM_OUTPUT)  # their
 @dataclass(frozen=True)
 class Standout:
     """Channels that stand out, `times` as large as others, where `place` shows them. `cure`: the layers between which
-    equalization can move their size; empty where there are none.
+    equalization can move their size; empty where there are none. `tried`: it has, and no unit was better for it.
     """
 
     place: str
     times: float
     cure: tuple[str, ...] = ()
+    tried: bool = False
 
 
-def standouts(piece: Workpiece, exchanged: bool) -> list[Standout]:
-    """What stands out of the network of `piece` as it is; only where no exchange reaches, if all were `exchanged`."""
+def standouts(piece: Workpiece, exchanged: bool, tried: bool = False) -> list[Standout]:
+    """What stands out of the network of `piece` as it is; only where no exchange reaches, if all were `exchanged`.
+
+    `tried`: they were, and nothing was better for it; then only beside nodes that are on.
+    """
     found: list[Standout] = []
     if not exchanged:
         cures: dict[str, tuple[str, ...]] = {}
         for exchange in piece.exchanges:
             parts = (*exchange.before, *exchange.after, *([exchange.offset] if exchange.offset else []))
             cures.setdefault(exchange.shown.name, tuple(dict.fromkeys(_owner(part.name) for part in parts)))
-        found += [Standout(name, times, cures[name]) for name, times in outliers(piece, PICTURES).items()]
+        on = {name for node in enabled_nodes(piece.model) for name in (node, _owner(node))} if tried else set()
+        found += [
+            Standout(name, times, cures[name], tried)
+            for name, times in outliers(piece, PICTURES).items()
+            if not tried or on & {name, *cures[name]}
+        ]
     return found + [Standout(name, times) for name, times in _unreached(piece).items() if times > UNREACHED]
 
 

@@ -18,7 +18,7 @@ from swin_quant.models.registry import exchanges_of, outputs_of, padded_of, unit
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes import choosing_ranges
-from swin_quant.quant.passes.equalize import outliers
+from swin_quant.quant.passes.equalize import NO_GAIN, outliers
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
 from swin_quant.quant.passes.run import Gain, refuse, run_passes
@@ -142,8 +142,10 @@ def standing_out(
     """Channels that stand out in the first pictures, and what could be done about them besides these passes."""
     if not _is_known(model) or not enabled_nodes(model):
         return []
-    exchanged = any(one["name"] == "equalize" and one["kept"] for one in passes)
-    return standouts(Workpiece(model, gathered(images, world), exchanges=exchanges_of(model)), exchanged)
+    notes = [one["note"] for one in passes if one["name"] == "equalize" and one["kept"]]
+    exchanged = any(not note.startswith(NO_GAIN) for note in notes)
+    piece = Workpiece(model, gathered(images, world), exchanges=exchanges_of(model))
+    return standouts(piece, exchanged, tried=bool(notes))
 
 
 def of_weights(card: RunCard | None) -> list[PassRecord]:

@@ -1,5 +1,6 @@
 """What a calibration advises, and that it says nothing where nothing is wrong."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -23,12 +24,12 @@ FC2 = "layers.0.blocks.0.mlp.fc2._input_quantizer"
 
 @pytest.fixture
 def subject(tiny_model):
-    """subject(images, method, bits, prepare) -> findings of a tiny V1 calibrated under ft-mode1."""
+    """subject(images, method, bits, prepare, policy) -> findings of a tiny V1 that is calibrated."""
 
-    def make(images=None, method="percentile", bits=8, prepare=lambda model: None):
+    def make(images=None, method="percentile", bits=8, prepare=lambda model: None, policy="ft-mode1"):
         model = tiny_model(**SMALL)
         prepare(model)
-        policy = load_policy("ft-mode1").and_then(Rule(nodes=("*",), bits=bits))
+        policy = load_policy(policy).and_then(Rule(nodes=("*",), bits=bits))
         apply_policy(model, policy)
         images = torch.randn(32, 3, 32, 32) if images is None else images
         how = Method(method)
@@ -41,8 +42,9 @@ def kinds(findings):
     return [advice.kind for advice in advise(findings)]
 
 
-def test_a_good_calibration_is_left_in_peace(subject):
-    assert kinds(subject()[1]) == []
+@pytest.mark.parametrize("policy", ["ft-mode1", "cpu"])
+def test_a_good_calibration_is_left_in_peace(policy, subject):
+    assert kinds(subject(policy=policy)[1]) == []
 
 
 @pytest.mark.parametrize("bits", [0, 7, 11.99, 12.0])
@@ -68,6 +70,19 @@ def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subje
     assert f"clipping in 1 range: up to {100 * share:.1f} %" in advice.text and share > 0.001
     for name, says in {"gptq": True, "range_search": False, "reconstruct": False, "distill": False}.items():
         assert ("clipped" in kinds(replace(findings, passes=[name]))) is says, name
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_range_with_a_zero_point_that_clips_too_much_at_one_end_is_named(end, subject):
+    model, findings = subject(policy="cpu")
+    node = named_nodes(model)[FC2]
+    node.bounds = [each / 4 if number == end else each for number, each in enumerate(node.bounds.tolist())]
+    (advice,) = [one for one in advise(findings) if one.kind == "clipped"]
+    side = findings.calibration.statistics[FC2].sides[end]
+    share = clipped_share(side, abs(node.bounds[end].item())) * side.counts.sum()
+    share /= findings.calibration.statistics[FC2].counts.sum()
+    said = float(re.search(r"up to (.*?) % of what", advice.text)[1])  # the other end clips next to nothing
+    assert advice.nodes == (FC2,) and said == pytest.approx(100 * share, abs=0.2)
 
 
 def test_few_pictures_of_many_kinds_are_said_to_be_few(subject):
@@ -122,6 +137,9 @@ def test_channels_that_stand_out_come_with_their_cure(subject):
     (advice,) = [one for one in told if one.kind == "outliers"]
     assert "norm" in advice.text and "equalize" in advice.text
     assert not [one for one in standouts(piece, exchanged=True) if one.cure]
+    told = advise(replace(findings, standouts=standouts(piece, exchanged=False, tried=True)))
+    (advice,) = [one for one in told if one.kind == "outliers"]
+    assert "no unit was better for it" in advice.text and "could even" not in advice.text
 
 
 def test_channels_that_nothing_can_move_are_said_to_be_so(subject):

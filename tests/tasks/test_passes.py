@@ -9,13 +9,15 @@ from pieces import same
 from swin_quant.base.distributed import World
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.names import AUTO
+from swin_quant.quant.passes import equalize
 from swin_quant.quant.passes.kind import Pass
 from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
 from swin_quant.tasks.calibration_found import Found
-from swin_quant.tasks.passes import PassPlan, improve
+from swin_quant.tasks.passes import PassPlan, improve, standing_out
+from tests.outliers import plant
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,24 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
     record = found.improved(model, PassPlan((HALVE, step)), World()).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
     assert all(torch.equal(node.known_amax, given[name]) for name, node in enabled_nodes(model).items())
+
+
+@pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])
+def test_what_equalize_does_not_cure_stands_out_still(least, cured, tiny_model, use_policy, monkeypatch):
+    """Where it found nothing better, and only beside nodes that are on: float ones lose nothing by it."""
+    monkeypatch.setattr(equalize, "_BETTER", least)
+    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
+    plant(model, "norms", 100)
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    first = calibrate(model, [images], Method())
+    _, records = improve(model, first, [(0, images)], Method(), PassPlan(steps_of(["equalize"])))
+
+    def places():
+        return [one.place for one in standing_out(model, [(0, images)], records, World()) if one.cure]
+
+    assert records[0]["kept"] and (places() == []) is cured
+    apply_policy(model, load_policy("qdq").and_then(Rule(disable=("layers.*",))))
+    assert not any(place.startswith("layers.") for place in places())
 
 
 @pytest.mark.parametrize("name", [None, AUTO])
