@@ -99,7 +99,7 @@ def improve(
     piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model),
                       scratch, padded_of(model))  # fmt: skip
     if not steps:
-        if not piece.units or not (found := outliers(piece)):
+        if not piece.units or not (found := from_main(outliers(piece))):
             return calibration, []
         worst = max(found, key=found.__getitem__)
         log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",

@@ -1,5 +1,6 @@
 """Several processes: the same ranges and figures as one, every picture once, and an end for all when one fails."""
 
+import itertools
 import os
 import resource
 import shutil
@@ -65,6 +66,30 @@ def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictu
     assert one["checkpoint"] == two["checkpoint"]
     same_results(one, two)
     assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
+
+
+@pytest.mark.parametrize("passes", [["--passes", "fast"], []])
+def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, forked, float_flags, card_of, tmp_path):
+    """Else it would take back alone what the other keeps, or run no passes while the other waits for it there."""
+
+    def before(rank):
+        from swin_quant.quant.passes import run as running
+        from swin_quant.tasks import passes
+
+        passes.outliers = lambda piece: {} if rank else {"layers.0.blocks.0.norm1": 6.0}
+        if rank:
+            worse = itertools.count()
+            running._measured = lambda *given: (100.0, -float(next(worse)))
+
+    flags = [*float_flags, "--policy", "qdq", "--no-eval", *passes]
+    for world in (1, 2):
+        ends = forked(world, "calibrate", *flags, "--output", tmp_path / str(world), before=before)
+        assert [done.code for done in ends] == [0] * world, ends
+    one, two = (card_of(tmp_path / world / "swin_micro_calib.pth") for world in ("1", "2"))
+    assert one["checkpoint"] == two["checkpoint"]
+    one, two = (card["calibration"] for card in (one, two))
+    assert one["check"] == two["check"] and one["passes"][0]["name"] == "equalize"
+    assert [each["kept"] for each in one["passes"]] == [each["kept"] for each in two["passes"]]
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Calla
         if renewed:
             observe_again()
         after = _measured(piece.model, shown, expected)
-        harmless = step.kind.judges_itself or after[1] >= before[1] - _HARM_DB
+        harmless = from_main(step.kind.judges_itself or after[1] >= before[1] - _HARM_DB)
         if not harmless:
             give_state(piece.model, kept)
         elif renewed:
