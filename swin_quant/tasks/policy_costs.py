@@ -121,6 +121,11 @@ class Measured:
         apply_policy(self.model, policy)
         return len(enabled_nodes(self.model))
 
+    def nodes_off(self, policy: Policy) -> list[str]:
+        """The names of the nodes that a policy leaves float."""
+        apply_policy(self.model, policy)
+        return [name for name, node in named_nodes(self.model).items() if not node.enabled]
+
     def costs(self, policies: Sequence[Policy]) -> dict[str, float]:
         """By the policy's name: milliseconds, or nodes left float where those are not measured."""
         if self.asked.is_timed:

@@ -5,12 +5,13 @@ each kind of layer is exported with all of its kind left float, and timed beside
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite
 from swin_quant.base.journal import plain, read_journal
 from swin_quant.base.progress import log
@@ -120,7 +121,9 @@ def search(asked: PolicySearch) -> SearchResult:
     why = _why(asked, losses[best], costs[best], best, bench.pictures)
     found = replace(tried[best], name=asked.place.stem, description=why)
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
-    atomic_write_bytes(asked.place, _as_yaml(found, still))
+    others = set(bench.nodes_off(tried[best])).difference(*(unit.nodes for unit in still))
+    base = asked.of.start.name if best in left_float else best
+    atomic_write_bytes(asked.place, _as_yaml(found, still, base, others))
     written = load_policy(str(asked.place))  # whose layers have another order: `found_before` compares with the file
     if met and counts[best]:  # else `quantize`, given again, would take it for what was asked for
         bench.journal.keep({asked.found: written.sha256}, str)
@@ -232,8 +235,9 @@ def _why(asked: PolicySearch, loss: Loss, cost: float, name: str, pictures: int)
     )
 
 
-def _as_yaml(policy: Policy, left_float: Sequence[Unit]) -> bytes:
-    """The policy file; each layer that stays float with its reason as a comment."""
+def _as_yaml(policy: Policy, left_float: Sequence[Unit], base: str, others: Collection[str]) -> bytes:
+    """The policy file; each layer that stays float with its reason as a comment, and below that the `others`, which
+    the policy `base` leaves float."""
     import yaml
 
     def dumped(content: Any) -> str:
@@ -249,4 +253,8 @@ def _as_yaml(policy: Policy, left_float: Sequence[Unit]) -> bytes:
     for unit in left_float:
         text += f"      # {unit.name}: {unit.sqnr_db:.1f} dB alone; int8 saves {unit.saved_ms:.4f} ms there\n"
         text += "".join(f"      - {node}\n" for node in unit.nodes)
+    if others:
+        text += f"# policy {one_line(base)} leaves these float:\n"
+        alike = Counter(".".join("*" if word.isdecimal() else word for word in name.split(".")) for name in others)
+        text += "".join(f"#   {nodes}: {count}\n" for nodes, count in sorted(alike.items()))
     return text.encode()

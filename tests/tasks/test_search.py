@@ -42,6 +42,9 @@ class Known:
     def takes(self, policy):
         return False
 
+    def nodes_off(self, policy):
+        return ["blocks.0.softmax", "blocks.1.softmax", *(f"{name}.x" for name in self.off[policy.name])]
+
     def nodes_on(self, policy):
         return len(self.units) - len(self.off[policy.name])
 
@@ -61,6 +64,9 @@ def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(tmp_path, m
     budget = Budget(min_sqnr=-10 * math.log10(0.45))
     found = searching.search(searching.PolicySearch(of, budget, max_ms=1.2))
     assert not found.met and {unit.name for unit in found.left_float} == {"dear0", "dear1", "dear2"}
+    text = found.file.read_text()
+    assert all(f"# dear{i}: " in text for i in range(3))
+    assert text.endswith("# policy onnxruntime leaves these float:\n#   blocks.*.softmax: 2\n")
 
 
 def test_what_was_found_by_other_timing_is_not_taken_for_what_is_asked_for(tmp_path):
