@@ -34,8 +34,8 @@ def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Ite
             if readers:
                 parts = tuple(Part(f"{name}.{kind}") for kind in ("weight", "bias"))
                 yield Exchange(_seen_by(readers[0]), parts, tuple(_columns(root, reader) for reader in readers))
-        elif isinstance(module, nn.LayerNorm) and module.weight is not None:
-            readers = _readers(node, root, STILL, {}, len(module.weight))
+        elif isinstance(module, nn.LayerNorm):  # one without weights is no place, but can be named as such
+            readers = _readers(node, root, STILL, {}, module.normalized_shape[0])
             if readers:
                 found = of_norm(name, tuple(readers))
                 if not all(isinstance(root.get_submodule(reader), nn.Linear) for reader in readers):

@@ -18,7 +18,7 @@ from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, Family, register_family
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.passes.places import Exchange, Part, found, of_norm
+from swin_quant.quant.passes.places import Exchange, Part, found, of_norm, without_weights
 from swin_quant.quant.passes.units import inside
 
 BUILT_IN = ("swin", "swin_v2", "timm_model")
@@ -110,14 +110,16 @@ def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 def exchanges_of(model: nn.Module) -> list[Exchange]:
     """Where factors and offsets can move in a model: its own, or the pairs and the others of its architecture."""
+    every = found(_exchanges(model), model)
     if own := own_units(model):
-        return [one for one in found(getattr(model, "own_exchanges", ()), model) if _within_one(one, own)]
-    architecture = architecture_of(model)
-    pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
-    of_maps = getattr(model, "output_kind", LOGITS) == FEATURES  # which are what the stream is
-    streams = tuple(architecture.streams(model)) if architecture.streams and not of_maps else ()
-    every = found(pairs + architecture.exchanges + streams, model)
-    return [_fit_for_padding(one, padded_of(model)) for one in every] if of_maps else list(every)
+        return [one for one in every if _within_one(one, own)]
+    return [_fit_for_padding(one, padded_of(model)) for one in every] if _gives_maps(model) else list(every)
+
+
+def norms_without_weights(model: nn.Module) -> list[str]:
+    """The norms of a model where factors could move if these had weights to take them."""
+    own = own_units(model)
+    return without_weights(tuple(one for one in _exchanges(model) if not own or _within_one(one, own)), model)
 
 
 def padded_of(model: nn.Module) -> list[str]:
@@ -157,6 +159,21 @@ def own_units(model: nn.Module) -> tuple[str, ...]:
     """The names of the units that a traced network found in itself; none for any other."""
     own: tuple[str, ...] = getattr(model, "own_units", ())
     return own
+
+
+def _exchanges(model: nn.Module) -> tuple[Exchange, ...]:
+    """Those that a model may have, by patterns."""
+    if own_units(model):
+        own: tuple[Exchange, ...] = getattr(model, "own_exchanges", ())
+        return own
+    architecture = architecture_of(model)
+    pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
+    streams = None if _gives_maps(model) else architecture.streams  # the maps are what the stream is
+    return pairs + architecture.exchanges + (tuple(streams(model)) if streams else ())
+
+
+def _gives_maps(model: nn.Module) -> bool:
+    return bool(getattr(model, "output_kind", LOGITS) == FEATURES)
 
 
 def _fit_for_padding(exchange: Exchange, padded: Sequence[str]) -> Exchange:

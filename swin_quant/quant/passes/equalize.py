@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from swin_quant.base.errors import listed
 from swin_quant.base.schema import check_fields, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes.gains import gain_db, note_of
@@ -113,7 +114,11 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
     said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
         said += [note_of(gains, len(piece.units))]
-    return "; ".join(said) or NO_GAIN
+    said = said or [NO_GAIN]
+    if piece.fixed and not options.only_outliers:
+        some = "1 norm has" if len(piece.fixed) == 1 else f"{len(piece.fixed)} norms have"
+        said += [f"{some} no weights to take factors: {listed(piece.fixed, 1)}"]
+    return "; ".join(said)
 
 
 def _equalize_streams(piece: Workpiece, options: EqualizeOptions) -> float:

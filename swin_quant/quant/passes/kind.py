@@ -19,9 +19,9 @@ class Workpiece:
 
     `units`: what the forward pass runs one after the other, each on what the one before gave; `outputs`: parameters
     that are added to what a unit gives; `exchanges`: where factors and offsets are free; `padded`: the names of modules
-    that are given zeros beside tokens [windows, tokens, channels] where these weights serve maps of other sizes. A pass
-    changes the network; `original` is a copy of what it was, by which every pass measures. `scratch`: where a long one
-    keeps what is done.
+    that are given zeros beside tokens [windows, tokens, channels] where these weights serve maps of other sizes;
+    `fixed`: those of norms that would be such a place if they had weights. A pass changes the network; `original` is a
+    copy of what it was, by which every pass measures. `scratch`: where a long one keeps what is done.
     """
 
     model: nn.Module
@@ -32,6 +32,7 @@ class Workpiece:
     outputs: Sequence[Part] = ()
     scratch: Scratch = Scratch()
     padded: Sequence[str] = ()
+    fixed: Sequence[str] = ()
     original: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:

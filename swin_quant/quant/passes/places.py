@@ -74,19 +74,29 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
     """The exchanges of a model by full names; without the parameters that it lacks, nor a side that it lacks."""
     parameters = dict(model.named_parameters())
     modules = dict(model.named_modules())
+    for one in _by_name(exchanges, model):
+        before = tuple(part for part in one.before if part.name in parameters)
+        after = tuple(part for part in one.after if part.name in parameters)
+        offset = one.offset if one.offset and one.offset.name in parameters else None
+        if not all(_has_bias(modules.get(layer)) for layer in one.into):
+            offset = None
+        if before or offset:
+            yield replace(one, before=before, after=after, offset=offset)
+
+
+def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[str]:
+    """The modules that could take a factor a channel, had they weights of their own: norms without them."""
+    parameters = dict(model.named_parameters())
+    before = [[part.name for part in one.before] for one in _by_name(exchanges, model) if one.before]
+    return list(dict.fromkeys(names[0].rpartition(".")[0] for names in before if not parameters.keys() & set(names)))
+
+
+def _by_name(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchange]:
     for exchange in exchanges:
-        for name in modules:
+        for name, _ in model.named_modules():
             words = matched(exchange.shown.name, name)
             if words is not None:
-                one = _named(exchange, words)
-                before = tuple(part for part in one.before if part.name in parameters)
-                after = tuple(part for part in one.after if part.name in parameters)
-                offset = one.offset if one.offset and one.offset.name in parameters else None
-                if not all(_has_bias(modules.get(layer)) for layer in one.into):
-                    offset = None
-                one = replace(one, before=before, after=after, offset=offset)
-                if one.before or one.offset:
-                    yield one
+                yield _named(exchange, words)
 
 
 def _named(exchange: Exchange, words: tuple[str, ...]) -> Exchange:

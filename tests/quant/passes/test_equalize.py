@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, norms_without_weights, outputs_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.factors import made_factors
@@ -39,7 +39,7 @@ def images():
 def pieced():
     def make(model, images):
         return Workpiece(model, images.split(8), units=units_of(model), exchanges=exchanges_of(model),
-                         outputs=outputs_of(model))  # fmt: skip
+                         outputs=outputs_of(model), fixed=norms_without_weights(model))  # fmt: skip
 
     return make
 
@@ -209,6 +209,8 @@ def test_a_norm_without_factors_of_its_own_is_no_place_and_the_others_are_evened
     expected = logits(model, images)
     before, piece = worth(model, images, expected), pieced(model, images)
     assert "layers.0.blocks.0.norm1" not in {place.shown.name for place in piece.exchanges}
-    run(piece, EqualizeOptions())
+    note = run(piece, EqualizeOptions())
+    assert note.endswith("; 1 norm has no weights to take factors: layers.0.blocks.0.norm1")
+    assert "no weights" not in run(pieced(model, images), EqualizeOptions(only_outliers=True))
     torch.testing.assert_close(logits(model, images), expected, rtol=1e-3, atol=1e-3)
     assert worth(model, images, expected) > before + 3
