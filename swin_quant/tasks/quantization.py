@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from swin_quant.data.sampling import digest
 from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.engines.options import EngineOptions
 from swin_quant.engines.scoring import dataset_record, open_labelled
+from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
@@ -160,16 +161,13 @@ def changed(asked: Quantization) -> list[str] | None:
     record, plan = card.calibration, asked.plan
     before = made_before(asked.checkpoint, calibrated=False)
     earlier = of_weights(before)
-    methods = {bits: plan.method.for_bits(int(bits)) for bits in record.get("methods", {})}
-    chosen = "node_methods" in record  # for each node: calibrator auto
-    calibrator = (record["exact"], chosen) == (plan.method.exact, plan.method.is_auto)
     same = {
         "the checkpoint": _same_weights(card, before, asked.checkpoint),
-        "the calibrated file": card.checkpoint["sha256"] == sha256_of(asked.calibrated),
+        "the calibrated file": card.checkpoint["sha256"] == _sha256(asked.calibrated),
         "the policy": (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"],
         "the model": _same_model(card, asked.cfg),
         "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
-        "the calibrator": calibrator and (chosen or record.get("methods") == methods),
+        "the calibrator": _same_method(record, plan.method),
         "the percentile": record.get("tried_percentile", record["percentile"]) in (None, plan.method.percentile),
         "the passes": of_weights(card)[: len(earlier)] == earlier
         and plan.passes.made(record.get("passes", [])[len(earlier) :]),
@@ -178,10 +176,17 @@ def changed(asked: Quantization) -> list[str] | None:
     return different if _same_pictures(record, card, asked) else [*different, "the pictures"]
 
 
+def _same_method(record: CalibrationRecord, method: Method) -> bool:
+    chosen = "node_methods" in record  # for each node: calibrator auto
+    methods = {bits: method.for_bits(int(bits)) for bits in record.get("methods", {})}
+    same = (record["exact"], chosen) == (method.exact, method.is_auto)
+    return same and (chosen or record.get("methods") == methods)
+
+
 def _same_weights(card: RunCard, before: RunCard | None, checkpoint: str) -> bool:
     """Whether a card's weights are those of `checkpoint`, or its calibrated ones, of which `before` is the card."""
     if card.source is None or before is None or before.source is None:
-        return card.source is not None and card.source["sha256"] == sha256_of(checkpoint)
+        return card.source is not None and card.source["sha256"] == _sha256(checkpoint)
     trained = replace(before, training=calibrated_again(before))
     return (
         card.source["sha256"] == before.source["sha256"]
@@ -215,7 +220,7 @@ def artifact_of(asked: Quantization) -> Artifact | None:
     """What was exported from the calibrated checkpoint for the backend, under the policy, if it is whole."""
     if not is_calibrated(asked):
         return None
-    sha256, rules = sha256_of(asked.calibrated), _rules_of_artifact(asked)
+    sha256, rules = _sha256(asked.calibrated), _rules_of_artifact(asked)
     if rules is None:
         return None
     for file in sorted(asked.folder.glob("*.json")):
@@ -279,6 +284,20 @@ def _is_so(precision: str, made: Artifact, asked: Quantization) -> bool:
     if asked.options.float_type in HALF_TYPES:
         return precision.endswith(f"+{asked.options.float_type}")
     return precision not in [f"{made.record['precision']}+{half}" for half in HALF_TYPES]
+
+
+def _sha256(file: str | Path) -> str:
+    """As `sha256_of`; a file that every step of a run asks for is read once, and anew if it was written since."""
+    path = Path(file)
+    if not path.is_file():
+        return sha256_of(file)
+    now = path.stat()
+    return _hashed(path.resolve(), now.st_mtime_ns, now.st_size)
+
+
+@lru_cache(maxsize=16)
+def _hashed(path: Path, written: int, size: int) -> str:
+    return sha256_of(path)
 
 
 def _card(file: Path) -> RunCard | None:

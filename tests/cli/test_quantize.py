@@ -23,7 +23,7 @@ from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
-from swin_quant.tasks import policy_timing
+from swin_quant.tasks import policy_timing, quantization
 from swin_quant.tasks.calibrate import CalibrationPlan
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.quantization import Quantization
@@ -69,6 +69,15 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 4 and "Δ acc@1" in again.out
     assert snapshot(tmp_path / "out") == before
+
+
+def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
+    read, calibrated = [], made.with_name("swin_micro_calib.pth")
+    monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 4
+    assert read.count(calibrated.name) == 1
+    calibrated.write_bytes(calibrated.read_bytes()[:-1] + b"x")
+    assert run("quantize", *words, "--dry-run").out.count("# done") == 0
 
 
 @pytest.mark.slow
