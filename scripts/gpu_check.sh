@@ -64,21 +64,22 @@ declare -A least=(
 )
 if [ "$device" = cpu ]; then # whose compiler takes minutes, and where nothing is tuned, or compiled for a GPU
     least=(
-        [environment]=10 [kernels]=15 [sizes]=10 [essentials]=25
-        [cuda_engine]=40
-        [train]=20 [calibrate]=20 [score]=20 [accuracy]=40 [export]=10 [verify]=20 [evaluate]=20 [bench]=20
-        [finetune]=25 [torchrun]=25 [memory]=15 [step_time]=20 [compile]=80 [tests]=60
+        [environment]=10 [kernels]=15 [sizes]=10 [essentials]=20
+        [cuda_engine]=20
+        [train]=15 [calibrate]=15 [score]=15 [accuracy]=30 [export]=8 [verify]=15 [evaluate]=15 [bench]=15
+        [finetune]=15 [torchrun]=18 [memory]=10 [step_time]=15 [compile]=70 [tests]=30
     )
 fi
 
 # limit_of NAME: its least, and half of what is left besides when those behind it have theirs; the last one has all.
+# Where steps took long to end, what is left is shared by all in proportion.
 limit_of() {
-    local name kept=0 own=$((least[$1] * seconds / whole)) left=$((end - SECONDS)) spare
-    for name in "${!least[@]}"; do [ "$name" = "$1" ] || kept=$((kept + least[$name])); done
-    spare=$((left - kept * seconds / whole - own))
-    [ "$kept" -gt 0 ] || own=$left
-    [ "$kept" -gt 0 ] && [ "$spare" -gt 0 ] && own=$((own + spare / 2))
-    echo $((own < left ? own : left))
+    local name sum=0 own=$((least[$1] * seconds / whole)) left=$((end - SECONDS)) spare
+    for name in "${!least[@]}"; do sum=$((sum + least[$name])); done
+    spare=$((left - sum * seconds / whole))
+    if [ "$sum" -eq "${least[$1]}" ]; then echo "$left"
+    elif [ "$spare" -lt 0 ]; then echo $((least[$1] * left / sum))
+    else echo $((own + spare / 2)); fi
 }
 
 # summarize: what failed on top, then its last lines.

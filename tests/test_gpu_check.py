@@ -121,7 +121,7 @@ def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
 CLOCK = """timeout() {
     while [[ $1 == -* ]]; do shift 2; done
     printf '%s %s\\n' "$1" "${*:2}" >> "$LIMITS"
-    SECONDS=$((SECONDS + $1))
+    SECONDS=$((SECONDS + $1 + 4))
     return 124
 }
 """
@@ -129,7 +129,7 @@ CLOCK = """timeout() {
 
 @pytest.fixture
 def slow(tmp_path):
-    """By the script's clock every command takes all of its time; no time passes."""
+    """By the script's clock every command takes all of its time, and some more to end; no time passes."""
     (tmp_path / "clock").write_text(CLOCK)
     return {"BASH_ENV": str(tmp_path / "clock"), "LIMITS": str(tmp_path / "limits")}
 
@@ -139,9 +139,9 @@ def test_slow_steps_leave_time_to_those_behind_them(tmp_path, noting, slow, devi
     result = check(tmp_path, "--device", device, **noting, **slow)
     assert result.returncode == 1 and "no time was left" not in result.stdout
     limits = [line.split(" ", 1) for line in (tmp_path / "limits").read_text().splitlines()]
-    assert sum(int(limit) for limit, _ in limits) <= 540
+    assert sum(int(limit) + 4 for limit, _ in limits) <= 540
     timed = [int(limit) for limit, step in limits if "benchmarks/cuda_engine.py" in step and "--only" not in step]
-    assert len(timed) == 1 and timed[0] >= (150 if device == "cuda" else 40)
+    assert len(timed) == 1 and timed[0] >= (140 if device == "cuda" else 20)
 
 
 def test_without_xdist_it_says_so_and_goes_on(tmp_path, noting):
