@@ -76,7 +76,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     """
     onnx = library("onnx", "onnx")
     library("onnxscript", "onnx")
-    folder = ensure_writable_dir(folder)
+    folder = ensure_writable_dir(_in_text(folder))
     if options.labels and len(options.labels) != model.classes:
         raise UsageError(f"{len(options.labels)} labels for {model.classes} classes: give one each, in order")
     rewriter = rewriter_of(model)
@@ -100,6 +100,15 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     onnx.checker.check_model(str(file), full_check=True)
     precision = quantized if enabled_nodes(model) else options.floats
     return finish_artifact(file, card, "onnx", precision, recorded, others)
+
+
+def _in_text(folder: str | Path) -> str | Path:
+    """UsageError for a path that is no text in UTF-8, such as ONNX takes alone."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"‹output› {ascii(str(folder))}: is no UTF-8, and ONNX takes no other path") from None
+    return folder
 
 
 def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None:

@@ -1,6 +1,7 @@
 """The exported file: what it computes, what it holds, and what is refused."""
 
 import json
+import os
 from copy import deepcopy
 from dataclasses import replace
 
@@ -175,6 +176,14 @@ def test_metadata_and_card(calibrated, tmp_path):
     assert found[onnx_metadata.PREPROCESS] == card.preprocess and found[onnx_metadata.LABELS] == list(labels)
     assert found[onnx_metadata.POLICY] == json.loads(json.dumps(card.policy))
     assert found[onnx_metadata.CARD_SHA256] == onnx_metadata.card_sha256(again.card)
+
+
+def test_a_path_that_onnx_cannot_take_is_refused_before_a_file_is_written(calibrated, tmp_path):
+    model, card = calibrated("swin")
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(UsageError, match="is no UTF-8, and ONNX takes no other path") as told:
+        export(model, card, folder)
+    assert str(told.value).encode() and not list(tmp_path.iterdir())
 
 
 def test_metadata_that_is_broken_or_foreign():
