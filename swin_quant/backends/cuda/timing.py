@@ -66,7 +66,8 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int
         for rows in sizes:
             inner = part_columns(constants["N"], rows) if op == "attention_norm" else default.inner
             for stages in STAGES.get(op, (default.stages,)):
-                yield from (replace(default, rows=rows, inner=inner, warps=w, stages=stages) for w in WARPS)
+                for warps in sorted({*WARPS, default.warps}):
+                    yield replace(default, rows=rows, inner=inner, warps=warps, stages=stages)
 
 
 def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:

@@ -282,3 +282,12 @@ def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
     (call,) = (call for call in cases(program_of(spec, 32).launches) if call.name == "pool")
     for capability in (86, 100):
         assert_fine(call, capability)
+
+
+@pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
+def test_a_picture_is_pooled_in_few_steps(model, most):
+    """Each waits for the one before, of a program that has a multiprocessor to itself: they were 13 and 72."""
+    (call,) = cases([one for one in program_of(spec_of_model(model), 32).launches if one.op == "pool"])
+    constants = dict(call.constants)
+    assert -(-constants["TOKENS"] // constants["ROWS"]) <= most
+    assert_fine(call, 86)

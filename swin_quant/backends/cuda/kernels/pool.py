@@ -1,13 +1,12 @@
 """The last norm, and the mean over a picture's tokens: the features that the head is given."""
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.norms import normed
-from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
+from swin_quant.backends.cuda.kernels.tiles import Tiles, pool_tiles
 
 
 def reference(
@@ -30,11 +29,10 @@ def call(
     """The launch of the same arguments."""
     from swin_quant.backends.cuda.kernels.jit import rows
 
-    batch, channels = out.shape
-    default = replace(row_tiles(channels), warps=8)  # a program a picture: few of them; four warps spill on 8.6
-    t = (tiles or default).holding(columns=channels)
+    (batch, channels), tokens = out.shape, x.shape[1] * x.shape[2]
+    t = (tiles or pool_tiles(channels, tokens)).holding(columns=channels)
     arguments = {"x": x, "weight": weight, "bias": bias, "factors": factors, "out": out, "eps": eps}
-    constants = {"C": channels, "TOKENS": x.shape[1] * x.shape[2], "HALF_STEPS": half_steps}
+    constants = {"C": channels, "TOKENS": tokens, "HALF_STEPS": half_steps}
     return PreparedLaunch(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())
 
 

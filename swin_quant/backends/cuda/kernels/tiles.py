@@ -83,6 +83,15 @@ def row_tiles(channels: int) -> Tiles:
     return Tiles(max(1, min(32, REGISTERS // 2 // block)), block, warps=4 if block <= 2048 else 8)
 
 
+def pool_tiles(channels: int, tokens: int) -> Tiles:
+    """For a program that has all tokens of a picture, so many at a time.
+
+    There are few programs, whose steps wait for each other: each has as many warps and tokens as registers allow.
+    """
+    block = power_of_two(channels)
+    return Tiles(max(1, min(power_of_two(tokens), 2 * REGISTERS // block)), block, warps=16)
+
+
 def attention_tiles(tokens: int, head_dim: int) -> Tiles:
     """For windows of so many tokens.
 
