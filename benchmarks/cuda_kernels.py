@@ -1,10 +1,10 @@
 """Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
 
-    python benchmarks/cuda_kernels.py [--models ...] [--attention ...] [--half ...] [--float8 ...] [--bfloat16 ...]
-        [--ft ...] [--ops gemm ...]
+    python benchmarks/cuda_kernels.py [--batch ...] [--models ...] [--attention ...] [--half ...] [--float8 ...]
+        [--bfloat16 ...] [--ft ...] [--ops gemm ...]
 
-The kernels are those of the launch lists of the models at batch 32, and those that fusions can make of them, each once;
-of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream, of --ft
+The kernels are those of the launch lists of the models at batch 32 and 1, and those that fusions can make of them, each
+once; of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream, of --ft
 FasterTransformer's arithmetic, of those named by --attention, whose windows are wider, what attends. One kernel takes
 about a second of CPU for each kind of GPU. What was found of it is kept in the file --kept, for its sources and this
 compiler: a run that was stopped goes on there. Exit code 1 if one spills, does not fit, or has no products on the
@@ -50,7 +50,7 @@ TITLES = {
     "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",
     "ft-mode1": "FasterTransformer's mode 1", "ft-mode2": "FasterTransformer's mode 2",
 }  # fmt: skip
-BATCH = 32
+BATCHES = 32, 1  # small ones take other tiles
 SHOWN = (
     "N", "K", "C", "HIDDEN", "KIND", "POST", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "GROUP", "BC", "BH",
     "BQ", "BKEYS", "ROWS",
@@ -62,6 +62,7 @@ Row = tuple[str, KernelCall, list[CompiledKernel | None]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--attention", nargs="*", default=WIDER)
     parser.add_argument("--half", nargs="*", default=EACH)
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--kept", type=Path, default=Path("out/cuda_kernels.json"), help="what was found already")
     args = parser.parse_args()
-    found = kernels(of_kinds(args), args.attention)
+    found = kernels(of_kinds(args), args.attention, args.batch)
     named = [one for one in found if not args.ops or one[1].name in args.ops]
     rows: list[Row] = []
     kept = Kept(args.kept)
@@ -101,16 +102,16 @@ def spec_of_kind(name: str, kind: str) -> NetworkSpec:
     return replace(spec, float_type=kind) if kind == "bfloat16" else spec
 
 
-def kernels(kinds: Mapping[str, Iterable[str]], attention: Iterable[str] = ()) -> list[tuple[str, KernelCall]]:
+def kernels(
+    kinds: Mapping[str, Iterable[str]], attention: Iterable[str] = (), batches: Iterable[int] = BATCHES
+) -> list[tuple[str, KernelCall]]:
     """Those of all models, each once, with what it computes in; of those that differ in the size of the map alone, or
     in the shift and do not attend, a shifted one. `attention`: models of which only such kernels are meant."""
     found: dict[str, tuple[str, KernelCall]] = {}
-    for precision, names, ops in (
-        *((kind, names, "") for kind, names in kinds.items()),
-        ("int8", attention, "attention"),
-    ):
-        for name in names:
-            launches = program_of(spec_of_kind(name, precision), BATCH).launches
+    whole = [(kind, name, "") for kind, names in kinds.items() for name in names]
+    for precision, name, ops in (*whole, *(("int8", name, "attention") for name in attention)):
+        spec = spec_of_kind(name, precision)
+        for launches in (program_of(spec, batch).launches for batch in batches):
             for call in cases([one for one in (*launches, *candidates(launches)) if one.op.startswith(ops)]):
                 kind = without_map(call)
                 if kind not in found:
@@ -188,8 +189,10 @@ def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterato
         "# The kernels of the CUDA engine, compiled\n\n"
         f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: "
         f"every kernel {'' if not args.ops else '(' + ', '.join(args.ops) + ') '}"
-        f"that {types} launch at batch {BATCH}, with and without fusions. Swin-S has those of T; of kernels that "
-        "differ in the size of the map alone, or in the shift and do not attend, there is one. *Compiled, not run.*"
+        f"that {types} launch at batch {' or '.join(map(str, args.batch))}, with and without fusions. Swin-S has "
+        "those of T; of kernels that differ in the size of the map alone, or in the shift and do not attend, there is "
+        "one. Left out are other types of larger models, and other batches, of which some kernels have other tiles. "
+        "*Compiled, not run.*"
         "\n\nA cell: registers a thread / KB of shared memory / programs that a multiprocessor holds / matrix "
         "instructions in the machine code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and "
         "QMMA of one warp. 9.0 and 10.0 have no QMMA: tiles of fewer than 64 rows multiply float8 as half precision "

@@ -139,6 +139,39 @@ def test_all_shapes_of_a_model_compile(model, precision, capability):
         assert_fine(call, capability)
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_head_of_one_picture_compiles(capability):
+    """One row: Triton makes a constant of their number."""
+    call = cases(program_of(spec_of_model(MODELS[0]), 1).launches)[-1]
+    assert dict(call.constants)["rows_in_all"] == 1
+    assert_fine(call, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, precision, batch, capability",
+    [
+        (MODELS[0], "int8", 1, 80),
+        (MODELS[0], "float", 1, 90),
+        (LARGE, "int8", 1, 90),
+        (MODELS[1], "int8", 1, 100),
+        (MODELS[0], "int8", 8, 120),
+        (LARGE, "int8", 64, 86),
+    ],
+)
+def test_tiles_of_other_batches_compile(model, precision, batch, capability):
+    """Alone and fused: of few rows tiles are smaller, so that there are programs enough. Those of batch 32 are
+    compiled elsewhere."""
+    spec = spec_of_model(model, precision)
+    usual, others = (
+        cases([*launches, *candidates(launches)]) for launches in (program_of(spec, n).launches for n in (32, batch))
+    )
+    known = {(call.types, call.constants, call.options) for call in usual}
+    for call in others:
+        if (call.types, call.constants, call.options) not in known:
+            assert_fine(call, capability)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model, precision, windows, capability",
