@@ -31,6 +31,14 @@ class Loss:
         """What the drop hardly exceeds: two standard errors more."""
         return self.drop + 2 * self.drop_error
 
+    @property
+    def figures(self) -> str:
+        """In words."""
+        return (
+            f"SQNR {self.sqnr_db:.1f} dB, agreement {self.agreement:.2f} %, expected drop {self.drop:.3f} ± "
+            f"{self.drop_error:.3f} points"
+        )
+
 
 @dataclass
 class Totals:

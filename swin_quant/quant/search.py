@@ -80,6 +80,11 @@ class TriedPolicy:
     is_found: bool = False
     on_front: bool = False
 
+    @property
+    def figures(self) -> str:
+        """What was measured, in words."""
+        return self.loss.figures + ("" if self.ms is None else f", {self.ms:.3f} ms")
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -100,7 +105,12 @@ class SearchResult:
     @property
     def is_float(self) -> bool:
         """Whether it quantizes nothing."""
-        return not any(one.nodes for one in self.candidates if one.is_found)
+        return not self.found.nodes
+
+    @property
+    def found(self) -> TriedPolicy:
+        """What was measured of the policy."""
+        return next(one for one in self.candidates if one.is_found)
 
 
 def check_limit(name: str, value: float | None, most: float = math.inf) -> None:

@@ -158,7 +158,8 @@ def _search(asked: Quantization) -> None:
     found = search(searching)
     if not found.met:
         raise SwinQuantError(
-            f"the budget cannot be met ({searching.limits}): the best that was found is {searching.place}"
+            f"the budget cannot be met ({searching.limits}): the best that was found is {searching.place} "
+            f"({found.found.figures})"
         )
     if found.is_float:
         raise SwinQuantError(

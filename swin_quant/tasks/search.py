@@ -229,8 +229,7 @@ def _why(asked: PolicySearch, loss: Loss, cost: float, name: str, pictures: int)
     split = f" of {of.sampling.split}" if of.sampling.split else ""
     return (
         f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {pictures} pictures"
-        f"{split}: SQNR {loss.sqnr_db:.1f} dB, agreement {loss.agreement:.2f} %, expected drop "
-        f"{loss.drop:.3f} ± {loss.drop_error:.3f} points; "
+        f"{split}: {loss.figures}; "
         + (f"{cost:.3f} ms." if of.is_timed else f"{cost:.0f} nodes stay float, and no latency was measured.")
     )
 

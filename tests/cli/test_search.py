@@ -353,7 +353,9 @@ def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(small, r
         done = run(*words, *budget)
         assert done.code == 1 and "every layer stays float: loosen it" in done.err.splitlines()[-1], done
     done = run(*words, "--max-ms", 1e-6)
-    assert done.code == 1 and "cannot be met (at most 1e-06 ms)" in done.err.splitlines()[-1], done
+    line = done.err.splitlines()[-1]
+    assert done.code == 1 and "cannot be met (at most 1e-06 ms)" in line, done
+    assert re.search(r"\(SQNR \S+ dB, agreement \d+\.\d\d %, expected drop .+ points, \d+\.\d{3} ms\)", line), line
     done = run(*words, "--min-agreement", 0)
     assert done.code == 0 and "acc@1" in done.out, done
     assert run(*words, "--min-agreement", 0).err.count("done before") == 5
