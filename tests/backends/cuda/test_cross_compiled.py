@@ -104,12 +104,13 @@ LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
         ("swinv2_tiny_patch4_window16_256", "float", "attention", {"HEADS": 3, "SHIFT": 0}, 100),
         ("swinv2_base_patch4_window16_256", "fp8", "attention", {"HEADS": 8, "SHIFT": 0}, 100),
         (MODELS[1], "fp8", "norm_gemm", {"N": 1152, "K": 384}, 100),
+        (MODELS[1], "int8", "gemm_norm", {"N": 192, "K": 192}, 100),
     ],
 )
 def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     """With 64 rows of 192 and 384 channels behind attention, parts of 128 of 512, two stages of 64 keys, 4 warps for
-    normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; the last seven by the
-    compiler's own choice of registers."""
+    normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; seven by the compiler's
+    own choice of registers; the last with 64 rows of 4 warps."""
     launches = program_of(spec_of_model(model, precision), 32).launches
     found = [call for call in cases([*launches, *candidates(launches)]) if call.name == name]
     *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one, unless told

@@ -11,7 +11,6 @@ REGISTERS = 8192  # float32 values that a program of row kernels holds at once
 MOST = 1 << 20  # values that Triton lets a tensor have
 MOST_WARPS = 32  # of a program, on every GPU
 LEAST_STEP = 32  # bytes along K that a tensor core takes at once
-MOST_SUMS = 12288  # of whole rows that 4 warps hold: 96 a thread
 WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
 
 
@@ -162,9 +161,11 @@ def column_groups(m: int, n: int, rows: int, columns: int) -> int:
 
 def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
     """For a program that has all n columns of its rows: sums in parts of `columns`."""
-    rows, columns = _fewer(m, 64 if n <= WIDE else 32), _divisor(n, 128)
+    columns = _divisor(n, 128)
+    # With V2's norm 4 warps spill that have 64 rows of 192 sums, and 8 have no parts of their own of these.
+    rows = _fewer(m, 64 if n <= WIDE and (64 * n <= REGISTERS or own_warps(64, columns) >= 8) else 32)
     inner = (128 if n <= WIDE else 64) // itemsize
-    warps = min(4 if rows * n <= MOST_SUMS else 8, own_warps(rows, columns))
+    warps = min(4 if rows * n <= REGISTERS else 8, own_warps(rows, columns))
     return Tiles(rows, columns, _divisor(k, inner), warps, stages=2)
 
 
