@@ -175,5 +175,5 @@ def test_channels_behind_a_norm_without_parameters_stay_as_they_are(affine):
     before = model.module.get_submodule("1.linear").weight.clone()
     sq.calibrate(model, [torch.randn(8, 3, 4, 4)], "qdq", method="max", passes=["equalize"])
     (done,) = model.card.calibration["passes"]
-    assert done["kept"] and (done["note"] == "no unit gains") is not affine
+    assert done["kept"] and done["note"].startswith("no unit gains") is not affine
     assert torch.equal(model.module.get_submodule("1.linear").weight, before) is not affine

@@ -36,10 +36,12 @@ def spec_of_model(name, precision="int8"):
     return replace(spec, arithmetic=precision, quantized=frozenset(spec.products()))
 
 
-def assert_fine(call, capability):
-    """It spills nothing, fits, and multiplies on tensor cores of its type."""
+def assert_fine(call, capability, is_tried=False):
+    """It spills nothing, fits, and multiplies on tensor cores of its type; no two warps do the same, unless it is what
+    the tuner tries beside others, whose times tell."""
     made = cross_compile(call, capability)
-    assert not list(findings(call, made)), f"{call.name} {dict(call.constants)}: {made}"
+    found = [one for one in findings(call, made) if not (is_tried and one.startswith("warps compute the same"))]
+    assert not found, f"{call.name} {dict(call.constants)}: {found}, {made}"
 
 
 def test_what_is_wrong_with_a_kernel_is_found():
@@ -199,7 +201,7 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
                 tried[launch.arguments["windows"].shift > 0, tiles.warps, tiles.stages] = launch, tiles
     assert len(tried) == 8
     for call in tiled_cases(tried.values()):
-        assert_fine(call, capability)
+        assert_fine(call, capability, is_tried=True)
 
 
 @pytest.mark.parametrize(
