@@ -149,7 +149,7 @@ def standing_out(
 
 
 def of_weights(card: RunCard | None) -> list[PassRecord]:
-    """The kept passes of a card that its weights have seen; the others chose ranges alone. None for no card."""
+    """The kept passes of a card that its weights have seen, in order; the others chose ranges alone."""
     kept = card.kept_passes if card else []
     return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]
 
