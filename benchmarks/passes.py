@@ -5,7 +5,7 @@
     python benchmarks/passes.py --shared DIR --training
 
 The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints, too) on DIR/data/cifar10: 512
-pictures of train calibrate, all of val score. A run that was cut off goes on where it stopped. --planted: outlier
+pictures of train calibrate, all of val score. Goes on from what docs/results/passes.md and --work have. --planted: outlier
 channels in those models, made by tests/outliers.py, and what is left of them, on 256 other pictures of train: writes
 docs/results/planted.md.
 --training: 256 pictures of train calibrate and 512 others score, by which passes are chosen; kept in training.json.
@@ -24,6 +24,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+PAGE = ROOT / "docs" / "results" / "passes.md"
 MICRO = ("swinv2_micro_cifar10", "swin_micro_cifar10")
 POLICIES = ("ft-mode1", "ft-mode2", "qdq", "tensorrt-centred", "onnxruntime", "cpu")
 VARIANTS: dict[str, object] = {
@@ -68,6 +69,10 @@ PLAN = (
     ((8, 8), ("ft-mode2",), SLOW),
     *((bits, EMULATED, ("best",)) for bits in FEWER),
     *((bits, ("qdq",), EXTRA) for bits in (*FEWER, (8, 8))),
+    *((bits, EMULATED, ALONE) for bits in FEWER),
+    *((bits, ("cpu",), EXTRA) for bits in (*FEWER, (8, 8))),
+    *((bits, ("cpu",), SLOW[:2]) for bits in FEWER),
+    *((bits, EMULATED, SLOW[:2]) for bits in FEWER),
 )
 PLANTED = (("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream"))
 SHARES = (0.02, 0.02, 0.01, 0.03)  # of channels, by seed
@@ -101,7 +106,8 @@ def main() -> None:
         else accuracy_rows(args.shared, args.model, args.reference, args.training)
     )  # fmt: skip
     kept = args.work / f"{'planted' if args.planted else 'training' if args.training else 'accuracy'}.json"
-    rows = json.loads(kept.read_text()) if kept.exists() else {}
+    rows = {} if args.planted or args.training else written()
+    rows |= json.loads(kept.read_text()) if kept.exists() else {}
     for key, measure in wanted:
         if key in rows:
             continue
@@ -114,7 +120,7 @@ def main() -> None:
     if args.planted:
         write_planted(rows, [key for key, _ in wanted])
     elif not args.training:
-        write(args.work)
+        write(rows)
 
 
 def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training: bool) -> list:
@@ -263,9 +269,22 @@ nothing done; planted, with what `calibrate` does unasked, and its CPU seconds o
 """
 
 
-def write(work: Path) -> None:
+def written() -> dict:
+    """The rows of the page, as exactly as it says them."""
+    rows: dict = {}
+    for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
+        if line.startswith("## "):
+            title, before = line[3:].removesuffix(" %").split(", float ")
+        elif line.startswith("| W"):
+            bits, policy, variant, change, agreement, sqnr, seconds = (cell.strip() for cell in line.split("|")[1:-1])
+            delta, se = change.split(" ±")
+            said = {"float": before, "delta": delta, "se": se, "agreement": agreement, "sqnr": sqnr, "seconds": seconds}
+            rows[f"{title}|{policy}|{bits}|{variant}"] = {key: float(value) for key, value in said.items()}
+    return rows
+
+
+def write(rows: dict) -> None:
     page = [HEAD.format(calibrate=CALIBRATE)]
-    rows = json.loads((work / "accuracy.json").read_text()) if (work / "accuracy.json").exists() else {}
     titles = sorted({key.split("|")[0] for key in rows})
     for title in titles:
         mine = {tuple(key.split("|")[1:]): row for key, row in rows.items() if key.startswith(title + "|")}
@@ -283,7 +302,7 @@ def write(work: Path) -> None:
                 f"{row['sqnr']:.1f} | {row['seconds']:.0f} |"
             )
         page.append("")
-    (ROOT / "docs" / "results" / "passes.md").write_text("\n".join(page))
+    PAGE.write_text("\n".join(page))
 
 
 def write_planted(rows: dict, wanted: list[str]) -> None:
