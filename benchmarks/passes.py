@@ -5,9 +5,9 @@
     python benchmarks/passes.py --shared DIR --training
 
 The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints, too) on DIR/data/cifar10: 512
-pictures of train calibrate, all of val score. Goes on from what docs/results/passes.md and --work have. --planted: outlier
-channels in those models, made by tests/outliers.py, and what is left of them, on 256 other pictures of train: writes
-docs/results/planted.md.
+pictures of train calibrate, all of val score. Goes on from what docs/results/passes.md and --work have. --planted:
+outlier channels in those models, made by tests/outliers.py, and what is left of them, on 256 other pictures of train:
+writes docs/results/planted.md.
 --training: 256 pictures of train calibrate and 512 others score, by which passes are chosen; kept in training.json.
 """
 

@@ -8,6 +8,7 @@ from swin_quant.base.errors import SwinQuantError
 
 FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
 REGISTERS = 8192  # float32 values that a program of row kernels holds at once
+WARP_SUMS = 32 * 128  # float32 values that a warp holds at most, beside what they are made of
 MOST = 1 << 20  # values that Triton lets a tensor have
 MOST_WARPS = 32  # of a program, on every GPU
 LEAST_STEP = 32  # bytes along K that a tensor core takes at once
@@ -106,15 +107,18 @@ def attention_tiles(tokens: int, head_dim: int) -> Tiles:
 def attention_norm_tiles(tokens: int, n: int) -> Tiles:
     """For a program that has all heads and all n columns of the projection: `inner` of these at a time.
 
-    Their sums stay beside the logits of a head: with more than 64 a thread kernels spill on some GPU, and so they do
-    with the next 64 keys on their way. Where n is too large for that, 8 warps have 32 rows.
+    Their sums stay beside the logits of a head: with more than 64 a thread kernels spill on some GPU. Where n is too
+    large for that, 8 warps have 32 rows. Windows of several tiles of keys have tiles of 32, whose warps have up to 128
+    sums a thread: more warps would share the 32 channels of a head.
     """
     apart = attention_tiles(tokens, 0)
     rows = min(apart.rows, 64 if 64 * n <= REGISTERS else 32)
     inner = part_columns(n, rows)
+    if tokens > apart.columns:
+        warps = max(rows // 16, power_of_two(-(-rows * n // WARP_SUMS)))
+        return Tiles(rows, 32, inner, min(warps, own_warps(rows, inner)), apart.stages)
     warps = min(4 if rows * n <= REGISTERS else 8, own_warps(rows, inner))
-    stages = apart.stages if apart.columns < 64 else 1
-    return Tiles(rows, apart.columns, inner, warps, stages)
+    return Tiles(rows, apart.columns, inner, warps)
 
 
 def part_columns(n: int, rows: int) -> int:
