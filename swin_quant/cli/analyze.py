@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="run each equivalent replacement on the model and compare the outputs")  # fmt: skip
     group = parser.add_argument_group("pictures: what the weights do not show")
     group.add_argument("--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; or: digits")
-    group.add_argument("--zip", action="store_true", help="DIR holds val.zip and val_map.txt")
+    group.add_argument("--zip", action="store_true", help="val.zip of DIR, even where a folder lies beside it")
     group.add_argument("--pictures", type=whole, default=8, metavar="N", help="how many are looked at (default 8)")
     options.add_json(parser)
     parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)

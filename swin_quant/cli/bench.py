@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", type=float, default=1.0, metavar="S", help="of a block of calls (default 1)")
     group = parser.add_argument_group("pictures: what logits are compared on (default: seeded noise)")
     group.add_argument("--data-path", metavar="DIR", help="folder with val/, or its zip; or: digits")
-    group.add_argument("--zip", action="store_true", help="DIR holds <split>.zip and <split>_map.txt")
+    group.add_argument("--zip", action="store_true", help="the zip of the split, even where a folder lies beside it")
     group.add_argument("--split", default="val", help="default val")
     group.add_argument("--pictures", type=whole, default=256, metavar="N", help="evenly spread over those there are")
     parser.add_argument("--output", metavar="DIR", help="also write bench.md, bench.csv and bench.json there")

@@ -20,7 +20,7 @@ HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and it
 EXAMPLES = """examples:
   swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
   swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out    (any model of timm)
-  swin-quant calibrate my.pth --cfg my.yaml --data-path data --zip --calibrator mse --pictures 160
+  swin-quant calibrate my.pth --cfg my.yaml --data-path data --calibrator mse --pictures 160
   torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
                                                          (in what an earlier one counted: no pictures are read)"""

@@ -42,7 +42,7 @@ def add_pictures(parser: argparse.ArgumentParser, workers: bool = True) -> None:
         "--data-path", metavar="DIR", help="folder of pictures, or with val/ or its zip; digits, csv:FILE, ..."
     )
     group.add_argument("--images", nargs="+", metavar="PLACE", help="instead: files, folders, 'patterns'")
-    group.add_argument("--zip", action="store_true", help="DIR holds <split>.zip and <split>_map.txt")
+    group.add_argument("--zip", action="store_true", help="the zip of the split, even where a folder lies beside it")
     group.add_argument("--split", default="val", help="of --data-path (default val)")
     group.add_argument("--max-unreadable", type=float, default=0.01, metavar="SHARE",
                        help="end the run when more than this share is unreadable (default 0.01)")  # fmt: skip

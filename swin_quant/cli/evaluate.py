@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
   swin-quant evaluate out/my_calib.pth --data-path imagenet                             (policy of its run card)
-  swin-quant evaluate out/my_calib.pth --data-path data --zip --policy ft-mode1 ft-mode2 qdq
+  swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
   swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet                         (a float checkpoint)
   swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
   swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --data-path data

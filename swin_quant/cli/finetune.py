@@ -21,7 +21,7 @@ HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_
 EXAMPLES = """examples:
   swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill
                                                                                         (policy of its run card)
-  swin-quant finetune out/my_calib.pth --data-path data --zip --recipe micro_w4a4 --policy ft-mode1 \\
+  swin-quant finetune out/my_calib.pth --data-path data --recipe micro_w4a4 --policy ft-mode1 \\
       --wprec 4 --aprec 4 --teacher my.pth
   torchrun --nproc_per_node 4 qat_finetune.py ... --continue                             (goes on where it stopped)"""
 DEFAULT_RECIPE = "qat_tiny"

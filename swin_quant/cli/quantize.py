@@ -37,7 +37,7 @@ HELP = "From a float checkpoint to an artifact that was verified and scored: cal
 EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
-  swin-quant quantize my.pth --cfg my.yaml --data-path data --zip --for onnxruntime --pictures 160 --dry-run
+  swin-quant quantize my.pth --cfg my.yaml --data-path data --for onnxruntime --pictures 160 --dry-run
   swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
 
 It goes on where it was cut off: a step whose result lies in the output folder is not done again. Of several

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="also write the page there: one file, which needs no network")
     pictures = parser.add_argument_group("pictures for the page, that float and quantized name differently")
     pictures.add_argument("--data-path", metavar="DIR", help="folder with the split, or its zip; or: digits")
-    pictures.add_argument("--zip", action="store_true", help="the data are zip archives with map files")
+    pictures.add_argument("--zip", action="store_true", help="the zip of the split, even where a folder lies beside it")
     pictures.add_argument("--split", default="val", help="which split of the data (default val)")
     pictures.add_argument("--pictures", type=whole, default=256, metavar="N", help="how many (default 256)")
     options.add_json(parser)

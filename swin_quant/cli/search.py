@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = "Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."
 EXAMPLES = """examples:
   swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
-  swin-quant search out/my_calib.pth --data-path data --zip --engine onnxruntime --min-sqnr 35 --batch 8 --output out
+  swin-quant search out/my_calib.pth --data-path data --engine onnxruntime --min-sqnr 35 --batch 8 --output out
   swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.yaml --output out   (what it found)
 
 It goes on where it was cut off. The drop is expected from the float model's own probabilities where the two disagree:

@@ -19,7 +19,7 @@ COUNT, TOP, BATCH = 64, 8, 16
 HELP = "Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."
 EXAMPLES = """examples:
   swin-quant sensitivity out/my_calib.pth --data-path imagenet                          (policy of its run card)
-  swin-quant sensitivity out/my_calib.pth --data-path data --zip --policy qdq --kind layer --top 20
+  swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
   swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
   swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 HELP = "Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."
 EXAMPLES = """examples:
-  swin-quant train --cfg my.yaml --data-path cifar10 --zip --recipe micro_float --output out
-  swin-quant train --cfg my.yaml --data-path cifar10 --zip --recipe micro_float --output out --continue
+  swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out
+  swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out --continue
   torchrun --nproc_per_node 8 -m swin_quant train --cfg swin_tiny_patch4_window7_224 --data-path imagenet"""
 
 

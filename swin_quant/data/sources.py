@@ -38,17 +38,18 @@ def open_pictures(
     world: int = 1,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Pictures:
-    """Open one split of `data_path`: class folders, with `zip_mode` a zip and its map, the digits, or one of KINDS.
+    """Open one split of `data_path`: class folders, a zip and its map, the digits, or one of KINDS.
 
     Args:
         data_path: `‹data_path›/<split>/<class>/*`, `‹data_path›/<split>.zip` and `<split>_map.txt`, "digits", or what
             another kind recognises or is asked for by its prefix: `csv:my.csv`.
         num_classes: the classes of the model. None: labels are not needed, so nothing about them is checked, and
             the pictures may lie flat in `‹data_path›/<split>` or `‹data_path›`.
+        zip_mode: it must be a zip. Otherwise it is one where `is_archive`.
         cache_mode, rank, world, track: see ZipPictures.
 
     Raises:
-        UsageError: no data path, or the wrong one of ‹zip› and no ‹zip›.
+        UsageError: no data path, or ‹zip› for a folder.
         SwinQuantError: data that are missing, empty, damaged, or of another number of classes.
     """
     if not data_path:
@@ -56,12 +57,12 @@ def open_pictures(
     labelled = num_classes is not None
     if data_path == DIGITS:
         pictures: Pictures = DigitsPictures(split)
-    elif zip_mode:
-        _find(Path(data_path), split, zip_mode, labelled)
-        pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
-    elif found := _found(asked := _asked(data_path, split, num_classes)):
+    elif not zip_mode and (found := _found(asked := _asked(data_path, split, num_classes))):
         source, files = found
         pictures = source.open(files, asked)
+    elif zip_mode or is_archive(data_path, split):
+        _find(Path(data_path), split, True, labelled)
+        pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
     else:
         pictures = FolderPictures(_find(Path(data_path), split, zip_mode, labelled), labelled)
     if labelled and num_classes != len(pictures.class_names):
@@ -70,6 +71,15 @@ def open_pictures(
             "correct one of them"
         )
     return pictures
+
+
+def is_archive(data_path: str, split: str) -> bool:
+    """Whether the split is a zip, and no folder."""
+    root = Path(data_path)
+    try:
+        return not (root / split).is_dir() and (root / f"{split}.zip").is_file()
+    except OSError:  # a name that is too long: whoever opens it says so
+        return False
 
 
 @cache
@@ -86,9 +96,10 @@ def is_data_set(data_path: str) -> bool:
 
 
 def has_split(cfg: CfgNode, split: str) -> bool:
-    """Whether the config's data path holds `split`, in the form that DATA.ZIP_MODE says."""
+    """Whether the config's data path holds `split`, as a zip where DATA.ZIP_MODE says so."""
     data_path = cfg.DATA.DATA_PATH
-    if data_path == DIGITS or (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
+    held = [f"{split}.zip"] if cfg.DATA.ZIP_MODE else [f"{split}.zip", split]
+    if data_path == DIGITS or any((Path(data_path) / name).exists() for name in held):
         return True
     asked = _asked(data_path, split, cfg.MODEL.NUM_CLASSES)
     if cfg.DATA.ZIP_MODE or not asked.has_splits:
@@ -127,12 +138,11 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
         flat = any(is_picture(item.name) for item in root.iterdir())
     except OSError as error:
         raise SwinQuantError(f"{root}: cannot be read: {error.strerror}") from error
-    wanted, others = (archives, folders) if zip_mode else (folders, archives)
+    wanted = archives if zip_mode else folders
     if split in wanted:
         return wanted[split]
-    if split in others:
-        remedy = f"{split} is a folder: drop ‹zip›" if zip_mode else f"{split} is an archive: ‹zip› is needed"
-        raise UsageError(f"{root}: {remedy}")
+    if split in folders:
+        raise UsageError(f"{root}: {split} is a folder: drop ‹zip›")
     if flat and not labelled and not zip_mode:
         return root
     layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}"

@@ -96,7 +96,7 @@ def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> 
     held = Counter(archive.namelist())
     labels: dict[str, int] = {}
     if not path.is_file():
-        raise SwinQuantError(f"{path}: no such file; ‹zip› needs this file of member<TAB>label lines")
+        raise SwinQuantError(f"{path}: no such file; an archive needs this file of member<TAB>label lines")
     for number, line in enumerate(io.BytesIO(read_bounded(path, "map of labels", MAX_MAP_BYTES)), 1):
         if not line.strip():
             continue

@@ -30,21 +30,13 @@ class PictureSet:
     count: int | None = None
     seed: int = 0
 
-    @property
-    def is_zipped(self) -> bool:
-        """Whether the split is an archive with its map."""
-        root = Path(self.path)
-        return self.split is not None and not (root / self.split).is_dir() and (root / f"{self.split}.zip").is_file()
-
     def open(self, classes: int | None = None) -> Pictures:
         """The pictures; labelled if the number of `classes` is given, which is checked. Errors as `open_pictures`."""
         if self.split is None and not is_data_set(self.path):
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
             return NamedPictures([self.path])
-        return open_pictures(
-            self.path, self.split or "val", zip_mode=self.is_zipped, cache_mode="no", num_classes=classes
-        )
+        return open_pictures(self.path, self.split or "val", cache_mode="no", num_classes=classes)
 
     def indices(self, pictures: Pictures) -> list[int]:
         """Which of the opened pictures are meant."""

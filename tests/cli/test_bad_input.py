@@ -244,10 +244,8 @@ def test_an_archive_that_is_none(refused, float_flags, pictures, tmp_path):
     has(refused(1, "calibrate", *float_flags, "--zip", "--data-path", root), "train.zip", "not a readable zip")
 
 
-def test_zip_and_folders_are_not_confused(refused, float_flags, pictures, tmp_path):
+def test_zip_for_folders(refused, float_flags):
     has(refused(2, "calibrate", *float_flags, "--zip"), "drop --zip")
-    root = zipped(pictures, tmp_path / "zips")
-    has(refused(2, "calibrate", *float_flags, "--data-path", root), "--zip is needed")
 
 
 def test_a_config_with_a_typo(refused, float_flags, micro, tmp_path):

@@ -65,10 +65,12 @@ def test_a_missing_split_says_which_there_are(tmp_path):
     assert "has no val.zip with val_map.txt" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True)
 
 
-def test_the_other_layout_says_which_flag_is_wrong(tmp_path):
+def test_an_archive_needs_no_flag_and_a_folder_is_none(tmp_path):
     archive(folder(tmp_path, "train/a/1.png"), "val", [0])
-    assert "zip is needed" in refusal(UsageError, str(tmp_path), "val")
     assert "drop zip" in refusal(UsageError, str(tmp_path), "train", zip_mode=True)
+    assert len(open_pictures(str(tmp_path), "val")) == len(open_pictures(str(tmp_path), "val", zip_mode=True)) == 1
+    archive(tmp_path, "train", [0, 0])
+    assert len(open_pictures(str(tmp_path), "train")) == 1  # the folder comes first
 
 
 def test_another_number_of_classes_names_the_key_and_both_counts(tmp_path):
