@@ -109,7 +109,9 @@ def add_data(parser: argparse.ArgumentParser, words: Words = {}, half: bool = Tr
     group.add_argument(
         "--data-path", metavar="DIR", help="folder with train/ and val/, or their zips; digits, csv:FILE, ..."
     )
-    group.add_argument("--zip", action="store_true", default=None, help="the zips of DIR (train.zip and train_map.txt, ...), even where folders lie beside them")
+    group.add_argument(
+        "--zip", action="store_true", default=None, help="zips and maps of DIR, though folders lie there"
+    )
     group.add_argument("--cache-mode", choices=("no", "full", "part"), help="zip: keep no, all, or this rank's bytes")
     group.add_argument(words.get("--batch", "--batch"), type=whole, dest="batch", metavar="N",
                        help="pictures at a time, a rank (default: DATA.BATCH_SIZE)")  # fmt: skip

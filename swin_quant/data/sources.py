@@ -73,6 +73,14 @@ def open_pictures(
     return pictures
 
 
+def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
+    """The pictures of a config's data path, for what needs no labels. Folders may be flat; maps have labels, which are
+    checked. Errors as `open_pictures`."""
+    data_path, zip_mode = cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE
+    classes = cfg.MODEL.NUM_CLASSES if zip_mode or is_archive(data_path, split) else None
+    return open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no", num_classes=classes)
+
+
 def is_archive(data_path: str, split: str) -> bool:
     """Whether the split is a zip, and no folder."""
     root = Path(data_path)

@@ -24,7 +24,7 @@ from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
-from swin_quant.data.sources import open_pictures
+from swin_quant.data.sources import open_unlabelled
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.scratch import Scratch
@@ -163,13 +163,7 @@ def calibrate_pictures(
 
 def open_calibrating(cfg: CfgNode, plan: CalibrationPlan) -> Pictures:
     """The pictures of which `plan` draws its sample."""
-    return open_pictures(
-        cfg.DATA.DATA_PATH,
-        plan.split,
-        zip_mode=cfg.DATA.ZIP_MODE,
-        cache_mode="no",  # a sample is read once
-        num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None,  # folders may be flat, maps have labels
-    )
+    return open_unlabelled(cfg, plan.split)
 
 
 def _transform(cfg: CfgNode, preprocess: Preprocess, plan: CalibrationPlan) -> Transform:

@@ -12,7 +12,7 @@ from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import sample
-from swin_quant.data.sources import open_pictures
+from swin_quant.data.sources import open_unlabelled
 from swin_quant.tasks.sensitivity import Sampling
 
 
@@ -26,12 +26,12 @@ class MeasuredOn(NamedTuple):
 
 def of_config(cfg: CfgNode, sampling: Sampling, preprocess: Preprocess) -> MeasuredOn:
     """The sample of the config's data."""
-    return of_pictures(_open(cfg, sampling), sampling, preprocess, cfg.DATA.NUM_WORKERS)
+    return of_pictures(open_unlabelled(cfg, sampling.split), sampling, preprocess, cfg.DATA.NUM_WORKERS)
 
 
 def drawn(cfg: CfgNode, sampling: Sampling) -> list[str]:
     """The names of that sample; no picture is read."""
-    opened = _open(cfg, sampling)
+    opened = open_unlabelled(cfg, sampling.split)
     return [opened.names[index] for index in _indices(opened, sampling)]
 
 
@@ -47,11 +47,6 @@ def of_pictures(opened: Pictures, sampling: Sampling, preprocess: Preprocess, wo
         log.warning("%d pictures are unreadable, others are taken where there are more: %s",
                     len(limit.names), listed(limit.names))  # fmt: skip
     return MeasuredOn(images, [opened.names[index] for index in _indices(opened, sampling)])
-
-
-def _open(cfg: CfgNode, sampling: Sampling) -> Pictures:
-    return open_pictures(cfg.DATA.DATA_PATH, sampling.split, zip_mode=cfg.DATA.ZIP_MODE, cache_mode="no",
-                         num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None)  # fmt: skip
 
 
 def _indices(opened: Pictures, sampling: Sampling) -> list[int]:

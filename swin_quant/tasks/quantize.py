@@ -9,13 +9,10 @@ from functools import partial
 from shlex import quote
 from typing import NamedTuple
 
-from yacs.config import CfgNode
-
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
-from swin_quant.data.pictures import Pictures
-from swin_quant.data.sources import has_split, open_pictures
+from swin_quant.data.sources import has_split, open_unlabelled
 from swin_quant.tasks.calibrate import calibrate_checkpoint
 from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
 from swin_quant.tasks.export import export_checkpoint
@@ -177,7 +174,7 @@ def _verify(asked: Quantization, split: str) -> None:
     made = _made(asked)
     how = Verifying(_named(asked), asked.options, str(asked.calibrated), workers=asked.cfg.DATA.NUM_WORKERS,
                     max_unreadable=asked.plan.max_unreadable)  # fmt: skip
-    records = verify_artifact(made, partial(_unlabelled, asked.cfg, split), how, asked.world)
+    records = verify_artifact(made, partial(open_unlabelled, asked.cfg, split), how, asked.world)
     if failed := failures(records):
         raise SwinQuantError(f"{made.file}: verification failed: {'; '.join(failed)}")
 
@@ -198,7 +195,3 @@ def _made(asked: Quantization) -> Artifact:
 
 def _named(asked: Quantization) -> Sequence[str] | None:
     return [asked.engine] if asked.engine else None
-
-
-def _unlabelled(cfg: CfgNode, split: str) -> Pictures:
-    return open_pictures(cfg.DATA.DATA_PATH, split, zip_mode=cfg.DATA.ZIP_MODE, cache_mode="no")

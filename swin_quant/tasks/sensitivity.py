@@ -19,7 +19,7 @@ from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.data.sources import open_pictures
+from swin_quant.data.sources import open_unlabelled
 from swin_quant.models.registry import Architecture, blocks_or_units, stages_of
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy, apply_policy
@@ -58,8 +58,7 @@ def measure_checkpoint(
     subject = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
     if not subject.policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
-    pictures = open_pictures(cfg.DATA.DATA_PATH, sampling.split, zip_mode=cfg.DATA.ZIP_MODE, cache_mode="no",
-                             num_classes=cfg.MODEL.NUM_CLASSES if cfg.DATA.ZIP_MODE else None)  # fmt: skip
+    pictures = open_unlabelled(cfg, sampling.split)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, sampling.count)
     record = measure(subject.model, subject.policies[0], pictures, preprocess, sampling, world, workers)

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.data.sources import has_split, open_pictures
+from swin_quant.data.sources import has_split, open_pictures, open_unlabelled
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 
@@ -71,6 +73,14 @@ def test_an_archive_needs_no_flag_and_a_folder_is_none(tmp_path):
     assert len(open_pictures(str(tmp_path), "val")) == len(open_pictures(str(tmp_path), "val", zip_mode=True)) == 1
     archive(tmp_path, "train", [0, 0])
     assert len(open_pictures(str(tmp_path), "train")) == 1  # the folder comes first
+
+
+def test_labels_of_an_archive_are_checked_where_none_are_needed(tmp_path):
+    cfg = load_config(find_config("swin_digits"), overrides={"DATA.DATA_PATH": str(tmp_path)})
+    archive(folder(tmp_path, "train/a/1.png"), "val", [0, 12])
+    assert len(open_unlabelled(cfg, "train")) == 1
+    with pytest.raises(SwinQuantError, match="val_map.txt, line 2"):
+        open_unlabelled(cfg, "val")
 
 
 def test_another_number_of_classes_names_the_key_and_both_counts(tmp_path):

@@ -113,4 +113,4 @@ def test_which_splits_there_are(cfg, tmp_path):
         config = load_config(find_config("swin_digits"), overrides=keys)
         return [split for split in ("train", "val") if has_split(config, split)]
 
-    assert held(False) == ["train"] and held(True) == ["val"] and has_split(cfg, "val")
+    assert held(False) == ["train", "val"] and held(True) == ["val"] and has_split(cfg, "val")
