@@ -57,12 +57,12 @@ def open_pictures(
     labelled = num_classes is not None
     if data_path == DIGITS:
         pictures: Pictures = DigitsPictures(split)
-    elif not zip_mode and (found := _found(asked := _asked(data_path, split, num_classes))):
-        source, files = found
-        pictures = source.open(files, asked)
     elif zip_mode or is_archive(data_path, split):
         _find(Path(data_path), split, True, labelled)
         pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
+    elif found := _found(asked := _asked(data_path, split, num_classes)):
+        source, files = found
+        pictures = source.open(files, asked)
     else:
         pictures = FolderPictures(_find(Path(data_path), split, zip_mode, labelled), labelled)
     if labelled and num_classes != len(pictures.class_names):
@@ -82,10 +82,10 @@ def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
 
 
 def is_archive(data_path: str, split: str) -> bool:
-    """Whether the split is a zip, and no folder."""
+    """Whether the split is a zip with its map, and no folder."""
     root = Path(data_path)
     try:
-        return not (root / split).is_dir() and (root / f"{split}.zip").is_file()
+        return not (root / split).is_dir() and all((root / f"{split}{end}").is_file() for end in (".zip", "_map.txt"))
     except OSError:  # a name that is too long: whoever opens it says so
         return False
 
@@ -106,8 +106,9 @@ def is_data_set(data_path: str) -> bool:
 def has_split(cfg: CfgNode, split: str) -> bool:
     """Whether the config's data path holds `split`, as a zip where DATA.ZIP_MODE says so."""
     data_path = cfg.DATA.DATA_PATH
-    held = [f"{split}.zip"] if cfg.DATA.ZIP_MODE else [f"{split}.zip", split]
-    if data_path == DIGITS or any((Path(data_path) / name).exists() for name in held):
+    if data_path == DIGITS or is_archive(data_path, split):
+        return True
+    if (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
         return True
     asked = _asked(data_path, split, cfg.MODEL.NUM_CLASSES)
     if cfg.DATA.ZIP_MODE or not asked.has_splits:
@@ -153,6 +154,6 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
         raise UsageError(f"{root}: {split} is a folder: drop ‹zip›")
     if flat and not labelled and not zip_mode:
         return root
-    layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}"
+    layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}, nor {split}.zip with its map"
     held = listed([*sorted(folders), *sorted(item.name for item in archives.values())])
     raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}")

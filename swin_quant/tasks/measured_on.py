@@ -38,7 +38,8 @@ def drawn(cfg: CfgNode, sampling: Sampling) -> list[str]:
 def of_pictures(opened: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int = 8) -> MeasuredOn:
     """The sample of opened pictures. SwinQuantError, which names some, where too many of them cannot be read."""
     limit = UnreadableLimit(len(opened), sampling.max_unreadable)
-    count, size = min(sampling.count, len(opened)), sampling.batch_size
+    count = min(sampling.count, len(opened))
+    size = sampling.batch_size if preprocess.is_square else 1
     numbered = calibration_batches(
         opened, preprocess, count, size, sampling.seed, limit, workers=default_workers(workers, 1, count)
     )

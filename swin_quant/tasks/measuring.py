@@ -14,6 +14,7 @@ from swin_quant.base.files import sha256_of
 from swin_quant.bench.cpu import features, usable_cores
 from swin_quant.bench.measure import BenchPlan
 from swin_quant.cards.versions import versions
+from swin_quant.config.portable import portable_config
 from swin_quant.data.sampling import digest
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.names import SEARCHED_ON
@@ -100,8 +101,11 @@ class Measuring:
     @property
     def subject(self) -> dict[str, Any]:
         """What results depend on: plain data."""
+        config = portable_config(self.cfg)
         return {
             "checkpoint": sha256_of(self.checkpoint),
+            "config": {key: config[key] for key in ("MODEL", "TEST")},
+            "images": {key: config["DATA"][key] for key in ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")},
             "base": self.start.sha256,
             "engine": self.engine,
             "batch": self.batch,

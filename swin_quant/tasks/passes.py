@@ -12,7 +12,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import PassRecord
+from swin_quant.cards.records import AdviceRecord, PassRecord
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import exchanges_of, norms_without_weights, outputs_of, padded_of, units_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
@@ -57,9 +57,11 @@ class PassPlan:
         refuse(model, steps)
         return replace(self, steps=steps, recipe=None)
 
-    def made(self, records: Sequence[PassRecord]) -> bool:
-        """Whether a calibration with these passes behind it was asked for as here."""
+    def made(self, records: Sequence[PassRecord], advice: Sequence[AdviceRecord] = ()) -> bool:
+        """Whether a calibration with these passes behind it, and this advice, was asked for as here."""
         done = [{"name": one["name"], **one["options"]} for one in records]
+        if self.automatic and not done and any(one["kind"] == "outliers" for one in advice):
+            return False  # they stand out still: nothing was to be done unasked
         variants = self.recipe.variants if self.recipe else [self.steps]
         if self.automatic and not self.steps:
             variants = [*variants, AUTOMATIC]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.distributed import world_on
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.journal import Journal
 from swin_quant.base.progress import log, track
 from swin_quant.cards.costs import LossRecord
@@ -100,7 +100,14 @@ class Measured:
         return replace(others, name=f"{mine} {others.sha256[:6]}")
 
     def takes(self, policy: Policy) -> bool:
-        """Whether the checkpoint's ranges are for the bits of a policy, and one that is not timed can be exported."""
+        """Whether the checkpoint has the ranges that a policy needs, and one that is not timed can be exported."""
+        apply_policy(self.model, policy)
+        try:
+            quantize(self.model)
+        except SwinQuantError:  # as lower ends, which other tools do not write
+            return False
+        finally:
+            dequantize(self.model)
         try:
             check_bits(self.model, self.card, [policy], self.asked.checkpoint)
             if not self.asked.is_timed:

@@ -170,7 +170,7 @@ def changed(asked: Quantization) -> list[str] | None:
         "the calibrator": _same_method(record, plan.method),
         "the percentile": record.get("tried_percentile", record["percentile"]) in (None, plan.method.percentile),
         "the passes": of_weights(card)[: len(earlier)] == earlier
-        and plan.passes.made(record.get("passes", [])[len(earlier) :]),
+        and plan.passes.made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }
     different = [what for what, is_same in same.items() if not is_same]
     return different if _same_pictures(record, card, asked) else [*different, "the pictures"]
@@ -205,7 +205,7 @@ def _same_pictures(record: CalibrationRecord, card: RunCard, asked: Quantization
     plan, count = asked.plan, asked.plan.batches * asked.plan.batch_size
     if (
         card.config["DATA"]["DATA_PATH"] != Path(asked.cfg.DATA.DATA_PATH).name
-        or record["pictures"] != count
+        or record["pictures"] > count
         or (record["split"], record["seed"], record["augment"]) != (plan.split, plan.seed, plan.augment)
     ):
         return False
@@ -213,7 +213,8 @@ def _same_pictures(record: CalibrationRecord, card: RunCard, asked: Quantization
         readable = (name for name in asked.calibrated_on if name not in record["unreadable"])
     except SwinQuantError:  # whoever calibrates says what is wrong with them
         return False
-    return record["pictures_sha256"] == digest(islice(readable, count))
+    seen = list(islice(readable, count))  # fewer than were asked for, where the data hold no more
+    return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
 
 
 def artifact_of(asked: Quantization) -> Artifact | None:

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, memory_told, one_line
 from swin_quant.base.progress import log
 from swin_quant.data.sources import has_split, open_unlabelled
 from swin_quant.tasks.calibrate import calibrate_checkpoint
@@ -127,11 +127,16 @@ def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact]
         if len(asked) > 1:
             log.info("%d of %d: %s", number, len(asked), name)
         try:
-            made[name] = quantize(one)
+            with memory_told():
+                made[name] = quantize(one)
         except SwinQuantError as error:
             failed[name] = error
-            if number < len(asked):
-                log.warning("%s: %s: going on with the next", name, error)
+        except (RuntimeError, OSError) as error:  # what exporters and engines raise
+            if len(asked) == 1:
+                raise
+            failed[name] = SwinQuantError(one_line(f"{type(error).__name__}: {error}"))
+        if name in failed and number < len(asked):
+            log.warning("%s: %s: going on with the next", name, failed[name])
     if len(asked) == 1 or not failed:
         return made, list(failed.values())
     reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())

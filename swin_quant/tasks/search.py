@@ -15,8 +15,8 @@ from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, finite
 from swin_quant.base.journal import plain, read_journal
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
+from swin_quant.cards.update import update
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Policy
@@ -40,6 +40,7 @@ from swin_quant.tasks.sensitivity import loss_record
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
 _FLOAT = "float"
+_LEAST_DROP = 1e-6  # points: of less nobody has pictures enough
 _FEW = 100  # pictures times points: where none of so many differs, the drop may still be that
 
 
@@ -94,10 +95,10 @@ def search(asked: PolicySearch) -> SearchResult:
                  asked.of.engine, ", ".join(asked.of.backend.exporting.policies))  # fmt: skip
     bench = Measured(asked.of)
     units = bench.units
-    least = math.ceil(_FEW / asked.budget.max_drop) if asked.budget.max_drop else 0
-    if bench.pictures < least:
-        log.warning("%d pictures hardly tell a drop of %g points: give %d or more (‹pictures›)",
-                    bench.pictures, asked.budget.max_drop, least)  # fmt: skip
+    drop = asked.budget.max_drop
+    if drop and bench.pictures * drop < _FEW:
+        log.warning("%d pictures hardly tell a drop of %g points: give %.0f or more (‹pictures›)",
+                    bench.pictures, drop, math.ceil(_FEW / max(drop, _LEAST_DROP)))  # fmt: skip
     left_float = {bench.policy(off).name: off for off in _choose(asked, bench, units)}
     for share in _STEPS:
         some = prefix(units, round(share * len(units)))
@@ -136,7 +137,7 @@ def search(asked: PolicySearch) -> SearchResult:
     cost = costs[best] - costs[bench.policy(frozenset()).name] if timed else None
     result = SearchResult(written, asked.place, tuple(candidates), bench.pictures, met, still, cost)
     if bench.card_file:
-        RunCard.read(bench.card_file).with_search(search_record(asked, result)).write(bench.card_file)
+        update(bench.card_file, bench.card, lambda card: card.with_search(search_record(asked, result)))
     return result
 
 

@@ -80,8 +80,9 @@ def measure(
 ) -> SensitivityRecord:
     """On a seeded sample of `pictures`, the same on any number of ranks; see `quant.sensitivity`."""
     limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
+    size = sampling.batch_size if preprocess.is_square else 1
     numbered = calibration_batches(
-        pictures, preprocess, sampling.count, sampling.batch_size, sampling.seed, limit, world.rank, world.size, workers
+        pictures, preprocess, sampling.count, size, sampling.seed, limit, world.rank, world.size, workers
     )
     used: list[tuple[int, list[str]]] = []
 

@@ -63,7 +63,7 @@ def test_a_missing_split_says_which_there_are(tmp_path):
     assert "neither folders nor archives" in refusal(SwinQuantError, str(tmp_path), "val")
     archive(folder(tmp_path, "train/a/1.png", "validation/a/1.png"), "test", [0])
     message = refusal(SwinQuantError, str(tmp_path), "val")
-    assert "has no folder val" in message and "train, validation, test.zip" in message
+    assert "has no folder val, nor val.zip with its map" in message and "train, validation, test.zip" in message
     assert "has no val.zip with val_map.txt" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True)
 
 

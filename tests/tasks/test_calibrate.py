@@ -107,10 +107,12 @@ def test_a_portable_config_names_no_folder():
 def test_which_splits_there_are(cfg, tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "val.zip").touch()
+    (tmp_path / "val_map.txt").touch()
+    (tmp_path / "test.zip").touch()  # whose map is missing
 
     def held(zip_mode):
         keys = {"DATA.DATA_PATH": str(tmp_path), "DATA.ZIP_MODE": zip_mode}
         config = load_config(find_config("swin_digits"), overrides=keys)
-        return [split for split in ("train", "val") if has_split(config, split)]
+        return [split for split in ("train", "val", "test") if has_split(config, split)]
 
-    assert held(False) == ["train", "val"] and held(True) == ["val"] and has_split(cfg, "val")
+    assert held(False) == ["train", "val"] and held(True) == ["val", "test"] and has_split(cfg, "val")
