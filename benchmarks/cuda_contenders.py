@@ -300,7 +300,7 @@ def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
     replay: Callable[[], object]
     try:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # back, though it fails
             run(static)
         replay = graph.replay
     except RuntimeError as error:  # what synchronizes, or asks for memory of its own

@@ -22,9 +22,19 @@ from swin_quant.backends.cuda.launcher import check_launcher
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.timing import best_tiles, tiles_to_try
-from swin_quant.backends.cuda.tuning import TimedTiles, here, shape_of, tiles_path, timed_before, write_tiles
+from swin_quant.backends.cuda.tuning import (
+    SUFFIX,
+    TimedTiles,
+    TunedFor,
+    here,
+    read_timed,
+    shape_of,
+    tiles_path,
+    timed_before,
+    write_tiles,
+)
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.base.progress import log
 from swin_quant.bench.jobs import JobFailed, JobProcess
 
@@ -70,12 +80,15 @@ def tune(
     place, file = here(), Path(to or tiles_path(artifact.file))
     if file.is_dir():
         raise UsageError(f"‹to› {file}: is a directory: name a file in it")
+    if file.exists() and not file.name.endswith(SUFFIX):
+        raise UsageError(f"‹to› {file}: is there already, and no file *{SUFFIX}: name another")
     ensure_writable_dir(file.parent)
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
     }  # also what could be fused, so that times decide
-    before = timed_before(file, place, program_of(spec, 1).launches)
+    launches = program_of(spec, 1).launches
+    before = timed_before(file, place, launches)
     known = {(one["launch"], one["batch"]): one for one in before}
     todo = {which: launch for which, launch in wanted.items() if which not in known}
     timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
@@ -101,12 +114,21 @@ def tune(
             timed.append(best)
             default_us.append(default)
             known[shape, batch] = best
-            write_tiles(file, place, list(known.values()))
+            with one_at_a_time(file.parent):  # others may tune for other batches
+                known = {(one["launch"], one["batch"]): one for one in _held(file, place, launches)} | known
+                write_tiles(file, place, list(known.values()))
     finally:
         process.close()
     if failed and not timed:
         raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
     return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(todo), len(todo) - len(timed) - failed)
+
+
+def _held(file: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:
+    try:
+        return read_timed(file, place, launches)
+    except SwinQuantError:  # none yet, or of another place
+        return []
 
 
 def time_kernel(job: tuple[Launch, int]) -> tuple[TimedTiles, float]:

@@ -24,6 +24,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
 from swin_quant.tasks import policy_timing, quantization
+from swin_quant.tasks import quantize as quantizing
 from swin_quant.tasks.calibrate import CalibrationPlan
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.quantization import Quantization
@@ -336,6 +337,30 @@ def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path)
     assert done.code == 1 and "going on with the next" in done.err
     assert done.err.splitlines()[-1].startswith("error: 1 of 2 checkpoints failed: swinv2_micro: ")
     assert "swin_micro " in done.out
+
+
+def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(monkeypatch):
+    def some(asked):
+        if asked == "bad":
+            raise RuntimeError("no such kernel")
+        return asked
+
+    monkeypatch.setattr(quantizing, "quantize", some)
+    made, (error,) = quantizing.quantize_all({"a": "bad", "b": "good"})
+    assert made == {"b": "good"} and str(error) == "1 of 2 checkpoints failed: a: RuntimeError: no such kernel"
+    with pytest.raises(RuntimeError):
+        quantizing.quantize_all({"a": "bad"})
+
+
+@pytest.mark.slow
+def test_fewer_pictures_that_can_be_read_than_asked_for_are_all_there_are(run, words, pictures, tmp_path):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    count = len(train := sorted((data / "train").glob("*/*")))
+    train[0].write_bytes(b"no picture")
+    words = [data if word == pictures else word for word in words]
+    words[words.index("--pictures") + 1] = count
+    assert run("quantize", *words, "--max-unreadable", 0.5).code == 0
+    assert run("quantize", *words, "--max-unreadable", 0.5, "--dry-run").out.count("# done") == 4
 
 
 def test_two_of_one_name_would_share_a_folder(run, words):

@@ -130,6 +130,28 @@ def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
     assert done.out == f"{tiles_path(file)}: {said}\n"
 
 
+def test_another_file_is_not_written_over(run, network, gpu, tmp_path):
+    card = tmp_path / "card.json"
+    card.write_text("{}")
+    assert "is there already, and no file *.tiles.json" in run("tune", network[0], "--to", card).error(2)
+    assert card.read_text() == "{}" and not gpu.timed
+
+
+def test_what_another_process_timed_meanwhile_is_kept(run, network, gpu, monkeypatch):
+    file, kernels = network
+    best, runs = tune.best_tiles, []
+
+    def beside(launch, batch, device):
+        if not runs:
+            runs.append(batch)
+            tune.tune(file, [8])
+        return best(launch, batch, device)
+
+    monkeypatch.setattr(tune, "best_tiles", beside)
+    assert run("tune", file, "--batch", 1).code == 0
+    assert set(held(tiles_path(file))) == set(kernels(1, 8))
+
+
 def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
     file, kernels = network
     gpu.at = {2: RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")}

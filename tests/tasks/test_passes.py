@@ -51,6 +51,13 @@ def spoil(piece, options):
 HALVE, SPOIL = (Step(Pass(run, type(None), keeps_function=True)) for run in (halve, spoil))
 
 
+def test_channels_that_stand_out_still_were_not_evened_out_unasked():
+    """So that a calibration without that is made again where it is wanted."""
+    told = [{"kind": "outliers", "text": "", "nodes": []}]
+    assert PassPlan(automatic=True).made([]) and not PassPlan(automatic=True).made([], told)
+    assert PassPlan().made([], told)
+
+
 @pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
 def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, tiny_model, use_policy):
     model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")

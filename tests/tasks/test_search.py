@@ -3,18 +3,25 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
+from PIL import Image
 
 from swin_quant.base.journal import Journal
 from swin_quant.config import find_config, load_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule
+from swin_quant.quant.policy import Rule, named_nodes
 from swin_quant.quant.search import Budget, Unit
 from swin_quant.tasks import search as searching
-from swin_quant.tasks.measured_on import MeasuredOn
+from swin_quant.tasks.measured_on import MeasuredOn, of_config
 from swin_quant.tasks.measuring import Measuring
+from swin_quant.tasks.policy_costs import Measured
+from swin_quant.tasks.sensitivity import Sampling
 
 
 class Known:
@@ -67,6 +74,35 @@ def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(tmp_path, m
     text = found.file.read_text()
     assert all(f"# dear{i}: " in text for i in range(3))
     assert text.endswith("# policy onnxruntime leaves these float:\n#   blocks.*.softmax: 2\n")
+
+
+def test_a_drop_next_to_nothing_is_a_budget_like_any(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(searching, "Measured", Known)
+    of = Measuring(load_config(find_config("swin_digits")), "x.pth", "onnxruntime", tmp_path)
+    budget = Budget(max_drop=1e-310, min_sqnr=-10 * math.log10(0.45))
+    assert searching.search(searching.PolicySearch(of, budget)).met
+    assert "8 pictures hardly tell" in caplog.text
+
+
+def test_a_rival_whose_ranges_are_not_there_is_left_out(tiny_model, use_policy):
+    """Lower ends, which other tools do not write."""
+    model = use_policy(tiny_model("swin", DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
+    calibrate(model, [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))])
+    for node in named_nodes(model).values():
+        node.bounds = None
+    bench = object.__new__(Measured)
+    bench.model, bench.card, bench.asked = model, None, SimpleNamespace(checkpoint="x.pth", is_timed=True)
+    assert bench.takes(load_policy("qdq")) and not bench.takes(load_policy("onnxruntime"))
+
+
+def test_pictures_of_several_sizes_are_measured_one_by_one(tmp_path):
+    cfg = load_config(find_config("swin_digits"), overrides={"TEST.SHAPE": "shorter", "DATA.DATA_PATH": str(tmp_path)})
+    (tmp_path / "val").mkdir()
+    for name, width in (("a", 40), ("b", 60)):
+        Image.new("RGB", (width, 40)).save(tmp_path / "val" / f"{name}.png")
+    found = of_config(cfg, Sampling(2, "val"), Preprocess.from_config(cfg))
+    assert len({tuple(images.shape) for images in found.batches}) == 2
 
 
 def test_what_was_found_by_other_timing_is_not_taken_for_what_is_asked_for(tmp_path):

@@ -1,11 +1,12 @@
 """Batches of any size through programs of a few: on a GPU, each one a CUDA graph that was captured once.
 
 A session may be called from several threads: a program has one place for its pictures, so that they take turns.
+While one captures a program, others must not wait for the whole GPU (`torch.cuda.synchronize`): CUDA ends the capture.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from swin_quant.operators.roofline import Machine
 
 _KEPT = 2  # programs on a CPU: that of full batches and that of the last one
 _MB = 2**20
+# torch waits for the whole GPU before it captures, which CUDA answers by ending what another thread captures there.
+_CAPTURING = threading.RLock()
 
 
 class HostSession:
@@ -48,6 +51,7 @@ class HostSession:
                 self._bound.popitem(last=False)
             program = program_of(self.network.spec, batch)
             self._bound[batch] = bind(program, self.tensors, self.network.scalars, self.device)
+        self._bound.move_to_end(batch)
         return self._bound[batch]
 
 
@@ -116,7 +120,8 @@ class GraphSession:
             return self._captured[size]
 
     def _capture(self, bound: Bound) -> Captured:
-        with torch.cuda.device(self.device):
+        # A capture that fails may leave torch's stream as the current one: the caller's is put back in any case.
+        with _CAPTURING, torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -136,21 +141,29 @@ class GraphSession:
             with building_told():
                 return make()
         except Exception as error:
-            if is_out_of_gpu_memory(error):
+            reasons = list(_reasons(error))
+            if any(map(is_out_of_gpu_memory, reasons)):
                 free, total = torch.cuda.mem_get_info(self.device)
                 raise SwinQuantError(
                     f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB "
                     f"are free: {remedy}"
                 ) from error
-            if not _is_tritons(error):
+            if not (tritons := next(filter(_is_tritons, reasons), None)):
                 raise
             raise SwinQuantError(
                 f"{torch.cuda.get_device_name(self.device)}: Triton has no kernel of {what} for it: "
-                f"{type(error).__name__}: {error}"
+                f"{type(tritons).__name__}: {tritons}"
             ) from error
 
 
-def _is_tritons(error: Exception) -> bool:
+def _reasons(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it: of what fails while it is captured torch raises that the capture is invalid."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+def _is_tritons(error: BaseException) -> bool:
     """Whether its compiler or its launcher refused a kernel: out of shared memory, say, or what a GPU has not."""
     return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
 

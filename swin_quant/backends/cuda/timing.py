@@ -120,7 +120,7 @@ def microseconds(calls: Sequence[Callable[[], None]]) -> float:
         call()  # compiles it, which no graph may contain
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # back, though it fails
         for _ in range(REPEATS):
             for call in calls:
                 call()

@@ -124,6 +124,9 @@ def check_output(output: Path, source: Path, timing_cache: Path | None = None) -
     if timing_cache is not None:
         if timing_cache.is_dir():
             raise UsageError(f"‹timing_cache› {timing_cache}: is a directory: name a file")
+        taken = [path.resolve() for path in (source, card_path(source), output, card_path(output))]
+        if timing_cache.resolve() in taken:
+            raise UsageError(f"‹timing_cache› {timing_cache}: would be written over: name a file of its own")
         ensure_writable_dir(timing_cache.parent)
     if output.suffix != SUFFIX:
         raise UsageError(f"‹output› {output}: must end in {SUFFIX}")
