@@ -77,7 +77,8 @@ class Backend:
 
     `graph_per_shape`: its engine compiles a graph for each size of batch, and keeps `EngineOptions.graphs` of them.
 
-    `beside`: the endings, in place of an artifact's own, of files that its engine takes where they lie there.
+    `beside`: the endings, in place of an artifact's own, of files that its engine takes where they lie there; * is
+    any text.
 
     `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives of them
     on the engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by

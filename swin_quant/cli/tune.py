@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", metavar="ARTIFACT", help="what `export --for cuda` wrote")
     parser.add_argument("--batch", type=whole, nargs="+", default=[1, 8, 32], metavar="N", help="default 1 8 32")
     parser.add_argument("--seconds", type=float, default=300.0, metavar="S", help="at most, about (default 300)")
-    parser.add_argument("--to", metavar="FILE", help="the file (default: beside the artifact, .tiles.json)")
+    parser.add_argument("--to", metavar="FILE", help="the file (default: beside the artifact, NAME.GPU.tiles.json)")
 
 
 def run(args: argparse.Namespace, world: World) -> None:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -93,8 +94,9 @@ def private_copy(artifact: Artifact) -> Iterator[Artifact]:
     """The artifact in a folder of its own: whoever replaces the file while it is served changes nothing of it."""
     with TemporaryDirectory(prefix="swin_quant_") as folder:
         names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]
-        beside = [suffix for backend in takers(artifact.record["backend"]) for suffix in backend.beside]
-        there = [file for suffix in beside if (file := artifact.file.with_suffix(suffix)).is_file()]
+        beside = [ending for backend in takers(artifact.record["backend"]) for ending in backend.beside]
+        stem = escape(artifact.file.stem)
+        there = {file for ending in beside for file in artifact.file.parent.glob(stem + ending) if file.is_file()}
         for name in (*names, card_path(artifact.file).name, *(file.name for file in there)):
             shutil.copyfile(artifact.file.with_name(name), Path(folder, name))
         yield open_artifact(Path(folder, artifact.file.name))

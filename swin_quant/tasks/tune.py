@@ -77,7 +77,8 @@ def tune(
     check_launcher()
     for batch in batches:
         check_batch(spec, batch)
-    place, file = here(), Path(to or tiles_path(artifact.file))
+    place = here()
+    file = Path(to or tiles_path(artifact.file, place.gpu))
     if file.is_dir():
         raise UsageError(f"‹to› {file}: is a directory: name a file in it")
     if file.exists() and not file.name.endswith(SUFFIX):

@@ -223,7 +223,7 @@ def fake_gpu(monkeypatch):
 )
 def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):
     launch = program_of(engine.read_network(file).spec, 8).launches[2]
-    tiles = tiles_path(file)
+    tiles = tiles_path(file, HERE.gpu)
     write_tiles(
         tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64, 32, 32), us=3.5)]
     )
@@ -274,9 +274,9 @@ def filled_up(batch):
 
 
 def test_what_is_served_has_the_tiles_that_were_timed(file, fake_gpu):
-    write_tiles(tiles_path(file), HERE, [TimedTiles(launch="gemm", batch=8, tiles=Tiles(64), us=3.5)])
+    write_tiles(tiles_path(file, HERE.gpu), HERE, [TimedTiles(launch="gemm", batch=8, tiles=Tiles(64), us=3.5)])
     with private_copy(open_artifact(file)) as copy:
-        tiles_path(file).unlink()
+        tiles_path(file, HERE.gpu).unlink()
         engine.load(copy, EngineOptions())
     assert [set(tuned.known) for tuned in fake_gpu] == [{"gemm"}]
 

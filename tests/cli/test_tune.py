@@ -2,24 +2,36 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
+from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.ahead import CompiledAhead
 from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.timing import tiles_to_try
-from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, read_tiles, shape_of, tiles_path
+from swin_quant.backends.cuda.tuning import (
+    TimedTiles,
+    TunedFor,
+    kernels_hash,
+    read_tiles,
+    shape_of,
+    tiles_beside,
+    tiles_path,
+)
 from swin_quant.bench.jobs import JobFailed, JobProcess
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.tasks import tune
+from swin_quant.tasks.serve import private_copy
 
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 
@@ -90,7 +102,7 @@ def gpu(monkeypatch, network):
     }.items():
         monkeypatch.setattr(tune, name, value)
     yield Gpu
-    tiles_path(network[0]).unlink(missing_ok=True)
+    tiles_path(network[0], HERE.gpu).unlink(missing_ok=True)
 
 
 def held(file):
@@ -125,9 +137,9 @@ def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
     file, kernels = network
     done = run("tune", file, "--batch", 8, 1)
     count = len(kernels(8, 1))
-    assert done.code == 0 and gpu.timed == kernels(8, 1) == held(tiles_path(file)), done.err
+    assert done.code == 0 and gpu.timed == kernels(8, 1) == held(tiles_path(file, HERE.gpu)), done.err
     said = f"{count} kernels on NVIDIA H200: {10 * count} µs together, by default {15 * count}"
-    assert done.out == f"{tiles_path(file)}: {said}\n"
+    assert done.out == f"{tiles_path(file, HERE.gpu)}: {said}\n"
 
 
 def test_another_file_is_not_written_over(run, network, gpu, tmp_path):
@@ -149,7 +161,7 @@ def test_what_another_process_timed_meanwhile_is_kept(run, network, gpu, monkeyp
 
     monkeypatch.setattr(tune, "best_tiles", beside)
     assert run("tune", file, "--batch", 1).code == 0
-    assert set(held(tiles_path(file))) == set(kernels(1, 8))
+    assert set(held(tiles_path(file, HERE.gpu))) == set(kernels(1, 8))
 
 
 def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
@@ -158,40 +170,40 @@ def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
     done = run("tune", file, "--batch", 4)
     (warning,) = (line for line in done.err.splitlines() if "not timed" in line)
     assert done.code == 0 and "batch 4: not timed: RuntimeError: Triton Error [CUDA]: an illegal" in warning
-    assert gpu.timed == kernels(4) and held(tiles_path(file)) == [*kernels(4)[:2], *kernels(4)[3:]]
+    assert gpu.timed == kernels(4) and held(tiles_path(file, HERE.gpu)) == [*kernels(4)[:2], *kernels(4)[3:]]
 
 
 def test_where_all_fail_it_fails_and_writes_nothing(run, network, gpu):
     file, kernels = network
     gpu.at = dict.fromkeys(range(len(kernels(1))), ValueError("no"))
     assert "no kernel could be timed on NVIDIA H200" in run("tune", file, "--batch", 1).err.splitlines()[-1]
-    assert not tiles_path(file).exists()
+    assert not tiles_path(file, HERE.gpu).exists()
 
 
 def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu):
     file, kernels = network
     gpu.at = {3: KeyboardInterrupt()}
     assert run("tune", file, "--batch", 1, 8).code == 130
-    assert held(tiles_path(file)) == kernels(1)[:3]
+    assert held(tiles_path(file, HERE.gpu)) == kernels(1)[:3]
     gpu.timed, gpu.at = [], {}
     done = run("tune", file, "--batch", 1, 8)
     assert done.code == 0 and gpu.timed == kernels(1, 8)[3:] and gpu.compiled == len(gpu.timed)
-    assert held(tiles_path(file)) == kernels(1, 8) and "; 3 were timed before" in done.out
+    assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8) and "; 3 were timed before" in done.out
     gpu.timed = []
     assert run("tune", file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # of 8 and 1 nothing is lost
-    assert held(tiles_path(file)) == kernels(1, 8, 4)
+    assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8, 4)
 
 
 def test_a_file_with_tiles_that_are_not_for_their_kernels_is_not_gone_on_from(run, network, gpu):
     file, kernels = network
     assert run("tune", file, "--batch", 1).code == 0
-    made = json.loads(tiles_path(file).read_text())
+    made = json.loads(tiles_path(file, HERE.gpu).read_text())
     norm = next(one for one in made["timed"] if one["launch"].startswith("norm_quantize"))
     norm["tiles"]["columns"] //= 2
-    tiles_path(file).write_text(json.dumps(made))
+    tiles_path(file, HERE.gpu).write_text(json.dumps(made))
     gpu.timed = []
     done = run("tune", file, "--batch", 1)
-    assert gpu.timed == kernels(1) == held(tiles_path(file))
+    assert gpu.timed == kernels(1) == held(tiles_path(file, HERE.gpu))
     assert "norm_quantize: columns" in done.err and "it is replaced" in done.err
 
 
@@ -200,7 +212,7 @@ def test_time_that_ends_is_no_failure(run, network, gpu, monkeypatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
     done = run("tune", file, "--batch", 2, "--seconds", 35)
-    assert done.code == 0 and held(tiles_path(file)) == kernels(2)[:3], done.err
+    assert done.code == 0 and held(tiles_path(file, HERE.gpu)) == kernels(2)[:3], done.err
     assert f"; {len(kernels(2)) - 3} were not reached: start it again" in done.out
 
 
@@ -208,11 +220,30 @@ def test_time_that_ends_is_no_failure(run, network, gpu, monkeypatch):
 def test_a_file_of_another_place_is_told_of_and_replaced(run, network, gpu, other):
     file, kernels = network
     assert run("tune", file, "--batch", 1).code == 0
-    tiles, gpu.timed = tiles_path(file), []
+    tiles, gpu.timed = tiles_path(file, HERE.gpu), []
     tiles.write_text(tiles.read_text().replace("H200", "L4") if other == "another GPU" else "{")
     done = run("tune", file, "--batch", 1)
     assert done.code == 0 and gpu.timed == kernels(1) == held(tiles)
     assert [line for line in done.err.splitlines() if str(tiles) in line and "it is replaced" in line], done.err
+
+
+def test_what_was_timed_on_another_kind_of_gpu_stays_beside_it(run, network, gpu, monkeypatch):
+    file, kernels = network
+    assert run("tune", file, "--batch", 1).code == 0
+    first, other = tiles_path(file, HERE.gpu), replace(HERE, gpu="NVIDIA RTX 6000 Ada (48 GB)")
+    before = first.read_bytes()
+    monkeypatch.setattr(tune, "here", lambda: other)
+    second = file.with_name(file.stem + ".nvidia-rtx-6000-ada-48-gb.tiles.json")
+    try:
+        assert str(second) in run("tune", file, "--batch", 1).out
+        assert first.read_bytes() == before and held(first) == kernels(1)
+        launches = program_of(read_network(file).spec, 1).launches
+        for place in (HERE, other):
+            assert set(tiles_beside(file, place, launches).known) == {shape for shape, _ in kernels(1)}
+        with private_copy(open_artifact(file)) as copy:  # served, each GPU has its own
+            assert {path.name for path in copy.file.parent.glob("*.tiles.json")} == {first.name, second.name}
+    finally:
+        second.unlink(missing_ok=True)
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_work(run, network, gpu, tmp_path):
@@ -237,4 +268,4 @@ def test_a_kernel_that_ends_its_process_ends_no_other(run, network, gpu, monkeyp
     done = run("tune", file, "--batch", 1)
     assert done.code == 0 and done.err.count("not timed: its process ended, exit code 3") == 2, done.err
     others = [(shape, batch) for shape, batch in kernels(1) if not shape.startswith("attention ")]
-    assert held(tiles_path(file)) == others and len(others) == len(kernels(1)) - 2
+    assert held(tiles_path(file, HERE.gpu)) == others and len(others) == len(kernels(1)) - 2

@@ -22,7 +22,7 @@ BACKEND = Backend(
     load="swin_quant.backends.cuda.engine:load",
     tolerances=Tolerances(quantized=0.05, float32=0.02, half=0.05),
     fast_on="cuda",
-    beside=(".tiles.json",),
+    beside=(".tiles.json", ".*.tiles.json"),
     float8=True,
     inside="swin_quant.backends.cuda.inside:inside",
     float_form="float16",

@@ -1,12 +1,14 @@
-"""Tiles that were timed on a GPU, in a file beside the artifact that can be shipped with it.
+"""Tiles that were timed on a GPU, in a file beside the artifact that can be shipped with it: one for each kind of GPU.
 
 Timings hold for the kernels, the GPU and the compiler that they were made with: the file names them, and one of others
 is not used. What was not timed runs with the tiles that `kernels.tiles` takes by default.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -168,9 +170,11 @@ def _check(launch: Launch, tiles: Tiles, where: str) -> None:
 
 def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) -> TileTable:
     """Those of an artifact of these launches, if they were tuned in this `place`; none, with a warning, if they were
-    elsewhere."""
-    path = tiles_path(artifact)
-    if not path.is_file():
+    elsewhere. The file of this GPU comes before one whose name tells none, and that before those of other GPUs."""
+    named = [tiles_path(artifact, gpu) for gpu in (place.gpu, "")]
+    others = sorted(artifact.parent.glob(f"{escape(artifact.stem)}.*{SUFFIX}"))
+    path = next((path for path in (*named, *others) if path.is_file()), None)
+    if path is None:
         return NO_TILES
     try:
         return read_tiles(path, place, launches)
@@ -191,6 +195,7 @@ def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch]) -> lis
         return []
 
 
-def tiles_path(artifact: Path) -> Path:
-    """Where the tiles of an artifact lie: beside it."""
-    return artifact.with_name(artifact.stem + SUFFIX)
+def tiles_path(artifact: Path, gpu: str) -> Path:
+    """Where the tiles of an artifact lie for that GPU: beside it. "": for whichever the file itself names."""
+    word = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    return artifact.with_name(f"{artifact.stem}.{word}{SUFFIX}" if word else artifact.stem + SUFFIX)

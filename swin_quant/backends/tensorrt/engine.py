@@ -59,7 +59,11 @@ class Session:
         if tuple(images.shape[1:]) != wanted:
             given, takes = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
             raise UsageError(f"the engine takes pictures of {takes}, not {given}")
-        count, home = len(images), images.device
+        with host.on(self.device):
+            return self._run(images)
+
+    def _run(self, images: Tensor) -> Tensor:
+        wanted, count, home = self.input.shape[1:], len(images), images.device
         images = images.to(self.device, self.input.dtype).contiguous()
         if count < self.smallest:
             images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])

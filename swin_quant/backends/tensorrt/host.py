@@ -1,6 +1,7 @@
 """This machine's TensorRT and GPU: the one place that imports the library, and says what to install where it is not."""
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -52,6 +53,11 @@ def find_gpu() -> Gpu:
     device = torch.device("cuda", torch.cuda.current_device())
     major, minor = torch.cuda.get_device_capability(device)
     return Gpu(device, torch.cuda.get_device_name(device), f"{major}.{minor}")
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """That GPU as the current one: TensorRT enqueues on the current one, whatever the stream is of."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def current_stream(device: torch.device) -> int:

@@ -33,7 +33,7 @@ def launches(tiny_config):
 def written(launches, tmp_path):
     """The file of one launch, timed at batch 8, beside an artifact; the launch."""
     launch = launches(8)[2]
-    path = tiles_path(tmp_path / "my_int8_cuda.safetensors")
+    path = tiles_path(tmp_path / "my_int8_cuda.safetensors", HERE.gpu)
     tuning.write_tiles(path, HERE, [TimedTiles(launch=shape_of(launch), batch=8, tiles=BEST, us=3.5)])
     return path, launch
 
@@ -144,7 +144,7 @@ def test_tiles_that_are_not_for_their_kernel_are_refused(of_both, tmp_path, capl
     pytest.importorskip("triton")
     launch = next(one for one in of_both if one.op == op)
     tiles = replace(tiles_to_try(launch)[0], **sides)
-    path = tiles_path(tmp_path / "my_int8_cuda.safetensors")
+    path = tiles_path(tmp_path / "my_int8_cuda.safetensors", HERE.gpu)
     tuning.write_tiles(path, HERE, [TimedTiles(launch=shape_of(launch), batch=8, tiles=tiles, us=3.5)])
     with pytest.raises(SwinQuantError, match=f"{path.name}: .*{op}: {said}: run .swin-quant tune. again"):
         read_tiles(path, HERE, of_both)
