@@ -7,7 +7,7 @@
 # search and of sensitivity.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-data=(--data-path "$(realpath "$1")" --zip)
+data=(--data-path "$(realpath "$1")")
 work=${2:-build/example}
 python=${PYTHON:-.venv/bin/python}
 ours() { echo "== swin-quant ${*:1:2} ..." >&2; PYTHONPATH=. "$python" -m swin_quant "$@"; }

@@ -49,8 +49,8 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
 
     `policy` None is the model's own. `pictures` need no labels; of a place on disk 64 are taken, unless it says how
-    many, by its seed and 1: others than those by which the same seed calibrates. The result goes into the model's card
-    as well. SwinQuantError where an enabled node has no range.
+    many, by its seed and 1: another draw than the same seed calibrates by, which may share some. The result goes into
+    the model's card as well. SwinQuantError where an enabled node has no range.
     """
     model = model if isinstance(model, Model) else Model(model)
     if model.card.config:

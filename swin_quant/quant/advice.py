@@ -26,6 +26,7 @@ FEW, ENOUGH = (
     32,
 )  # pictures: a bootstrap of fewer than FEW knows little; 2 cost these models 15 dB, 8 to 80 less than 1
 FEW_BITS = 4
+OF_PICTURES = {"outliers", "outliers-uncured"}  # rules of what a forward of pictures showed, whatever the ranges are
 _BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that chose ranges of activations by what lies behind
 
 

@@ -11,7 +11,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
-from swin_quant.quant.advice import Findings, advise
+from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise
 from swin_quant.quant.calibration import Calibration, Method, set_ranges
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
@@ -72,7 +72,9 @@ def recalibrate(
     set_ranges(model, calibration, method)
     passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
     found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
-    advice = told(advise(found), world)
+    shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
+    still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
+    advice = told([*advise(found), *still], world)
     gather([])  # before rank 0 may replace what the others still read
     searched.pop("node_methods", None)
     searched.pop("tried_percentile", None)

@@ -98,6 +98,16 @@ def test_a_calibration_may_be_replaced_by_its_own_statistics(cfg, weights, copy)
     assert again.card.calibration["bits"] == 8
 
 
+def test_channels_that_stood_out_in_the_pictures_are_still_told_of(cfg, copy, tmp_path):
+    card, told = copy.with_name(f"{NAME}_calib.json"), {"kind": "outliers-uncured", "text": "x", "nodes": ["norm"]}
+    data = json.loads(card.read_text())
+    data["calibration"]["advice"] += [told, {**told, "kind": "clipped"}]  # what clips is found anew by other ranges
+    card.write_text(json.dumps(data))
+    again = recalibrate(cfg, copy, None, policy(4), Method("max"), tmp_path)
+    kept = [one for one in again.card.calibration["advice"] if one["text"] == "x"]
+    assert kept == [told]
+
+
 def test_bits_that_are_not_uniform_are_recorded_by_node(cfg, before, tmp_path):
     node = "layers.0.blocks.0.mlp.fc2._input_quantizer"
     mixed = policy(8).and_then(Rule(nodes=(node,), bits=4))
