@@ -95,12 +95,12 @@ def search(
 
     The layers of `policy` are switched, None: the engine's best. `max_drop`: points of top-1 expected to be lost,
     `min_agreement`: percent, `min_sqnr`: dB, `max_ms`: of a `batch`. `pictures` need no labels; of a place on disk
-    1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by, which
-    may share some. Of training pictures, or where no split is named, the drop counts twice. The policy, its reasons and
-    what was measured lie in `folder`, where a search that was cut off goes on; a model that is in no file yet is saved
-    there first. Where the budget cannot be met, the model keeps its policy, and a warning says so. UsageError for a model
-    that is not calibrated, and for an engine whose latency cannot be measured here; for "fastertransformer" the mode is
-    found that keeps the budget and leaves the fewest nodes float, without latency.
+    1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by,
+    which may share some. Of training pictures, or where no split is named, the drop counts twice. The policy, its
+    reasons and what was measured lie in `folder`, where a search that was cut off goes on; a model that is in no
+    file yet is saved there first. Where the budget cannot be met, the model keeps its policy, and a warning says
+    so. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
+    "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
     """
     if not model.is_calibrated:
         raise UsageError(f"{model.name}: is a float model: calibrate it first")
