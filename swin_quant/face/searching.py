@@ -110,7 +110,7 @@ def search(
     of = Measuring(model.config, "", engine, Path(folder), base, batch, sampling, options, rounds, seconds)
     asked = PolicySearch(of, Budget(max_drop, min_agreement, min_sqnr), max_ms)  # what is wrong is said before work
     if isinstance(pictures, PictureSet):
-        shown = of_pictures(pictures.open(), sampling, model.preprocess)
+        shown = of_pictures(pictures.open(), sampling, model.preprocess)._replace(place=Path(pictures.path).name)
     else:
         shown = _of_batches(pictures)
     checkpoint = str(file_of(model, ensure_writable_dir(folder)))

@@ -18,10 +18,12 @@ from swin_quant.tasks.sensitivity import Sampling
 
 class MeasuredOn(NamedTuple):
     """Batches of images [B, channels, S, S], and names that tell these pictures from others: of all that were drawn,
-    also of those that could not be read, which others of the data stand in for."""
+    also of those that could not be read, which others of the data stand in for. `place`: the last part of their path,
+    as a config that names it is kept."""
 
     batches: list[Tensor]
     names: list[str]
+    place: str = ""
 
 
 def of_config(cfg: CfgNode, sampling: Sampling, preprocess: Preprocess) -> MeasuredOn:

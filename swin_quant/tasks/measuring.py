@@ -24,6 +24,9 @@ from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measured_on import MeasuredOn, drawn
 from swin_quant.tasks.sensitivity import Sampling
 
+_FILES = ("RESUME", "PRETRAINED")  # of a config: `checkpoint` is known by its hash
+_OF_IMAGES = ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")  # of a config: which images, and how they look
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -102,10 +105,11 @@ class Measuring:
     def subject(self) -> dict[str, Any]:
         """What results depend on: plain data."""
         config = portable_config(self.cfg)
+        place = {"DATA_PATH": self.pictures.place} if self.pictures else {}
         return {
             "checkpoint": sha256_of(self.checkpoint),
-            "config": {key: config[key] for key in ("MODEL", "TEST")},
-            "images": {key: config["DATA"][key] for key in ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")},
+            "config": {"MODEL": config["MODEL"] | dict.fromkeys(_FILES), "TEST": config["TEST"]},
+            "images": {key: config["DATA"][key] for key in _OF_IMAGES} | place,
             "base": self.start.sha256,
             "engine": self.engine,
             "batch": self.batch,

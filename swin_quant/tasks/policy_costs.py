@@ -59,7 +59,7 @@ class Measured:
         self.model: Classifier = subject.model.eval()
         self.card, self.card_file = subject.card, subject.card_file
         preprocess = Preprocess.from_dict(subject.card.preprocess)
-        self.batches, _ = asked.pictures or of_config(asked.cfg, asked.sampling, preprocess)
+        self.batches = (asked.pictures or of_config(asked.cfg, asked.sampling, preprocess)).batches
         self.pictures = sum(map(len, self.batches))
         original = self._original()
         with torch.inference_mode():

@@ -129,7 +129,9 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     if record:
         record.close()
     wanted = snapshots is not None and recipe.select == "best" and position.best_epoch is not None
-    best = snapshots.best(job.model.state_dict()) if snapshots and wanted and world.is_main else None
+    best = None
+    if snapshots and world.is_main and wanted and position.best_epoch is not None:
+        best = snapshots.best(job.model.state_dict(), position.best_epoch)
     weights = from_main(best)
     if weights is None:
         if wanted:
@@ -203,8 +205,9 @@ def _stop_if_asked(request: Interruption, world: World) -> None:
 
 def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
     what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
-    if what is None or (what == "gradient" and state.scaler.is_enabled()):  # the scaler skips such a step
-        return
+    scaler = state.scaler
+    if what is None or (what == "gradient" and scaler.is_enabled() and scaler.get_scale() >= 1):
+        return  # the scaler skips such a step and halves its scale; without one it is no overflow
     position = state.position
     raise SwinQuantError(
         f"the {what} is {loss if what == 'loss' else norm} at step {position.step + 1} of epoch {position.epoch + 1} "

@@ -9,7 +9,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.train.recipe import Recipe
-from swin_quant.train.record import EPOCHS, STEPS
+from swin_quant.train.record import EPOCHS, STEPS, read_table
 from swin_quant.train.snapshot import Check, Snapshots
 
 # Keys of a recipe that a resumed run may have changed: they do not change what is computed (a compiler changes last
@@ -37,8 +37,7 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
 
 def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
     """UsageError when the folder holds a run and neither `resume` nor `overwrite` is said."""
-    held = Snapshots(folder / "snapshots").newest_first() or any((folder / name).exists() for name in (STEPS, EPOCHS))
-    if held and not (resume or overwrite):
+    if _holds_run(folder) and not (resume or overwrite):
         raise UsageError(
             f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
         )
@@ -49,8 +48,8 @@ def open_folder(
 ) -> dict[str, Any] | None:
     """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is then gone.
 
-    `check` raises for a snapshot that is not of this model. UsageError as of `check_free`, and when the run to resume
-    had other settings.
+    `check` raises for a snapshot that is not of this model. UsageError as of `check_free`, when the run to resume had
+    other settings, and when it left results and no snapshot. One that ended before either begins again.
     """
     check_free(folder, resume, overwrite)
     snapshots = Snapshots(folder / "snapshots", keep)
@@ -60,11 +59,24 @@ def open_folder(
         _compare(content["settings"], settings, folder)
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
+    if resume and not overwrite and _has_results(folder):
+        raise UsageError(f"{folder}: has results of a run and no snapshot to go on from: ‹overwrite› starts anew")
     ensure_writable_dir(folder)
     snapshots.clear()
     for name in (STEPS, EPOCHS):
         (folder / name).unlink(missing_ok=True)
     return None
+
+
+def _holds_run(folder: Path) -> bool:
+    snapshots = Snapshots(folder / "snapshots")
+    files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
+    return any(file.exists() for file in files)
+
+
+def _has_results(folder: Path) -> bool:
+    epochs = folder / EPOCHS
+    return Snapshots(folder / "snapshots").best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
 
 
 @contextmanager

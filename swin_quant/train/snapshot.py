@@ -44,15 +44,22 @@ class Snapshots:
 
     def save_best(self, content: dict[str, Any]) -> None:
         ensure_writable_dir(self.folder)
-        _write(self.folder / BEST, content)
+        _write(self.best_file, content)
 
-    def best(self, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The best weights so far, of the names and shapes of `like`; None if there are none, or none to be read."""
+    @property
+    def best_file(self) -> Path:
+        return self.folder / BEST
+
+    def best(self, like: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor] | None:
+        """The best weights so far, of the names and shapes of `like`; None if there are none, or none to be read, or
+        they are not of `epoch`: a run that went on from an older snapshot knows no later epoch."""
 
         def check(content: dict[str, Any]) -> None:
             check_weights(content.get("model"), like)
+            if content.get("epoch") != epoch:
+                raise ValueError(f"it is of epoch {content.get('epoch')!s:.20}, not {epoch}")
 
-        found = next(self._readable([self.folder / BEST], check), None) if (self.folder / BEST).exists() else None
+        found = next(self._readable([self.best_file], check), None) if self.best_file.exists() else None
         return found and found["model"]
 
     def newest(self, check: Check = lambda content: None) -> dict[str, Any] | None:
@@ -83,7 +90,7 @@ class Snapshots:
 
     def clear(self) -> None:
         """Remove every snapshot."""
-        for file in [*self.newest_first(), self.folder / BEST]:
+        for file in [*self.newest_first(), self.best_file]:
             file.unlink(missing_ok=True)
 
 

@@ -397,6 +397,20 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
 
 
+def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, tmp_path, snapshot):
+    words = [*float_run, "--output", tmp_path / "out"]
+    assert run(*words).code == 0
+    for file in (tmp_path / "out" / "snapshots").glob("step_*.pt"):
+        file.unlink()
+    before = snapshot(tmp_path / "out")
+    assert "no snapshot to go on from: --overwrite starts anew" in run(*words, "--continue").error(2)
+    for name in ("epochs.csv", "steps.csv"):
+        (tmp_path / "out" / name).unlink()
+    assert "holds another run" in run(*words).error(2)  # its best weights
+    kept = {name: data for name, data in before.items() if not str(name).endswith(".csv")}
+    assert kept == snapshot(tmp_path / "out")
+
+
 @pytest.mark.parametrize("other", ["pictures", "preprocessing", "teacher"])
 def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(
     run, qat_flags, own_pictures, micro, tmp_path, other

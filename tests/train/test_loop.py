@@ -18,6 +18,7 @@ from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.job import Job
 from swin_quant.train.loop import fit
+from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
 from swin_quant.train.record import read_table
 from swin_quant.train.snapshot import Snapshots
@@ -308,6 +309,17 @@ def test_a_loss_that_is_no_number_ends_the_run_by_name_and_keeps_what_was_saved(
         fit(made)
     snapshot = Snapshots(made.folder / "snapshots").newest()
     assert snapshot["position"]["total"] == 3 and snapshot["model"]["head.bias"].isfinite().all()
+
+
+def test_gradients_that_no_smaller_scale_makes_finite_end_the_run(job, monkeypatch):
+    """float16 on a GPU: the scaler skips steps of an overflow, and without this would skip every one in silence."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    monkeypatch.setattr(Precision, "scaler", lambda self: scaler)
+    made = job(folder="out")
+    made.model.head.bias.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(SwinQuantError, match=r"the gradient is nan at step 1 of epoch 2 \(step 4 in all\)"):
+        fit(made)  # at scales 4, 2 and 1 steps are skipped
+    assert scaler.get_scale() == 0.5
 
 
 def test_without_validation_the_last_weights_are_the_result(job):

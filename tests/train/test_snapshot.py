@@ -20,11 +20,11 @@ def test_the_newest_are_kept_beside_the_best(tmp_path):
     for number in (1, 20, 300):
         snapshots.save(number, content(number))
     like = content(0)["model"]
-    assert snapshots.best(like) is None
-    snapshots.save_best(content(7))
+    assert snapshots.best(like, 7) is None
+    snapshots.save_best({**content(7), "epoch": 7})
     assert [path.name for path in snapshots.newest_first()] == ["step_000000300.pt", "step_000000020.pt"]
     assert snapshots.newest()["position"]["total"] == 300
-    assert torch.equal(snapshots.best(like)["w"], torch.full((1000,), 7.0))
+    assert torch.equal(snapshots.best(like, 7)["w"], torch.full((1000,), 7.0))
     snapshots.clear()
     assert list(snapshots.folder.iterdir()) == []
 
@@ -65,9 +65,14 @@ def test_the_best_weights_of_another_model_are_passed_over(tmp_path, caplog):
     snapshots = Snapshots(tmp_path)
     like = {"w": torch.ones(3)}
     for model in (None, {"v": torch.ones(3)}, {"w": torch.ones(4)}, {"w": 3}):
-        snapshots.save_best({"model": model})
-        assert snapshots.best(like) is None
+        snapshots.save_best({"model": model, "epoch": 1})
+        assert snapshots.best(like, 1) is None
     assert caplog.text.count("best.pt is damaged and is passed over") == 4
+
+
+def test_the_best_weights_of_a_later_epoch_are_not_those_of_a_run_that_went_on_from_an_earlier_one(tmp_path, caplog):
+    Snapshots(tmp_path).save_best({"model": {"w": torch.ones(3)}, "epoch": 5})
+    assert Snapshots(tmp_path).best({"w": torch.ones(3)}, 3) is None and "is of epoch 5, not 3" in caplog.text
 
 
 def test_a_snapshot_that_unpacks_to_gigabytes_is_damaged(tmp_path, caplog):
