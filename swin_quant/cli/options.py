@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -161,7 +162,7 @@ def passes_of(args: argparse.Namespace) -> PassPlan:
     if args.passes and getattr(args, "no_equalize", False):
         raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
     if args.passes:
-        return PassPlan.of(load_passes(args.passes), f" --passes {args.passes}")
+        return PassPlan.of(load_passes(args.passes), f" --passes {shlex.quote(args.passes)}")
     unasked = not getattr(args, "no_equalize", True)
     return PassPlan(automatic=unasked, words="" if unasked else " --no-equalize")
 

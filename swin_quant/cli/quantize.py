@@ -139,7 +139,7 @@ def _words(args: argparse.Namespace, flags: Sequence[str]) -> str:
     words: list[str] = []
     for flag in flags:
         value = getattr(args, DESTS.get(flag, flag.strip("-").replace("-", "_")))
-        if value not in (None, False, DEFAULTS.get(flag)):
+        if value is not None and value is not False and value != DEFAULTS.get(flag):  # 0 is none of these
             values = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *(shlex.quote(str(one)) for one in values)]
     return " ".join(words)

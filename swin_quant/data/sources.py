@@ -103,6 +103,11 @@ def is_data_set(data_path: str) -> bool:
     return data_path == DIGITS or bool(asked.prefix) or (not os.path.isdir(data_path) and _found(asked) is not None)
 
 
+def holds_split(data_path: str, split: str) -> bool:
+    """Whether a folder has that split in it, as a folder or a zip with its map."""
+    return is_archive(data_path, split) or Path(data_path, split).is_dir()
+
+
 def has_split(cfg: CfgNode, split: str) -> bool:
     """Whether the config's data path holds `split`, as a zip where DATA.ZIP_MODE says so."""
     data_path = cfg.DATA.DATA_PATH

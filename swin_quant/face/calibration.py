@@ -63,6 +63,7 @@ def calibrate(
         plan = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
     with called(calibrator="method"):
         how, world = Method(method, percentile, exact), World(device=model.device)
+    source = _source(model)  # before passes change its weights
     before = model.card if model.card.has_own_weights or model.card.calibration else None
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
     with all_or_nothing(model.module):
@@ -76,7 +77,7 @@ def calibrate(
         record = found.checked(model.module, policy, world)
     model.card = replace(
         model.card,
-        source=_source(model),
+        source=source,
         policy=policy.to_dict(),
         calibration=record,
         training=calibrated_again(before),
@@ -95,6 +96,8 @@ def calibrate(
 def _source(model: Model) -> SourceRecord | None:
     """The float file that the model was loaded from, if its weights are that file's own; else what its card says."""
     card, file = model.card, model.file
+    if model.is_changed:
+        return None
     if file is None or card.checkpoint is None or card.calibration or card.is_qat:
         return card.source
     kind, place = card.source["format"] if card.source else "swin-quant", str(file.resolve())
@@ -102,6 +105,7 @@ def _source(model: Model) -> SourceRecord | None:
 
 
 def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: World) -> Found:
+    pictures = pictures.of_split("train")
     opened = pictures.open()
     count = min(len(opened), BATCHES * BATCH_SIZE) if pictures.count is None else pictures.count
     size = next(size for size in range(BATCH_SIZE, 0, -1) if count % size == 0)  # ranges do not depend on it

@@ -99,6 +99,7 @@ def _results(
     engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int, world: World
 ) -> dict[str, Result]:
     if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("val")
         opened = _chosen(pictures, model.classes)
         dataset = dataset_record(pictures.path, pictures.split or "", opened)
         workers = default_workers(8, 1, len(opened))

@@ -119,8 +119,11 @@ def _need_ranges(model: Model, policy: Policy) -> None:
 def file_of(model: Model, folder: Path) -> Path:
     """The checkpoint that `model` is in; it is saved in `folder` where there is none yet.
 
-    UsageError where something else lies there, which no model of that name was saved as.
+    UsageError where its weights are others by now, and where something else lies there, which no model of that name was
+    saved as.
     """
+    if model.is_changed:
+        raise UsageError(f"{model.name}: its weights were changed since {model.file}: `save` it to another file first")
     if model.file:
         return model.file
     place = folder / f"{model.name}{'_calib' if model.is_calibrated else '_float'}.pth"

@@ -1,5 +1,6 @@
 """A network with all that belongs to it, and how one is loaded."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from yacs.config import CfgNode
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import save_float
+from swin_quant.checkpoint.ranges import is_range
 from swin_quant.checkpoint.sources import local_file
 from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.config.files import find_config
@@ -57,6 +60,7 @@ class Model:
         self.module = module
         self.card = card or RunCard(name, {}, preprocess.to_dict() if preprocess else {})
         self.file = file
+        self._saved = _weights_digest(module) if file else None
         self.calibration: Calibration | None = None
 
     @property
@@ -102,6 +106,11 @@ class Model:
         return next(self.module.parameters()).device
 
     @property
+    def is_changed(self) -> bool:
+        """Whether its weights are no longer those of its `file`; ranges do not count. False where it has none."""
+        return self.file is not None and _weights_digest(self.module) != self._saved
+
+    @property
     def is_calibrated(self) -> bool:
         """Whether every node has a range."""
         nodes = named_nodes(self.module).values()
@@ -123,10 +132,13 @@ class Model:
         """Write the checkpoint and its run card beside it, both whole or not at all; returns the checkpoint's path.
 
         A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, so that
-        ranges can be searched again without pictures), any other as float.
+        ranges can be searched again without pictures), any other as float. What was measured with the weights of its
+        file is left out where they have changed since.
         """
         path = Path(file)
         ensure_writable_dir(path.parent)
+        if self.is_changed:
+            self._forget_measured()
         if self.calibration and self.policy:
             self.card = finish(self.module, path, self.card, self.calibration, World()).card
         elif self.is_calibrated and self.policy:
@@ -136,8 +148,14 @@ class Model:
             record: CheckpointRecord = {"file": path.name, "sha256": sha256_of(path)}
             self.card = replace(self.card, checkpoint=record, versions=versions())
             self.card.write(card_path(path))
-        self.file = path
+        self.file, self._saved = path, _weights_digest(self.module)
         return path
+
+    def _forget_measured(self) -> None:
+        if self.is_calibrated:
+            log.warning("%s: its weights were changed since %s: ranges are those of before; calibrate again",
+                        self.name, self.file)  # fmt: skip
+        self.card = replace(self.card, source=None, results=[], verification=[], sensitivity=None, searches=[])
 
     def __repr__(self) -> str:
         facts = {key: text for key, text in self._facts().items() if text}
@@ -160,6 +178,16 @@ class Model:
             "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,
             "file": str(self.file) if self.file else None,
         }
+
+
+def _weights_digest(module: nn.Module) -> str:
+    """A hash of all that a module computes with but the ranges of its nodes, which calibration and policies change."""
+    seen = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        if not is_range(name):
+            seen.update(name.encode())
+            seen.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return seen.hexdigest()
 
 
 def load(

@@ -1,7 +1,7 @@
 """What the face takes for pictures: a place on disk, or any iterable of tensors, a DataLoader for instance."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,22 +13,29 @@ from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import sample
-from swin_quant.data.sources import is_data_set, open_pictures
+from swin_quant.data.sources import holds_split, is_data_set, open_pictures
 
 
 @dataclass(frozen=True)
 class PictureSet:
     """Pictures on disk, read when they are needed: a split of a data set, or files that are named one by one.
 
-    `count` None is as many as there are, of which `calibrate` takes 80, `verify` and `sensitivity` 64 and `search`
-    1,024. Fewer than all are drawn by `seed`, the same pictures everywhere, but `verify` and `align` spread theirs
-    evenly over the place, whatever the seed.
+    `split` None of a data set is its training pictures for `calibrate`, `sensitivity` and `search`, as for the
+    commands, and "val" for `evaluate`; for all else the whole folder, or "val" of what is no folder. `count` None is as
+    many as there are, of which `calibrate` takes 80, `verify` and `sensitivity` 64 and `search` 1,024. Fewer than all
+    are drawn by `seed`, the same pictures everywhere, but `verify` and `align` spread theirs evenly over the place,
+    whatever the seed.
     """
 
     path: str
     split: str | None = None
     count: int | None = None
     seed: int = 0
+
+    def of_split(self, unless_said: str) -> "PictureSet":
+        """These, with that split where nobody said which, and they are a data set, or a folder that has it."""
+        has_splits = is_data_set(self.path) or holds_split(self.path, unless_said)
+        return replace(self, split=unless_said) if self.split is None and has_splits else self
 
     def open(self, classes: int | None = None) -> Pictures:
         """The pictures; labelled if the number of `classes` is given, which is checked. Errors as `open_pictures`."""
@@ -51,8 +58,9 @@ def pictures(path: str | Path, split: str | None = None, count: int | None = Non
     """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, the word "digits", or
     another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
 
-    Without a split, `path` is a picture, a folder of them or a pattern, and there are no labels. `count` of them are
-    drawn by `seed` (evenly spread by `verify` and `align`); None: as many as a task takes. Nothing is read yet.
+    Without a split, `path` may also be a picture, a folder of them or a pattern, and there are no labels; of a data set
+    a task takes the split that suits it. `count` of them are drawn by `seed` (evenly spread by `verify` and `align`);
+    None: as many as a task takes. Nothing is read yet.
     """
     if count is not None and count < 1:
         raise UsageError(f"pictures: count {count}: must be at least 1")

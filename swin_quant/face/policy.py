@@ -12,7 +12,9 @@ _COLUMNS: tuple[Column[Rule], ...] = (
     Column("format", "format", field("format"), may_lack=True),
     Column("bits", "bits", field("bits"), right=True, may_lack=True),
     Column("granularity", "granularity", field("granularity"), may_lack=True),
+    Column("block", "block", field("block"), right=True, may_lack=True),
     Column("narrow_range", "narrow range", field("narrow_range"), may_lack=True),
+    Column("symmetric", "symmetric", field("symmetric"), may_lack=True),
     Column("amax", "amax", field("amax"), right=True, may_lack=True),
 )
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.data.sources import is_data_set
 from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import file_of
 from swin_quant.face.model import Model
@@ -96,7 +95,8 @@ def search(
     The layers of `policy` are switched, None: the engine's best. `max_drop`: points of top-1 expected to be lost,
     `min_agreement`: percent, `min_sqnr`: dB, `max_ms`: of a `batch`. `pictures` need no labels; of a place on disk
     1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by,
-    which may share some. Of training pictures, or where no split is named, the drop counts twice. The policy, its
+    which may share some. Of training pictures, and of others that no split is
+    named of, the drop counts twice. The policy, its
     reasons and what was measured lie in `folder`, where a search that was cut off goes on; a model that is in no
     file yet is saved there first. Where the budget cannot be met, the model keeps its policy, and a warning says
     so. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
@@ -106,6 +106,8 @@ def search(
         raise UsageError(f"{model.name}: is a float model: calibrate it first")
     base = load_policy(policy) if isinstance(policy, str) else policy
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("train")
     sampling = _sampling(pictures)
     of = Measuring(model.config, "", engine, Path(folder), base, batch, sampling, options, rounds, seconds)
     asked = PolicySearch(of, Budget(max_drop, min_agreement, min_sqnr), max_ms)  # what is wrong is said before work
@@ -130,8 +132,7 @@ def _sampling(pictures: Source) -> Sampling:
     """The split is empty where nobody said of which pictures are."""
     if not isinstance(pictures, PictureSet):
         return Sampling(split="")
-    split = pictures.split or ("val" if is_data_set(pictures.path) else "")
-    return Sampling(pictures.count or SEARCHED_ON, split, pictures.seed + 1)
+    return Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
 
 
 def _of_batches(source: Iterable[Any]) -> MeasuredOn:

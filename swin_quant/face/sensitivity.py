@@ -61,6 +61,7 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     if model.is_calibrated:
         check_bits(model.module, model.card, [chosen], model.name)
     if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("train")
         opened = pictures.open()
         count = pictures.count or min(Sampling.count, len(opened))
         sampling = Sampling(count, pictures.split or "", pictures.seed + 1)

@@ -69,12 +69,12 @@ class PolicySearch:
     def flags(self) -> list[str]:
         """The budget as the command takes it."""
         given = {**asdict(self.budget), "max_ms": self.max_ms}
-        return [f"--{key.replace('_', '-')} {value:g}" for key, value in given.items() if value is not None]
+        return [f"--{key.replace('_', '-')} {value!r}" for key, value in given.items() if value is not None]
 
     @property
     def found(self) -> str:
         """What the journal calls the result."""
-        return f"found: {self.limits}"
+        return f"found: {' '.join(self.flags)}"
 
     @property
     def place(self) -> Path:

@@ -124,6 +124,18 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
 
+def test_printed_commands_have_what_is_zero_what_has_blanks_and_all_digits(run, words, tmp_path):
+    recipe = tmp_path / "my fast.yaml"
+    recipe.write_text("name: mine\npasses: [equalize]\n")
+    asked = ["--max-unreadable", 0, "--workers", 0, "--passes", recipe, "--policy", "auto", "--max-ms", 12.34567]
+    lines = run("quantize", *words, *asked, "--dry-run").out.splitlines()
+    told = [(name, vars(parser_of(name, command_of(name)).parse(rest))) for _, name, *rest in map(shlex.split, lines)]
+    (calibrate,) = (given for name, given in told if name == "calibrate")
+    (search,) = (given for name, given in told if name == "search")
+    assert calibrate["passes"] == str(recipe) and calibrate["workers"] == calibrate["max_unreadable"] == 0
+    assert search["max_ms"] == 12.34567
+
+
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
                                     ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
                                     ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from functools import partial
 
 import pytest
@@ -21,7 +22,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes import reconstruct
-from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.policy import Policy, Rule, enabled_nodes
 
 
 @pytest.fixture
@@ -245,6 +246,41 @@ def test_what_cannot_be_exported_writes_nothing_and_a_float_model_is_not_called_
     assert [path.name for path in tmp_path.glob("*.pth")] == ["swin_micro_float.pth"]
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_weights_that_changed_since_their_file_are_not_exported_as_it_has_them(
+    model, train, val, tmp_path, caplog, calibrated
+):
+    if calibrated:
+        sq.calibrate(model, train, "qdq")
+        model.save(tmp_path / "x.pth")
+    sq.evaluate(model, val, half="none")
+    assert not model.is_changed
+    with torch.no_grad():
+        next(model.module.parameters()).mul_(2)
+    with pytest.raises(UsageError, match="weights were changed since .*: `save` it to another file first"):
+        sq.export(model, "onnxruntime", tmp_path / "out", precision="int8" if calibrated else "float")
+    assert model.card.results
+    saved = sq.load(model.save(tmp_path / "changed.pth"))
+    assert not model.is_changed and model.card.results == [] and saved.card.source is None
+    assert ("ranges are those of before" in caplog.text) == calibrated
+    assert torch.equal(next(saved.module.parameters()), next(model.module.parameters()))
+
+
+def test_a_model_that_was_changed_and_calibrated_is_not_compared_with_the_file_it_came_from(model, train):
+    with torch.no_grad():
+        next(model.module.parameters()).mul_(2)
+    assert sq.calibrate(model, train, "qdq").card.source is None
+
+
+def test_of_a_data_set_a_task_takes_the_split_that_its_command_takes(model, pictures):
+    place = sq.pictures(pictures, count=4)
+    record = sq.calibrate(model, place, "qdq").card.calibration
+    assert record["split"] == "train" and set(record["files"]) <= set(sq.pictures(pictures, "train").open().names)
+    assert sq.sensitivity(model, place).record["split"] == "train"
+    (result, *_) = sq.evaluate(model, place, half="none").results
+    assert result.dataset["split"] == "val"
+
+
 def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
     sq.calibrate(model, train, "qdq")
     own = tmp_path / "swin_micro_calib.pth"
@@ -336,6 +372,14 @@ def test_what_nodes_cost_from_pictures_and_from_tensors(model, train, pictures, 
     assert json.loads(run(*words).out) == costs.record == model.card.sensitivity
     assert costs.rows("stage")[0].name in str(costs)
     assert len(sq.sensitivity(model, tensors(pictures, "val"), "ft-mode1").rows()) == 4 * 16 + 3
+
+
+def test_a_policy_shows_all_that_its_rules_say():
+    html = sq.policy("cpu").html()
+    assert "symmetric" in html and "False" in html
+    for field in fields(Rule):
+        rule = Rule(**{field.name: {"block": 32, "bits": 4, "amax": 1.5}.get(field.name, ("shown",))})
+        assert any(text in Policy("p", (rule,)).html() for text in ("shown", "32", "4", "1.5")), field.name
 
 
 def test_policies_are_built_from_others():
