@@ -15,6 +15,7 @@ from torch import nn
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, engines, takers
+from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.quant.fake_quant import FP8
@@ -57,7 +58,12 @@ def at_risk(target: Backend) -> tuple[str, ...]:
 
 
 def without_saturation(policy: Policy) -> Policy:
-    """`policy` with weights that cannot saturate, under a name that says so."""
+    """`policy` with weights that cannot saturate, under a name that says so. UsageError for one with float8."""
+    if policy.has_float8:
+        raise UsageError(
+            f"‹saturation_safe›: policy {policy.name} has nodes in float8, which cannot saturate: it is for "
+            "policies of int8 alone"
+        )
     if SAFE_WEIGHTS in policy.rules:
         return policy
     return replace(policy.and_then(SAFE_WEIGHTS), name=f"{policy.name} saturation-safe")

@@ -1,7 +1,7 @@
-"""For which bits the ranges of a checkpoint were found, as its run card says, and whether a policy may use them.
+"""For which grid the ranges of a checkpoint were found, as its run card says, and whether a policy may use them.
 
-A range of `mse` or `entropy`, or one that was learned, is the best for one number of bits and clips wrongly at another.
-`percentile` and `max`, and the maxima that weights have, are the same at any.
+A range of `mse` or `entropy`, or one that was learned, is the best for one number of bits, in int8 or in float8, and
+clips wrongly at another. `percentile` and `max`, and the maxima that weights have, are the same at any.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import BitsRecord, CalibrationRecord
 from swin_quant.quant.calibration import Method
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.passes import choosing_ranges, passes
 from swin_quant.quant.policy import Policy, Setting, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes
@@ -32,10 +33,19 @@ OF_BITS = (
 
 @dataclass(frozen=True)
 class Origin:
-    """How the range of a node was found, and for how many bits; None: for any."""
+    """How the range of a node was found, for how many bits, None: for any, and of which format."""
 
     method: str
     bits: int | None = None
+    format: str = "int8"
+
+    @property
+    def grid(self) -> str:
+        return _said(self.bits, self.format)
+
+    def is_for(self, setting: Setting) -> bool:
+        """Whether it was found for the bits of a node; of its format, too, where that makes a difference."""
+        return self.bits in (None, setting.bits) and (self.format == setting.format or self.method not in OF_BITS)
 
 
 def bits_record(model: nn.Module, method: Method) -> BitsRecord:
@@ -66,35 +76,37 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
         kind: Literal["weights", "activations"] = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
         setting = settings.get(name)
         if trained and setting and not setting.enabled:
-            found[name] = Origin(Method().for_bits(setting.bits), setting.bits)  # QAT calibrates anew what it left out
+            # QAT calibrates anew what it left out
+            found[name] = Origin(Method().for_bits(setting.bits), setting.bits, setting.format)
         elif trained and setting and (method := trained[kind]):
-            found[name] = Origin(method, setting.bits)
+            found[name] = Origin(method, setting.bits, setting.format)
         elif fitted and setting and setting.enabled:
-            found[name] = Origin(fitted[-1], setting.bits)
+            found[name] = Origin(fitted[-1], setting.bits, setting.format)
         elif kind == "weights" or card.calibration is None:
             found[name] = Origin("max")
         else:
-            found[name] = _calibrated(card.calibration, name, setting.bits if setting else None)
+            found[name] = _calibrated(card.calibration, name, setting)
     return found
 
 
-def _calibrated(record: CalibrationRecord, name: str, bits: int | None) -> Origin:
-    bits = record.get("other_bits", {}).get(name, record.get("bits", bits))
+def _calibrated(record: CalibrationRecord, name: str, setting: Setting | None) -> Origin:
+    bits = record.get("other_bits", {}).get(name, record.get("bits", setting.bits if setting else None))
     of_bits = record.get("methods", {}).get(str(bits), record["method"])
-    return Origin(record.get("node_methods", {}).get(name, of_bits), bits)
+    method = record.get("node_methods", {}).get(name, of_bits)
+    return Origin(method, bits, setting.format) if setting else Origin(method, bits)
 
 
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
-    """UsageError where a policy gives a node other bits than its range was found for, and the range depends on them.
+    """UsageError where a policy gives a node another grid than its range was found for, and the range depends on it.
 
     A warning where it does not; where no card says for which bits ranges were found, unless 8 are asked for; and where
-    a pass rounded weights for ranges of another granularity.
+    a pass rounded weights for ranges of another granularity, or for another format.
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:
-        bits = {name: setting.bits for name, setting in settings_for(model, policy).items() if setting.enabled}
+        asked = {name: setting for name, setting in settings_for(model, policy).items() if setting.enabled}
         if found is None:
-            if other := sorted(set(bits.values()) - {8}):
+            if other := sorted({setting.bits for setting in asked.values()} - {8}):
                 log.warning(
                     "%s: no run card says for how many bits its ranges were found: policy %s has %s",
                     checkpoint, policy.name, listed(map(str, other)),
@@ -102,31 +114,32 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             continue
         if card and (names := rounded_otherwise(model, card, policy)):
             log.warning(
-                "%s: %s rounded weights for other granularities than policy %s has (%s): they are rounded once more, "
+                "%s: %s rounded weights for other grids than policy %s has (%s): they are rounded once more, "
                 "and `calibrate` under it finds better ones",
                 checkpoint, choosing_ranges(card.kept_passes)[-1], policy.name, listed(names, 2),
             )  # fmt: skip
-        others = {name: found[name] for name in bits if found[name].bits not in (None, bits[name])}
+        others = {name: found[name] for name, setting in asked.items() if not found[name].is_for(setting)}
         wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
         if not others:
             continue
         name, origin = next(iter((wrong or others).items()))
+        here = _said(asked[name].bits, asked[name].format)
         if wrong:
             remedy = "finetune" if origin.method == LEARNED else "calibrate the float checkpoint"
             if origin.method in RANGE_METHODS:
                 remedy = "calibrate (from ‹statistics›, without pictures)"
             raise UsageError(
-                f"{checkpoint}: {_found(wrong, origin)} for {origin.bits} bits, and policy {policy.name} "
-                f"has {bits[name]} at {name}: {remedy} with these bits"
+                f"{checkpoint}: {_found(wrong, origin)} for {origin.grid}, and policy {policy.name} "
+                f"has {here} at {name}: {remedy} with these bits"
             )
         log.warning(
-            "%s: %s for %d bits, and policy %s has %d: usable, but `calibrate` with these bits finds better ones",
-            checkpoint, _found(others, origin), origin.bits, policy.name, bits[name],
+            "%s: %s for %s, and policy %s has %s: usable, but `calibrate` with these bits finds better ones",
+            checkpoint, _found(others, origin), origin.grid, policy.name, here,
         )  # fmt: skip
 
 
 def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:
-    """Nodes whose weights a pass put on the grid of ranges per tensor, or row, where `policy` has ranges of others."""
+    """Nodes whose weights a pass put on the grid of ranges per tensor, or row, where `policy` has another."""
     if card.policy is None or not any(choosing_ranges([one]) for one in card.kept_passes if not one["keeps_function"]):
         return []
     own, asked = (settings_for(model, each) for each in (policy_from_dict(card.policy, card.name), policy))
@@ -135,8 +148,12 @@ def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[s
     return [name for name in on if _grid(own[name]) != _grid(asked[name])]
 
 
-def _grid(setting: Setting) -> tuple[str, int | None]:
-    return setting.granularity, setting.block
+def _grid(setting: Setting) -> tuple[str, int | None, str]:
+    return setting.granularity, setting.block, setting.format
+
+
+def _said(bits: int | None, format: str) -> str:
+    return "float8" if format == FP8 else f"{bits} bits"
 
 
 def _found(nodes: dict[str, Origin], origin: Origin) -> str:

@@ -16,16 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import track
 from swin_quant.quant.alone import AsAlone
 from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.names import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import Range, method_for, search_bounds, search_range
 from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.watch import watching
@@ -117,6 +119,7 @@ def observe(
     The result is that of all ranks together. Norms that can be folded are. Raises SwinQuantError for NaN or
     infinity in weights or activations, naming the first module, and when no rank had a picture.
     """
+    _check_method(model, method)
     fold(model)
     check_weights(model)
     pictures = 0
@@ -137,12 +140,24 @@ def observe(
     return Calibration(pictures, statistics, largest, ends=ends, peaks=peaks)
 
 
+def _check_method(model: nn.Module, method: Method) -> None:
+    """UsageError for one that knows nothing of float8, unless it was chosen node by node, by what comes of it."""
+    if method.of_nodes is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
+        float8 = [name for name, node in named_nodes(model).items() if node.enabled and node.format == FP8]
+        if float8:
+            raise UsageError(
+                f"‹calibrator› {method.name}: is for grids of equal steps, and {listed(float8, 2)} are in float8: "
+                "choose max or mse"
+            )
+
+
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
     """Search the range of every node: float32, 0-dim, and both ends of it. Dead nodes are noted in `calibration`.
 
     Weights always take their maximum (docs/reference, section 1.6). May be called again with another method on the same
     statistics, since searching needs no forward.
     """
+    _check_method(model, method)
     device = next(model.parameters()).device
     ranges = search_ranges(model, calibration, method)
     ranges |= {name: Range(layer.weight.detach().abs().max().item()) for name, layer in weighted_layers(model).items()}

@@ -114,7 +114,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     """The policy of a target where the user names none.
 
     One that the checkpoint was trained under stays, and one of the user's own, whatever it is called; one in float8
-    does where the target takes it. FasterTransformer takes the card's. Else it is the best built-in one of the
+    does where the target has one, too. FasterTransformer takes the card's. Else it is the best built-in one of the
     target: calibration found the ranges of all nodes. One of before zero points did not find both ends of them: for
     such a `checkpoint` it is the best without.
     """
@@ -127,10 +127,15 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             has = f"the run card's is {own.name}" if own else "there is no run card"
             raise UsageError(f"‹backend› {target} needs the policy {' or '.join(fitting)}, {has}: give ‹policy›")
         return own
-    if own is not None and own.has_float8 and own.name in fitting:
+    offered = [load_policy(name) for name in fitting]
+    if own is not None and own.has_float8 and any(policy.has_float8 for policy in offered):
         return own
     if own is None or (is_ours and not (card and card.training)):
-        return _best([load_policy(name) for name in fitting], target, checkpoint)
+        best = _best(offered, target, checkpoint)
+        if own is not None and own.has_float8:
+            log.warning("policy %s of the run card is in float8, and %s gets %s: ‹policy› %s keeps it",
+                        own.name, target, best.name, own.name)  # fmt: skip
+        return best
     if is_ours and own.name not in fitting:
         log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
                     own.name, target, fitting[0])  # fmt: skip

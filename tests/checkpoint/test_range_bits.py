@@ -58,19 +58,41 @@ def test_ranges_that_depend_on_the_bits_are_for_these_bits(model, method, caplog
     made = card(method, bits=8, other_bits={})
     assert warned(model, made, policy(), policy(8, 8, "qdq"), policy(4, 8), caplog=caplog) == []
     message = refused(model, made, policy(), policy(8, 4))
-    assert f"by {method} for 8 bits, and policy ft-mode1 has 4 at layers.0" in message
+    assert f"by {method} for 8 bits, and policy ft-mode1 has 4 bits at layers.0" in message
     assert "calibrate" in message and "statistics" in message
     assert "for 4 bits" in refused(model, card(method, bits=4, other_bits={}), policy())
 
 
+@pytest.mark.parametrize("method", ["mse", "entropy"])
+def test_ranges_that_depend_on_the_format_are_for_this_format(model, method, caplog):
+    """Steps of float8 grow with the values: its best range is far wider, where tails are long."""
+    whole, float8 = load_policy("qdq"), load_policy("tensorrt-fp8")
+    assert warned(model, card(method, policy=float8, bits=8), float8, caplog=caplog) == []
+    to_int8 = refused(model, card(method, policy=float8, bits=8), whole)
+    assert f"by {method} for float8, and policy qdq has 8 bits at" in to_int8 and "statistics" in to_int8
+    to_float8 = refused(model, card(method, policy=whole, bits=8), float8)
+    assert f"by {method} for 8 bits, and policy tensorrt-fp8 has float8 at" in to_float8
+    for either in ("percentile", "max"):
+        assert warned(model, card(either, policy=whole, bits=8), float8, caplog=caplog) == []
+
+
+def test_learned_ranges_and_rounded_weights_are_for_their_format(model, caplog):
+    whole, float8 = load_policy("qdq"), load_policy("tensorrt-fp8")
+    learned = card("percentile", whole, {"weights": "learned", "activations": "learned"}, bits=8, other_bits={})
+    assert "learned for 8 bits, and policy tensorrt-fp8 has float8" in refused(model, learned, float8)
+    rounded = card("percentile", whole, bits=8, other_bits={}, passes=[done("gptq")])
+    assert "gptq for 8 bits" in refused(model, rounded, float8)
+    assert "gptq rounded weights for other grids than policy tensorrt-fp8" in caplog.text
+
+
 def test_one_node_of_other_bits_is_enough(model, caplog):
     only = policy().and_then(Rule(nodes=(ONE,), bits=4))
-    assert f"1 range was found by mse for 8 bits, and policy ft-mode1 has 4 at {ONE}" in refused(
+    assert f"1 range was found by mse for 8 bits, and policy ft-mode1 has 4 bits at {ONE}" in refused(
         model, card(bits=8, other_bits={}), only
     )
     made = card(bits=8, other_bits={ONE: 4})
     assert warned(model, made, only, caplog=caplog) == []
-    assert f"for 4 bits, and policy ft-mode1 has 8 at {ONE}" in refused(model, made, policy())
+    assert f"for 4 bits, and policy ft-mode1 has 8 bits at {ONE}" in refused(model, made, policy())
 
 
 def test_a_node_that_is_off_does_not_matter(model, caplog):

@@ -175,15 +175,16 @@ def test_fastertransformer_needs_one_of_its_policies(run, own, tmp_path):
     assert "needs the policy ft-mode1 or ft-mode2, the run card's is qdq: give --policy" in error
 
 
-@pytest.mark.parametrize("target", ["onnx", "onnxruntime", "openvino", "tensorrt"])
-def test_a_policy_of_one_s_own_in_the_card_stays(target):
+@pytest.mark.parametrize("target", ["onnx", "onnxruntime", "openvino", "tensorrt", "cuda"])
+def test_a_policy_of_one_s_own_in_the_card_stays(target, caplog):
     own = load_policy("qdq").to_dict() | {"name": "searched"}
     assert policy_for(target, RunCard("x", {}, {}, policy=own)).name == "searched"
     built_in = policy_for(target, RunCard("x", {}, {}, policy=load_policy("ft-mode1").to_dict()))
     assert built_in.name in targets()[target].exports.policies
     assert policy_for(target, None) == built_in
     float8 = policy_for(target, RunCard("x", {}, {}, policy=load_policy("tensorrt-fp8").to_dict()))
-    assert float8.name == ("tensorrt-fp8" if target in ("onnx", "tensorrt") else built_in.name)
+    assert float8.name == ("tensorrt-fp8" if target in ("onnx", "tensorrt", "cuda") else built_in.name)
+    assert (f"is in float8, and {target} gets {built_in.name}" in caplog.text) == (float8 == built_in)
 
 
 @pytest.mark.slow
