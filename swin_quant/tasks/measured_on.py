@@ -1,5 +1,8 @@
 """The pictures that policies are measured on, as the network takes them."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -19,11 +22,12 @@ from swin_quant.tasks.sensitivity import Sampling
 class MeasuredOn(NamedTuple):
     """Batches of images [B, channels, S, S], and names that tell these pictures from others: of all that were drawn,
     also of those that could not be read, which others of the data stand in for. `place`: the last part of their path,
-    as a config that names it is kept."""
+    as a config that names it is kept. `others` reads another draw of as many; None where there is none."""
 
     batches: list[Tensor]
     names: list[str]
     place: str = ""
+    others: Callable[[], list[Tensor]] | None = None
 
 
 def of_config(cfg: CfgNode, sampling: Sampling, preprocess: Preprocess) -> MeasuredOn:
@@ -39,6 +43,15 @@ def drawn(cfg: CfgNode, sampling: Sampling) -> list[str]:
 
 def of_pictures(opened: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int = 8) -> MeasuredOn:
     """The sample of opened pictures. SwinQuantError, which names some, where too many of them cannot be read."""
+    images = _read(opened, sampling, preprocess, workers)
+    names = [opened.names[index] for index in _indices(opened, sampling)]
+    if sampling.count >= len(opened):
+        return MeasuredOn(images, names)
+    again = replace(sampling, seed=sampling.seed + 1)
+    return MeasuredOn(images, names, others=partial(_read, opened, again, preprocess, workers))
+
+
+def _read(opened: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int) -> list[Tensor]:
     limit = UnreadableLimit(len(opened), sampling.max_unreadable)
     count = min(sampling.count, len(opened))
     size = sampling.batch_size if preprocess.is_square else 1
@@ -49,7 +62,7 @@ def of_pictures(opened: Pictures, sampling: Sampling, preprocess: Preprocess, wo
     if limit.names:
         log.warning("%d pictures are unreadable, others are taken where there are more: %s",
                     len(limit.names), listed(limit.names))  # fmt: skip
-    return MeasuredOn(images, [opened.names[index] for index in _indices(opened, sampling)])
+    return images
 
 
 def _indices(opened: Pictures, sampling: Sampling) -> list[int]:

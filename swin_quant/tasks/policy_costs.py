@@ -1,7 +1,7 @@
 """What policies cost, measured once: losses by fake-quant on pictures, milliseconds on an engine; kept in a journal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -41,6 +41,9 @@ _LEARNED_FROM = ("train", "")  # where nobody said of which split pictures are, 
 _UNSEEN = 2.0
 
 
+Shown = Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+
 class LayerNoise(TypedDict):
     """The nodes of a layer, and the power of the noise that they bring alone, over that of the logits."""
 
@@ -59,11 +62,11 @@ class Measured:
         self.model: Classifier = subject.model.eval()
         self.card, self.card_file = subject.card, subject.card_file
         preprocess = Preprocess.from_dict(subject.card.preprocess)
-        self.batches = (asked.pictures or of_config(asked.cfg, asked.sampling, preprocess)).batches
+        self.shown = asked.pictures or of_config(asked.cfg, asked.sampling, preprocess)
+        self.batches = self.shown.batches
         self.pictures = sum(map(len, self.batches))
         original = self._original()
-        with torch.inference_mode():
-            self.expected = [(original or self.model)(self._there(images)) for images in self.batches]
+        self.expected = self._answers(original or self.model, self.batches)
         beside = {"original": self.card.original_sha256} if original else {}
         self.journal = Journal(asked.journal, asked.subject | beside)
         if self.journal.found:
@@ -118,7 +121,33 @@ class Measured:
 
     def loss(self, policy: Policy) -> Loss:
         """Of the model in fake-quant under a policy; the drop is that to expect on pictures that it does not know."""
-        found: LossRecord = self.journal.remember(f"losses {policy.sha256}", LossRecord, partial(self._loss, policy))
+        return self._remembered("losses", policy, lambda: (self.batches, self.expected))
+
+    def loss_of_others(self, policy: Policy) -> Loss | None:
+        """The same on another draw of as many pictures, by which nothing was chosen; None where there is none."""
+        if self.shown.others is None:
+            return None
+        return self._remembered("losses of others", policy, lambda: self._others)
+
+    @property
+    def has_others(self) -> bool:
+        return self.shown.others is not None
+
+    @cached_property
+    def _others(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Their batches, and the logits of the float model."""
+        assert self.shown.others is not None
+        batches = self.shown.others()
+        dequantize(self.model)
+        return batches, self._answers(self._original() or self.model, batches)
+
+    def _answers(self, model: nn.Module, batches: Sequence[Tensor]) -> list[Tensor]:
+        with torch.inference_mode():
+            return [model(self._there(images)) for images in batches]
+
+    def _remembered(self, what: str, policy: Policy, shown: Shown) -> Loss:
+        key = f"{what} {policy.sha256}"
+        found: LossRecord = self.journal.remember(key, LossRecord, lambda: self._loss(policy, *shown()))
         sqnr = math.inf if found["sqnr_db"] is None else found["sqnr_db"]
         times = _UNSEEN if self.asked.sampling.split in _LEARNED_FROM else 1.0
         drop, error = times * found["drop"], times * found["drop_error"]
@@ -201,13 +230,13 @@ class Measured:
             for group in found.groups
         }
 
-    def _loss(self, policy: Policy) -> dict[str, float]:
+    def _loss(self, policy: Policy, batches: Sequence[Tensor], answers: Sequence[Tensor]) -> dict[str, float]:
         apply_policy(self.model, policy)
         totals = Totals()
         if enabled_nodes(self.model):
             quantize(self.model)
         with torch.inference_mode():
-            for images, expected in zip(self.batches, self.expected, strict=True):
+            for images, expected in zip(batches, answers, strict=True):
                 totals.add(distance(self.model(self._there(images)), expected))
         dequantize(self.model)
         return asdict(totals.loss())

@@ -41,6 +41,7 @@ from swin_quant.tasks.sensitivity import loss_record
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
 _FLOAT = "float"
 _LEAST_DROP = 1e-6  # points: of less nobody has pictures enough
+_LESS = 0.5  # of the divergence, at most, that a policy may have behind one that other pictures did not bear out
 _FEW = 100  # pictures times points: where none of so many differs, the drop may still be that
 
 
@@ -110,6 +111,9 @@ def search(asked: PolicySearch) -> SearchResult:
     losses = {name: bench.loss(policy) for name, policy in tried.items()}
     costs = bench.costs(list(tried.values()))
     best = _best(asked, tried, losses, costs)
+    while asked.budget.allows(losses[best]) and (harder := _on_others(asked, bench, tried[best], losses[best])):
+        losses[best] = harder
+        best = _best(asked, tried, losses, costs)
     losses[_FLOAT], costs[_FLOAT] = Loss(math.inf, 0.0, 100.0, 0.0), bench.float_cost
     names = sorted((name for name in losses if name in costs), key=costs.__getitem__)
     on_front = {names[index] for index in front([(losses[name].kl, costs[name]) for name in names])}
@@ -119,7 +123,7 @@ def search(asked: PolicySearch) -> SearchResult:
         for name in names
     ]
     met = asked.budget.allows(losses[best]) and (asked.max_ms is None or costs[best] <= asked.max_ms)
-    why = _why(asked, losses[best], costs[best], best, bench.pictures)
+    why = _why(asked, losses[best], costs[best], best, bench)
     found = replace(tried[best], name=asked.place.stem, description=why)
     still = tuple(unit for unit in in_order(units) if unit.name in left_float.get(best, frozenset()))
     others = set(bench.nodes_off(tried[best])).difference(*(unit.nodes for unit in still))
@@ -182,17 +186,42 @@ def _choose(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> list
     return found
 
 
-def _within_loss(asked: PolicySearch, bench: Measured, units: Sequence[Unit]) -> frozenset[str]:
+def _within_loss(asked: PolicySearch, bench: Measured, units: Sequence[Unit], most: float = math.inf) -> frozenset[str]:
+    """`most`: divergence. What other pictures do not bear out is searched for again, with less of it."""
+
     def within(off: frozenset[str]) -> bool:
-        return asked.budget.allows(bench.loss(bench.policy(off)))
+        loss = bench.loss(bench.policy(off))
+        return loss.kl <= most and asked.budget.allows(loss)
 
     def again(found: frozenset[str]) -> Within:
         loss = bench.loss(bench.policy(found))
-        most = loss.kl * _room(asked.budget, loss, bench.pictures)
-        return lambda off: bench.loss(bench.policy(off)).kl <= most and within(off)
+        room = loss.kl * _room(asked.budget, loss, bench.pictures)
+        return lambda off: bench.loss(bench.policy(off)).kl <= room and within(off)
 
     found = cheapest(units, within, again)
-    return prefix(units, len(units)) if found is None else found
+    if found is None:
+        return prefix(units, len(units))
+    policy = bench.policy(found)
+    loss = bench.loss(policy)
+    harder = _on_others(asked, bench, policy, loss)
+    if harder is None or asked.budget.allows(harder) or not units or len(found) == len(units):
+        return found
+    share = (asked.budget.max_drop or 0.0) / harder.most_drop
+    return _within_loss(asked, bench, units, loss.kl * min(_LESS, share))
+
+
+def _on_others(asked: PolicySearch, bench: Measured, policy: Policy, loss: Loss) -> Loss | None:
+    """`loss` with the drop of another draw of pictures, where that is the larger; None where it is not, or is not asked
+    for.
+
+    Of many policies that is taken whose few differing pictures cost least: others tell what it is worth.
+    """
+    if asked.budget.max_drop is None:
+        return None
+    others = bench.loss_of_others(policy)
+    if others is None or others.most_drop <= loss.most_drop:
+        return None
+    return replace(loss, drop=others.drop, drop_error=others.drop_error)
 
 
 def _room(budget: Budget, loss: Loss, pictures: int) -> float:
@@ -225,12 +254,13 @@ def _best(
     return min(allowed, key=costs.__getitem__)
 
 
-def _why(asked: PolicySearch, loss: Loss, cost: float, name: str, pictures: int) -> str:
+def _why(asked: PolicySearch, loss: Loss, cost: float, name: str, bench: Measured) -> str:
     of = asked.of
     split = f" of {of.sampling.split}" if of.sampling.split else ""
+    others = ", the drop on as many others, too" if asked.budget.max_drop is not None and bench.has_others else ""
     return (
-        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {pictures} pictures"
-        f"{split}: {loss.figures}; "
+        f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {bench.pictures} pictures"
+        f"{split}{others}: {loss.figures}; "
         + (f"{cost:.3f} ms." if of.is_timed else f"{cost:.0f} nodes stay float, and no latency was measured.")
     )
 

@@ -32,7 +32,7 @@ class Known:
         Unit("slow", ("slow.x",), 0.5, 1.0),
         *(Unit(f"good{i}", (f"good{i}.x",), 0.001, 0.05) for i in range(6)),
     )
-    pictures, card_file, float_cost = 8, None, 3.0
+    pictures, card_file, float_cost, has_others = 8, None, 3.0, False
 
     def __init__(self, asked):
         self.journal = self
@@ -59,6 +59,9 @@ class Known:
         left = sum(unit.error for unit in self.units if unit.name not in self.off[policy.name])
         return Loss(-10 * math.log10(max(left, 1e-9)), left, 99.0, 0.0)
 
+    def loss_of_others(self, policy):
+        return None
+
     def costs(self, policies):
         return {p.name: 1 + sum(u.saved_ms for u in self.units if u.name in self.off[p.name]) for p in policies}
 
@@ -83,6 +86,32 @@ def test_a_drop_next_to_nothing_is_a_budget_like_any(tmp_path, monkeypatch, capl
     budget = Budget(max_drop=1e-310, min_sqnr=-10 * math.log10(0.45))
     assert searching.search(searching.PolicySearch(of, budget)).met
     assert "8 pictures hardly tell" in caplog.text
+
+
+class Flattering(Known):
+    """Where the pictures by which policies are chosen are kind to all of them, and others tell half of the error."""
+
+    has_others = True
+
+    def loss(self, policy):
+        return replace(super().loss(policy), drop=0.01)
+
+    def loss_of_others(self, policy):
+        loss = super().loss(policy)
+        return replace(loss, drop=loss.kl / 2)
+
+
+@pytest.mark.parametrize("limit", [0.2, 0.26, 0.05])
+def test_a_drop_that_other_pictures_do_not_bear_out_is_searched_for_again(tmp_path, monkeypatch, limit):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(searching, "Measured", Flattering)
+    of = Measuring(load_config(find_config("swin_digits")), "x.pth", "onnxruntime", tmp_path)
+    found = searching.search(searching.PolicySearch(of, Budget(max_drop=limit)))
+    off = {unit.name for unit in found.left_float}
+    left = sum(unit.error for unit in Known.units if unit.name not in off)
+    assert found.met and 0 < found.found.nodes and left / 2 <= limit
+    assert found.found.loss.drop == pytest.approx(max(0.01, left / 2))
+    assert "the drop on as many others, too" in " ".join(found.file.read_text().split())
 
 
 def test_a_rival_whose_ranges_are_not_there_is_left_out(tiny_model, use_policy):
