@@ -38,6 +38,7 @@ def openvino(threads):
     import openvino
 
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    settings |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}  # else what meets int8 weights alone is rounded to int8, too
     settings |= {"INFERENCE_NUM_THREADS": threads} if threads else {}
     model = openvino.Core().read_model(MODEL)
     model.reshape([ABOUT["batch"] or 1, *ABOUT["input"]["shape"]])

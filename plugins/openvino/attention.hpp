@@ -83,6 +83,11 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         auto shape = inputs[0].get_shape();
+        const auto of_constant = inputs[1].get_shape();
+        OPENVINO_ASSERT(of_constant.size() == 3 && of_constant[2] > 0 && of_constant[1] == of_constant[2] &&
+                            of_constant[0] > 0 && of_constant[0] % m_heads == 0 && !shape.empty() && shape.back() > 0 &&
+                            shape.back() % (3 * m_heads) == 0,
+                        "Attention: ", shape, " and a constant ", of_constant, " are not those of ", m_heads, " heads");
         const size_t heads = m_heads, channels = shape.back() / 3, depth = channels / heads;
         const size_t length = inputs[1].get_shape().back(), square = length * length;
         const size_t rounds = inputs[1].get_size() / (heads * square);

@@ -97,6 +97,16 @@ def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, 
     return found
 
 
+def _is_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """`relu_`, or `relu(x, inplace=True)`: what reads x behind it reads the result."""
+    name = getattr(func, "__name__", "")
+    return (
+        name.endswith("_")
+        and not name.startswith("_")
+        or bool(kwargs.get("inplace", name == "relu" and any(args[1:2])))
+    )
+
+
 Made = Callable[[Plugin, Node], Tensor]
 
 
@@ -128,7 +138,8 @@ class Plugging(TorchFunctionMode):
         kwargs = kwargs or {}
         op = operator_name(func, args)
         if op in self.plugins and op in CALLS and (node := CALLS[op](*args, **kwargs)):
-            return self._made(op, node)
+            made = self._made(op, node)
+            return args[0].copy_(made) if _is_in_place(func, args, kwargs) else made
         partitions = "window_partition" in self.plugins
         if partitions and op == "reshape" and args[0] in self.windows and self.windows[args[0]][2]:
             x, window, _ = self.windows[args[0]]

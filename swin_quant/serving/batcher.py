@@ -86,9 +86,12 @@ class Batcher:
         end = time.monotonic() + self.limits.delay_us / 1e6
         while count < self.limits.max_batch:
             try:
-                more = await asyncio.wait_for(self.waiting.get(), max(0.0, end - time.monotonic()))
-            except asyncio.TimeoutError:
-                break
+                more = self.waiting.get_nowait()  # those that wait already cost no delay
+            except asyncio.QueueEmpty:
+                try:
+                    more = await asyncio.wait_for(self.waiting.get(), max(0.0, end - time.monotonic()))
+                except asyncio.TimeoutError:
+                    break
             if more is None:
                 return self._alive(batch), None, True
             if count + len(more.images) > self.limits.max_batch:

@@ -122,6 +122,11 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     if file.image_size is None or preprocess.shape != SQUARE:
         what = "resizes only the shorter side" if preprocess.shape == SHORTER else "takes pictures of any size"
         raise UsageError(f"{card_path(artifact.file)}: {what}: only classifiers and embeddings are packaged")
+    if file.functions and artifact.record["options"].get("target") == "openvino":
+        raise UsageError(
+            f"{artifact.file}: has operators for a plugin, whose functions OpenVINO's own reader does not take: export "
+            "it without ‹plugin›"
+        )
     graph = read_model(file.path).graph
     (picture,) = [_port(value) for value in graph.input if value.name == file.input]
     outputs = tuple(_port(value) for value in graph.output)

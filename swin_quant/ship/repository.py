@@ -77,10 +77,11 @@ def openvino_model_server(facts: PackageFacts, serving: Serving) -> str:
         "name": facts.name,
         "base_path": f"/{facts.folder}",
         "target_device": "CPU",
-        # Left alone, OpenVINO runs what is not int8 in bfloat16 on many CPUs.
+        # Left alone, OpenVINO runs what is not int8 in bfloat16 on many CPUs, and in int8 where weights alone are.
         "plugin_config": {
             "PERFORMANCE_HINT": "THROUGHPUT",
             "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
             "NUM_STREAMS": str(serving.instances),
         },
         "nireq": 2 * serving.instances,

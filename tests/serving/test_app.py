@@ -238,6 +238,16 @@ def test_requests_at_the_same_time_run_together_and_each_gets_its_own():
     assert f"swin_quant_batch_size_count {len(engine.batches)}.0" in metrics
 
 
+def test_what_waits_already_runs_together_without_a_delay():
+    engine, pictures = Means(0.02), torch.randn(40, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+    async def work(client):
+        await asyncio.gather(*[client.post(INFER, json=body_of(one[None])) for one in pictures])
+
+    with_client(service(engine, max_batch=8, delay_us=0), work)
+    assert sum(engine.batches) == 40 and len(engine.batches) < 20
+
+
 def test_a_request_that_breaks_the_engine_takes_no_other_along():
     engine, pictures = Means(0.02), torch.randn(6, 3, SIDE, SIDE)
     pictures[3] = 1e9

@@ -49,6 +49,8 @@ int main(int count, char** words) try {
     const char* inputs[] = {input.get()};
     const char* outputs[] = {output.get()};
     auto found = session.Run(Ort::RunOptions{nullptr}, inputs, &tensor, 1, outputs, 1);
+    if (found[0].GetTensorTypeAndShapeInfo().GetElementType() != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT)
+        throw std::runtime_error("the model's output is not float32: export it so, or run it with infer.py");
     const float* values = found[0].GetTensorData<float>();
     const std::size_t size = found[0].GetTensorTypeAndShapeInfo().GetElementCount();
     for (std::size_t i = 0; i < size; ++i)

@@ -31,10 +31,11 @@ int main(int count, char** words) try {
         throw std::runtime_error("INPUT does not hold a batch of this model");
     model->reshape(shape);
 
-    // What is not int8 runs in float32: OpenVINO's own choice is bfloat16 on many CPUs.
+    // What is not int8 runs in float32: OpenVINO's own choice is bfloat16 on many CPUs, and int8 beside int8 weights.
     auto compiled = core.compile_model(model, "CPU",
                                        ov::hint::performance_mode(ov::hint::PerformanceMode::LATENCY),
-                                       ov::hint::inference_precision(ov::element::f32));
+                                       ov::hint::inference_precision(ov::element::f32),
+                                       ov::hint::dynamic_quantization_group_size(0));
     auto request = compiled.create_infer_request();
     request.set_input_tensor(ov::Tensor(type, shape.to_shape(), bytes.data()));
     request.infer();

@@ -102,6 +102,7 @@ class _Graphs:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else what meets int8 weights alone is rounded to int8, too
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()

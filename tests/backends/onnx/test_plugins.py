@@ -18,6 +18,7 @@ from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.attention import attention
+from swin_quant.operators.plugins import Plugging, plugins_of
 
 SPECS = (
     "roll=swin_quant::Roll",
@@ -191,6 +192,8 @@ def test_attention_as_one_operator_on_int8(attending, run):
         ("swin", "ft-mode1", {}, "rounds its logits or qkv too"),
         ("swinv2", "ft-mode1", {}, "rounds its logits or qkv too"),
         ("swin", "qdq", {"precision": "float"}, "is not all int8"),
+        ("swin", "zero point behind attention", {"target": "tensorrt", "float_type": "float32"}, "is not all int8"),
+        ("swin", "qdq", {"rewrites": frozenset({"fusible-attention", "window-order"})}, "its scale outside of its"),
     ],
 )
 def test_attention_that_the_operator_does_not_compute(kind, policy, options, said, calibrated, tmp_path):
@@ -254,3 +257,30 @@ def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
     _, own = attending
     engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
     assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: (torch.nn.functional.relu(x, inplace=True), x),
+        lambda x: (torch.relu_(x), x),
+        lambda x: (x.relu_(), x),
+        lambda x: (torch.nn.functional.relu(x), x),
+        lambda x: (torch.nn.functional.relu(x, False), x),
+    ],
+)
+def test_a_relu_in_place_is_one_behind_the_plugin(call):
+    given = torch.tensor([-1.0, 2.0])
+    wanted = call(given.clone())
+    with Plugging(plugins_of(["relu=my::Relu"]), lambda plugin, node: node.inputs[0].clamp(min=0)) as mode:
+        found = call(given.clone())
+    assert mode.done["relu"] == 1 and all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.slow
+def test_weights_alone_meet_floats_on_openvino(exported, run):
+    """Left alone, OpenVINO rounds these to int8."""
+    file = exported("swin", "w4a16")
+    found = openvino_engine.load(file, EngineOptions(threads=1))(IMAGES).numpy()
+    wanted = run(file.file, IMAGES)["logits"]
+    assert 10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()) > 90

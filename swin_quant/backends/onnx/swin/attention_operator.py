@@ -79,13 +79,13 @@ def _fault(attn: QuantizedAttention) -> str | None:
     """Why the operator cannot compute this."""
     *of_qkv, of_softmax, of_result = _nodes(attn)
     pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]
-    if any(not isinstance(x, Pair) or x.zero_point is not None or x.format != "int8" for x in pairs):
+    if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
         return "is not all int8 without zero points: choose a ‹policy› as qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
     if isinstance(attn, CosineAttention):
         others += [getattr(attn, name) for name in _ROUNDED[:2]]
-    return (
-        "rounds its logits or qkv too: choose a ‹policy› as qdq or cuda"
-        if any(isinstance(x, Pair) for x in others)
-        else None
-    )
+    if any(isinstance(x, Pair) for x in others):
+        return "rounds its logits or qkv too: choose a ‹policy› as qdq or cuda"
+    if getattr(attn, "scale", None) is not None or (attn.index is None and attn.table.dim() > 3):
+        return "has its scale outside of its weights, or windows apart: export it without ‹rewrites› of your own"
+    return None
