@@ -55,6 +55,7 @@ from swin_quant.tasks.lineup import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 CALIBRATION = 16  # pictures
+MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # unless said
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
@@ -65,11 +66,11 @@ AMX = ("amx_int8", "amx_bf16")
 def main() -> None:
     reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
+    parser.add_argument("--model", default=MODEL)
     parser.add_argument("--work", type=Path, help="out/cpu_engines/MODEL, unless given")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
@@ -179,7 +180,11 @@ def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: 
 
 
 def heading(args: argparse.Namespace) -> str:
-    flags = [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
+    given = {"--model": (args.model, MODEL), "--batch": (args.batch, BATCHES), "--rounds": (args.rounds, ROUNDS),
+             "--seconds": (args.seconds, SECONDS)}  # fmt: skip
+    flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
+    flags += [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
+    flags += ["--extension LIBRARY"] if args.extension else []
     hidden = " AMX is hidden from every library (tests/standin/older_cpu.c)." if args.without_amx else ""
     return (
         f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
@@ -188,6 +193,10 @@ def heading(args: argparse.Namespace) -> str:
         f"Written by `{' '.join(['python benchmarks/cpu_engines.py', *flags])}`."
         f"{args.note and f' {args.note}'}\n\n"
     )
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def calibrated(name: str, folder: Path) -> tuple:
