@@ -8,6 +8,8 @@ from typing import Any
 from swin_quant.backends.artifact import Artifact
 from swin_quant.engines.engine import HALF_TYPES
 
+_FOUND = ("int8_gemms", "all_gemms", "gemms")
+
 
 class Details(Mapping[str, Any]):
     """`known` at once; by calling `find`, once: `gemms` (matrix product -> type), `int8_gemms` and `all_gemms`."""
@@ -22,7 +24,7 @@ class Details(Mapping[str, Any]):
         return self._known | {"int8_gemms": types["int8"], "all_gemms": types.total(), "gemms": gemms}
 
     def __getitem__(self, key: str) -> Any:
-        return self._known[key] if key in self._known else self._all[key]
+        return self._all[key] if key in _FOUND else self._known[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)

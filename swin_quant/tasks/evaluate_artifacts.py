@@ -135,6 +135,8 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     files = {p.artifact.file.name: p.artifact.record["sha256"] for p in group}
     whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,
              "float_type": scoring.options.float_type}  # fmt: skip
+    if scoring.options.extensions:
+        whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
     keeping = Keeping(scoring.answers, whose) if scoring.answers else None
     results = score_engines(engines, cfg, first.preprocess, world, scoring.split, scoring.max_unreadable, keeping)
     scored = []

@@ -52,6 +52,8 @@ def predict_shards(
         "top": asked.top, "classes": digest(names), "pictures": len(pictures),
         "pictures_sha256": digest(pictures.names),
     }  # fmt: skip
+    if extensions := by.engine.details.get("extensions"):  # which compute some operators in their own way
+        subject["extensions"] = extensions
     shards = Shards(sharding, "predictions", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):
         places = shards.places(number)

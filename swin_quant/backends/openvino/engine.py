@@ -17,6 +17,7 @@ from swin_quant.backends.onnx_file import OnnxFile, as_input, as_output, verifie
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
+from swin_quant.base.files import sha256_of
 from swin_quant.engines.engine import HALF_TYPES, Engine
 from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.outputs import Output
@@ -48,8 +49,10 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
     graphs = _Graphs(core, file, float_type, options.threads, bool(options.extensions), options.graphs)
+    extensions = {Path(file).name: sha256_of(file) for file in options.extensions}
     known = {
-        "library": f"{NAME} {openvino.__version__}",
+        "library": ", ".join([f"{NAME} {openvino.__version__}", *(f"{n} {h[:12]}" for n, h in extensions.items())]),
+        **({"extensions": extensions} if extensions else {}),
         "opset": file.opset,
         "device": core.get_property("CPU", "FULL_DEVICE_NAME"),
         "threads": options.threads,

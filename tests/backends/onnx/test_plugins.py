@@ -16,6 +16,7 @@ from swin_quant.backends.onnx_inside import modules_of
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
 from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.attention import attention
 from swin_quant.operators.plugins import Plugging, plugins_of
@@ -257,6 +258,10 @@ def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
     _, own = attending
     engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
     assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
+    assert library.name in engine.details["library"] and engine.details["extensions"] == {
+        library.name: sha256_of(library)
+    }
+    assert "extensions" not in openvino_engine.load(own, EngineOptions(threads=1)).details
 
 
 @pytest.mark.parametrize(
