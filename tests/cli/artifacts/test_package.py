@@ -471,3 +471,12 @@ def test_a_file_for_one_size_of_batch(run, exported, tmp_path):
     text = (tmp_path / "package" / "models" / "swin_micro" / "config.pbtxt").read_text()
     assert "max_batch_size: 0" in text and "dims: [ 4, 3, 32, 32 ]" in text and "dynamic_batching" not in text
     assert "for batches of 4 alone" in (tmp_path / "package" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_operators_for_a_plugin_are_not_packaged_for_openvino_which_cannot_read_them_alone(run, _exports, tmp_path):
+    words = ["--for", "openvino", "--policy", "qdq", "--plugin", "roll=swin_quant::Roll", "--output", tmp_path / "own"]
+    assert run("export", "--checkpoint", _exports.checkpoint, *words).code == 0
+    (file,) = (tmp_path / "own").glob("*.onnx")
+    assert "has operators for a plugin" in run("package", file, "--output", tmp_path / "out").error(2)
+    assert not (tmp_path / "out").exists()
