@@ -37,7 +37,7 @@ from swin_quant.tasks.policy_timing import beyond_chance, extremes, timed
 
 _LEARNED_FROM = ("train", "")  # where nobody said of which split pictures are, they may be
 # Times the drop on what a network was trained on, since it is less sure of others: of the hard models of
-# docs/results/hard.md under three policies, 1.4 to 1.8 times as many val as training pictures changed class.
+# docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
 _UNSEEN = 2.0
 
 
