@@ -167,11 +167,11 @@ def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(search, small, mon
     place.write_text(json.dumps(journal))
     loss, measured = Measured._loss, []
 
-    def cut_off(self, policy):
+    def cut_off(self, policy, *shown):
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(policy)
-        return loss(self, policy)
+        return loss(self, policy, *shown)
 
     monkeypatch.setattr(Measured, "_loss", cut_off)
     assert search("--min-sqnr", 30)[0].code == 130
