@@ -104,7 +104,8 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:
-        asked = {name: setting for name, setting in settings_for(model, policy).items() if setting.enabled}
+        settings = settings_for(model, policy).items()
+        asked = {name: setting for name, setting in settings if setting.enabled and setting.amax is None}
         if found is None:
             if other := sorted({setting.bits for setting in asked.values()} - {8}):
                 log.warning(

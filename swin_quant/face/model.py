@@ -184,9 +184,9 @@ def _weights_digest(module: nn.Module) -> str:
     """A hash of all that a module computes with but the ranges of its nodes, which calibration and policies change."""
     seen = hashlib.sha256()
     for name, value in module.state_dict().items():
-        if not is_range(name):
+        if isinstance(value, Tensor) and not is_range(name):
             seen.update(name.encode())
-            seen.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            seen.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return seen.hexdigest()
 
 

@@ -76,6 +76,12 @@ def test_ranges_that_depend_on_the_format_are_for_this_format(model, method, cap
         assert warned(model, card(either, policy=whole, bits=8), float8, caplog=caplog) == []
 
 
+def test_a_node_whose_range_the_policy_says_needs_none(model, caplog):
+    """Behind softmax tensorrt-fp8 has 1, and cuda-fp8, which leaves it float, found one for int8."""
+    made = card("mse", policy=load_policy("cuda-fp8"), bits=8, other_bits={})
+    assert warned(model, made, load_policy("tensorrt-fp8"), caplog=caplog) == []
+
+
 def test_learned_ranges_and_rounded_weights_are_for_their_format(model, caplog):
     whole, float8 = load_policy("qdq"), load_policy("tensorrt-fp8")
     learned = card("percentile", whole, {"weights": "learned", "activations": "learned"}, bits=8, other_bits={})
