@@ -61,6 +61,19 @@ class Pictures(ABC):
         return None
 
 
+class SomePictures(Pictures):
+    """Those of others that `indices` say, in that order."""
+
+    def __init__(self, whole: Pictures, indices: Sequence[int]) -> None:
+        self.whole, self.indices = whole, indices
+        self.names = [whole.names[index] for index in indices]
+        self.labels = [whole.labels[index] for index in indices]
+        self.class_names = whole.class_names
+
+    def open(self, index: int) -> bytes | Image.Image:
+        return self.whole.open(self.indices[index])
+
+
 def is_picture(name: str) -> bool:
     """Tell by its extension, in any case, whether a file is taken for a picture."""
     return name.lower().endswith(EXTENSIONS)

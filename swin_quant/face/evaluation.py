@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -15,7 +14,7 @@ from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import Batch, default_workers
-from swin_quant.data.pictures import Pictures
+from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, missing, unnamed_baseline
 from swin_quant.engines.engine import Engine, half_type
 from swin_quant.engines.scores import evaluate as score
@@ -130,19 +129,6 @@ class _Seen:
         return DatasetRecord(name="tensors", split="", pictures=sum(self.sizes), sha256=digest)
 
 
-class _Some(Pictures):
-    """Some pictures of others."""
-
-    def __init__(self, whole: Pictures, indices: Sequence[int]) -> None:
-        self.whole, self.chosen = whole, indices
-        self.names = [whole.names[index] for index in indices]
-        self.labels = [whole.labels[index] for index in indices]
-        self.class_names = whole.class_names
-
-    def open(self, index: int) -> Any:
-        return self.whole.open(self.chosen[index])
-
-
 def _chosen(pictures: PictureSet, classes: int) -> Pictures:
     opened = pictures.open(classes)
-    return opened if pictures.count is None else _Some(opened, pictures.indices(opened))
+    return opened if pictures.count is None else SomePictures(opened, pictures.indices(opened))

@@ -122,14 +122,19 @@ def file_of(model: Model, folder: Path) -> Path:
     UsageError where its weights are others by now, and where something else lies there, which no model of that name was
     saved as.
     """
-    if model.is_changed:
-        raise UsageError(f"{model.name}: its weights were changed since {model.file}: `save` it to another file first")
+    refuse_changed(model)
     if model.file:
         return model.file
     place = folder / f"{model.name}{'_calib' if model.is_calibrated else '_float'}.pth"
     if (place.exists() or card_path(place).exists()) and not _was_saved(place, model.name):
         raise UsageError(f"{place}: was not written by `save` of {model.name}: give another folder, or save it first")
     return model.save(place)
+
+
+def refuse_changed(model: Model) -> None:
+    """UsageError where the weights of a model are no longer those of its file, of which results would be."""
+    if model.is_changed:
+        raise UsageError(f"{model.name}: its weights were changed since {model.file}: `save` it to another file first")
 
 
 def _was_saved(place: Path, name: str) -> bool:

@@ -12,7 +12,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.engines.options import EngineOptions
-from swin_quant.face.exporting import file_of
+from swin_quant.face.exporting import file_of, refuse_changed
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.names import SEARCHED_ON
@@ -104,6 +104,7 @@ def search(
     """
     if not model.is_calibrated:
         raise UsageError(f"{model.name}: is a float model: calibrate it first")
+    refuse_changed(model)
     base = load_policy(policy) if isinstance(policy, str) else policy
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
     if isinstance(pictures, PictureSet):

@@ -1,7 +1,6 @@
 """The pictures that policies are measured on, as the network takes them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
-from swin_quant.data.pictures import Pictures
+from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import sample
 from swin_quant.data.sources import open_unlabelled
@@ -22,7 +21,8 @@ from swin_quant.tasks.sensitivity import Sampling
 class MeasuredOn(NamedTuple):
     """Batches of images [B, channels, S, S], and names that tell these pictures from others: of all that were drawn,
     also of those that could not be read, which others of the data stand in for. `place`: the last part of their path,
-    as a config that names it is kept. `others` reads another draw of as many; None where there is none."""
+    as a config that names it is kept. `others` reads as many that are none of these, as far as there
+    are; None where there are none."""
 
     batches: list[Tensor]
     names: list[str]
@@ -45,10 +45,9 @@ def of_pictures(opened: Pictures, sampling: Sampling, preprocess: Preprocess, wo
     """The sample of opened pictures. SwinQuantError, which names some, where too many of them cannot be read."""
     images = _read(opened, sampling, preprocess, workers)
     names = [opened.names[index] for index in _indices(opened, sampling)]
-    if sampling.count >= len(opened):
+    if not (left := sample(len(opened), len(opened), sampling.seed)[sampling.count :]):
         return MeasuredOn(images, names)
-    again = replace(sampling, seed=sampling.seed + 1)
-    return MeasuredOn(images, names, others=partial(_read, opened, again, preprocess, workers))
+    return MeasuredOn(images, names, others=partial(_read, SomePictures(opened, left), sampling, preprocess, workers))
 
 
 def _read(opened: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int) -> list[Tensor]:

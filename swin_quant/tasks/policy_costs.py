@@ -124,7 +124,7 @@ class Measured:
         return self._remembered("losses", policy, lambda: (self.batches, self.expected))
 
     def loss_of_others(self, policy: Policy) -> Loss | None:
-        """The same on another draw of as many pictures, by which nothing was chosen; None where there is none."""
+        """The same on others, by which nothing was chosen, as many as there are of these; None where there are none."""
         if self.shown.others is None:
             return None
         return self._remembered("losses of others", policy, lambda: self._others)

@@ -70,7 +70,7 @@ class PolicySearch:
     def flags(self) -> list[str]:
         """The budget as the command takes it."""
         given = {**asdict(self.budget), "max_ms": self.max_ms}
-        return [f"--{key.replace('_', '-')} {value!r}" for key, value in given.items() if value is not None]
+        return [f"--{key.replace('_', '-')} {float(value)!r}" for key, value in given.items() if value is not None]
 
     @property
     def found(self) -> str:
@@ -211,7 +211,7 @@ def _within_loss(asked: PolicySearch, bench: Measured, units: Sequence[Unit], mo
 
 
 def _on_others(asked: PolicySearch, bench: Measured, policy: Policy, loss: Loss) -> Loss | None:
-    """`loss` with the drop of another draw of pictures, where that is the larger; None where it is not, or is not asked
+    """`loss` with the drop of other pictures, where that is the larger; None where it is not, or is not asked
     for.
 
     Of many policies that is taken whose few differing pictures cost least: others tell what it is worth.
@@ -257,7 +257,7 @@ def _best(
 def _why(asked: PolicySearch, loss: Loss, cost: float, name: str, bench: Measured) -> str:
     of = asked.of
     split = f" of {of.sampling.split}" if of.sampling.split else ""
-    others = ", the drop on as many others, too" if asked.budget.max_drop is not None and bench.has_others else ""
+    others = ", the drop on others, too" if asked.budget.max_drop is not None and bench.has_others else ""
     return (
         f"Found for {of.engine}, batch {of.batch}: {asked.limits}. It is {name}. Measured on {bench.pictures} pictures"
         f"{split}{others}: {loss.figures}; "
