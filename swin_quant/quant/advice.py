@@ -11,14 +11,14 @@ from swin_quant.base.errors import listed
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method
 from swin_quant.quant.check import RUIN_DB, Check
+from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import Range, range_of, search_bounds, search_range
+from swin_quant.quant.ranges import Range, methods_for, range_of, search_bounds, search_range
 from swin_quant.quant.spread import MOST, pictures_for, sample_spread
 from swin_quant.quant.standouts import Standout
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
-CLIPPED = 0.001  # of a node's values: ten times what the percentile calibrator clips
+CLIPPED = 0.001  # of a node's values on equal steps: ten times what the percentile calibrator clips
 CLIPPED_DB = 3.0  # that another method's range must keep more of the node's own values: half of the error
 SPREAD = 0.1  # of a range, from sample to sample: two micro models are below it from 32 pictures on
 FEW, ENOUGH = (
@@ -162,10 +162,12 @@ def clipped_share(statistics: Statistics, amax: float) -> float:
 def _clipped(f: Findings) -> Iterator[Advice]:
     """Ranges that cut off what another method keeps, and are the worse for it by the node's own values.
 
-    Calibrator auto and some passes have looked at what lies behind them, which counts for more.
+    Calibrator auto and some passes have looked at what lies behind them, which counts for more. Equal steps gain by
+    clipping a few values; those of float8 are no finer for it, and a share however small may be all that is lost.
     """
     if f.method.of_nodes is not None or _BY_OUTPUT & set(f.passes):
         return
+    methods = methods_for(f.enabled.values())
     shares: dict[str, float] = {}
     better: dict[str, int] = {}
     for name, node in f.enabled.items():
@@ -173,11 +175,12 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         if statistics is None or not (node.symmetric or statistics.sides):
             continue
         own = range_of(node)
-        if (share := _clipped_by(own, node, statistics)) <= CLIPPED:
+        share = _clipped_by(own, node, statistics)
+        if share <= (0.0 if node.format == FP8 else CLIPPED):
             continue
         kept = {
             method: sqnr_db(statistics, *wider.on_grid_of(node))
-            for method in RANGE_METHODS
+            for method in methods
             if _width(wider := _by_method(method, node, statistics, f.method), node) > _width(own, node)
         }
         best = max(kept, key=kept.__getitem__, default=None)
@@ -189,10 +192,16 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         which = max(better, key=better.__getitem__)
         yield Advice(
             "clipped",
-            f"clipping in {_counted(worst, 'range')}: up to {100 * shares[worst[0]]:.1f} % of what their nodes saw: "
+            f"clipping in {_counted(worst, 'range')}: up to {_percent(shares[worst[0]])} of what their nodes saw: "
             f"{listed(worst, 2)}; ‹calibrator› {which} clips less and keeps more of it",
             tuple(worst),
         )
+
+
+def _percent(share: float) -> str:
+    """Two digits of a share that one decimal would call nothing."""
+    percent = 100 * share
+    return f"{percent:.1f} %" if percent >= 0.1 else f"{percent:.2g} %"
 
 
 def _outliers(f: Findings) -> Iterator[Advice]:

@@ -20,8 +20,7 @@ from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import Range, range_of
+from swin_quant.quant.ranges import Range, methods_for, range_of
 from swin_quant.quant.statistics import sqnr_db
 
 PICTURES = 32  # their SQNR is within 1 dB of that of ten times as many
@@ -85,7 +84,7 @@ def check_ranges(
         calibration = observe(model, [batch.images for batch in batches], method.alone("mse"))
     ranges: dict[str, dict[str, Range]] = {}
     others: dict[str, float] = {}
-    for name in RANGE_METHODS:
+    for name in methods_for(enabled_nodes(model).values()):
         if any(method.for_node(place, node.bits) != name for place, node in nodes.items()):
             ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
             with _having(nodes, ranges[name]):

@@ -1,11 +1,12 @@
 """From what a node saw to the clipping range of it, by any of the range methods."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, grid, grid_between
+from swin_quant.quant.fake_quant import FP8, TINY_AMAX, UNUSED_AMAX, grid, grid_between
 from swin_quant.quant.names import BY_BITS, DEFAULT_PERCENTILE
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
@@ -75,6 +76,12 @@ def search_bounds(
         return low, high
     amax = RANGE_METHODS[method].search(statistics, (steps + 1) // 2, percentile)  # nearly all values are 0
     return -amax, amax
+
+
+def methods_for(nodes: Iterable[Quantizer]) -> list[str]:
+    """The range methods that a user may ask for where all `nodes` are on: float8 has no equal steps."""
+    float8 = any(node.format == FP8 for node in nodes)
+    return [name for name, method in RANGE_METHODS.items() if not (float8 and method.even_steps)]
 
 
 def method_for(bits: int) -> str:

@@ -16,6 +16,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.standouts import standouts
+from swin_quant.quant.statistics import Statistics
 from tests.outliers import plant
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
@@ -70,6 +71,21 @@ def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subje
     assert f"clipping in 1 range: up to {100 * share:.1f} %" in advice.text and share > 0.001
     for name, says in {"gptq": True, "range_search": False, "reconstruct": False, "distill": False}.items():
         assert ("clipped" in kinds(replace(findings, passes=[name]))) is says, name
+
+
+@pytest.mark.parametrize(("policy", "says"), [("cuda-fp8", True), ("ft-mode1", False)])
+def test_a_few_values_that_hold_the_signal_are_missed_in_float8(policy, says, subject):
+    """Its steps are no finer for clipping; to an int8 node the same values are outliers that 127 steps cannot span."""
+    model, findings = subject(policy=policy)
+    assert "clipped" not in kinds(findings)
+    counts = np.zeros(2048, dtype=np.int64)
+    counts[:2], counts[-1] = 50_000, 8  # below percentile 99.99, and 0.008 % of them a thousand times as large
+    findings.calibration.statistics[FC2] = Statistics(counts, 1.0, 2048.0)
+    named_nodes(model)[FC2].amax = torch.tensor(2.0)
+    clipped = [one for one in advise(findings) if one.kind == "clipped"]
+    assert [one.nodes for one in clipped] == [(FC2,)] * says
+    for advice in clipped:
+        assert "up to 0.008 % of what" in advice.text and re.search(r"‹calibrator› (max|mse) ", advice.text)
 
 
 @pytest.mark.parametrize("end", [0, 1])

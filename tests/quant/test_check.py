@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.check import CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
@@ -86,3 +87,19 @@ def test_nothing_to_compare(subject, tiny_model):
     assert check_ranges(model, calibration, Method(), []) is None
     apply_policy(model, load_policy("float"))
     assert check_ranges(model, calibration, Method(), batches) is None
+
+
+def test_no_method_is_named_that_is_refused_for_float8(subject):
+    """Entropy knows no grid but of equal steps: what was advised could not be followed."""
+    model, calibration, batches = subject()
+    apply_policy(model, load_policy("cuda-fp8"))
+    set_ranges(model, calibration, Method("percentile"))
+    for node in named_nodes(model).values():
+        if node.role is not Role.GEMM_WEIGHT:
+            node.amax = node.amax / 60
+    check = check_ranges(model, calibration, Method("percentile"), batches)
+    assert check.sqnr_db < 15 and check.better in ("max", "mse") and set(check.others) == {"max", "mse"}
+    for name in check.others:
+        set_ranges(model, calibration, Method(name))
+    with pytest.raises(UsageError, match="entropy"):
+        set_ranges(model, calibration, Method("entropy"))
