@@ -13,7 +13,8 @@ from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
+from swin_quant.backends.cuda.sessions import HostSession, sizes
+from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
@@ -176,12 +177,9 @@ def test_a_gpu_that_is_too_old(run, files, pictures, monkeypatch, tmp_path, comm
 def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
     def full(self, images):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
-        return GraphSession._on_gpu(self, self.short, "a batch of 7", 300 * 2**20)
+        with gpu_told("a batch of 7", torch.device("cuda"), 300 * 2**20):
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
 
-    def short(self):
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(HostSession, "short", short, raising=False)
     monkeypatch.setattr(HostSession, "__call__", full)
     message = run("run", file, "--data-path", pictures, "--device", "cpu", "--output", tmp_path).error(1)
     assert "a batch of 7 needs 300 MB, 100 of 8000 MB are free: give a smaller --batch" in message

@@ -12,6 +12,7 @@ from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.sessions import as_input
+from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.engines.options import EngineOptions
 
 _QKV = {1: ("matmul_q", "matmul_k", "matmul_v"), 2: ("mha_q", "mha_k", "matmul_v")}
@@ -28,12 +29,13 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
     def run(images: Tensor) -> dict[str, Tensor]:
         network, device = session.network, session.device  # type: ignore[attr-defined]  # a session of ours
         program = program_of(network.spec, len(images))
-        bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
-        bound.images.copy_(as_input(network, images))
         found: dict[str, Tensor] = {}
-        for number, call in enumerate(bound.calls):
-            call()  # what it writes, a later one may overwrite
-            found |= {name: x.float().cpu().clone() for name, x in _seen(network, program, number, bound.buffers)}
+        with gpu_told(f"a batch of {len(images)}", device):
+            bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
+            bound.images.copy_(as_input(network, images))
+            for number, call in enumerate(bound.calls):
+                call()  # what it writes, a later one may overwrite
+                found |= {name: x.float().cpu().clone() for name, x in _seen(network, program, number, bound.buffers)}
         return found
 
     return run

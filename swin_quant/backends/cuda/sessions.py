@@ -5,8 +5,10 @@ While one captures a program, others must not wait for the whole GPU (`torch.cud
 """
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +17,14 @@ from torch import Tensor
 
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choosing import fused_program
-from swin_quant.backends.cuda.launcher import building_told
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
+from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
-from swin_quant.base.errors import SwinQuantError, UsageError, is_out_of_gpu_memory
+from swin_quant.base.errors import UsageError
 from swin_quant.operators.roofline import Machine
 
 _KEPT = 2  # programs on a CPU: that of full batches and that of the last one
-_MB = 2**20
 # torch waits for the whole GPU before it captures, which CUDA answers by ending what another thread captures there.
 _CAPTURING = threading.RLock()
 
@@ -67,9 +68,9 @@ class Captured:
 class GraphSession:
     """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
 
-    The work is queued on the stream of the caller, and nothing waits for it; of pictures on the GPU, as the network
-    takes them, a call allocates the logits that it returns, and no more. Programs are captured when a batch first needs
-    them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
+    The work is queued on the stream of the caller, and nothing waits for it before the session is dropped; of pictures
+    on the GPU, as the network takes them, a call allocates the logits that it returns, and no more. Programs are
+    captured when a batch first needs them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
     """
 
     def __init__(
@@ -81,30 +82,38 @@ class GraphSession:
         machine: Machine | None = None,
     ) -> None:
         self.network, self.device, self.largest, self.tuned, self.machine = network, device, largest, tuned, machine
-        self.tensors = self._on_gpu(
-            lambda: {name: tensor.to(device) for name, tensor in network.tensors.items()},
-            "a copy of the weights",
-            sum(tensor.nbytes for tensor in network.tensors.values()),
-            "end what else has memory there, or export a smaller model",
-        )
+        need = sum(tensor.nbytes for tensor in network.tensors.values())
+        with gpu_told(
+            "a copy of the weights", device, need, "end what else has memory there, or export a smaller model"
+        ):
+            self.tensors = {name: tensor.to(device) for name, tensor in network.tensors.items()}
         self._captured: dict[int, Captured] = {}
         self._lock = threading.RLock()
+        # Dropped memory is given on when the stream that it was made on is done; those of callers may still replay.
+        # (`record_stream` would ask these streams themselves: that of another library may be gone by then.)
+        weakref.finalize(self, _wait_for, self._captured).atexit = False
 
     def __call__(self, images: Tensor) -> Tensor:
         """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures.
 
         A network that takes pixels takes them as they are, too: uint8 [B, S, S, in], nothing else is copied.
         """
-        given, count = as_input(self.network, images), len(images)
-        with self._lock, torch.cuda.device(self.device):
-            captured = self.captured(count)
-            stream = torch.cuda.current_stream()
-            stream.wait_event(captured.done)
-            captured.bound.images[:count].copy_(given, non_blocking=True)
-            captured.graph.replay()
-            logits = captured.bound.logits[:count].clone()
-            captured.done.record(stream)
-        return logits.to(images.device)
+        count = len(images)
+        with gpu_told(f"a batch of {count}", self.device), torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise UsageError(
+                    "the CUDA engine replays graphs of its own: call it outside of your CUDA graph's capture"
+                )
+            given = as_input(self.network, images)
+            with self._lock:
+                captured, stream = self.captured(count), torch.cuda.current_stream()
+                stream.wait_event(captured.done)
+                logits = torch.empty_like(captured.bound.logits[:count])  # what may fail comes before the replay
+                captured.bound.images[:count].copy_(given, non_blocking=True)
+                captured.graph.replay()
+                logits.copy_(captured.bound.logits[:count])
+                captured.done.record(stream)
+            return logits.to(images.device)
 
     def captured(self, batch: int) -> Captured:
         """The program that runs a batch; captured now if it is the first of its size."""
@@ -112,21 +121,21 @@ class GraphSession:
         with self._lock:
             if size not in self._captured:
                 program = fused_program(self.network.spec, size, self.machine, self.tuned)
-                self._captured[size] = self._on_gpu(
-                    lambda: self._capture(bind(program, self.tensors, self.network.scalars, self.device, self.tuned)),
-                    f"a batch of {size}",
-                    program.nbytes,
-                )
+                with gpu_told(f"a batch of {size}", self.device, program.nbytes):
+                    bound = bind(program, self.tensors, self.network.scalars, self.device, self.tuned)
+                    self._captured[size] = self._capture(bound)
             return self._captured[size]
 
     def _capture(self, bound: Bound) -> Captured:
         # A capture that fails may leave torch's stream as the current one: the caller's is put back in any case.
         with _CAPTURING, torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                bound()  # compiles what was not compiled yet, which no graph may contain
-            torch.cuda.current_stream().wait_stream(stream)
+            stream, callers = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(callers)
+            try:
+                with torch.cuda.stream(stream):
+                    bound()  # compiles what was not compiled yet, which no graph may contain
+            finally:  # what ran before it failed may still write, and the memory is the caller's again
+                callers.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             # torch's own stream is one of the GPU that first had a graph; in its own mode, of all threads, another
             # thread that allocates meanwhile would end the capture.
@@ -136,36 +145,11 @@ class GraphSession:
             done.record()
         return Captured(bound, graph, done)
 
-    def _on_gpu(self, make: Callable[[], Any], what: str, need: int, remedy: str = "give a smaller ‹batch›") -> Any:
-        try:
-            with building_told():
-                return make()
-        except Exception as error:
-            reasons = list(_reasons(error))
-            if any(map(is_out_of_gpu_memory, reasons)):
-                free, total = torch.cuda.mem_get_info(self.device)
-                raise SwinQuantError(
-                    f"out of GPU memory: {what} needs {need / _MB:.0f} MB, {free / _MB:.0f} of {total / _MB:.0f} MB "
-                    f"are free: {remedy}"
-                ) from error
-            if not (tritons := next(filter(_is_tritons, reasons), None)):
-                raise
-            raise SwinQuantError(
-                f"{torch.cuda.get_device_name(self.device)}: Triton has no kernel of {what} for it: "
-                f"{type(tritons).__name__}: {tritons}"
-            ) from error
 
-
-def _reasons(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it: of what fails while it is captured torch raises that the capture is invalid."""
-    while error is not None:
-        yield error
-        error = error.__context__
-
-
-def _is_tritons(error: BaseException) -> bool:
-    """Whether its compiler or its launcher refused a kernel: out of shared memory, say, or what a GPU has not."""
-    return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
+def _wait_for(programs: Mapping[int, Captured]) -> None:
+    with suppress(RuntimeError):  # of a GPU that failed, which its call has told
+        for one in programs.values():
+            one.done.synchronize()
 
 
 def sizes(largest: int) -> list[int]:

@@ -1,7 +1,10 @@
 """Which programs batches run as, callers in several threads, and memory that is not there."""
 
+import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +15,12 @@ from hypothesis import strategies as st
 from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.kernels import patch_embed
 from swin_quant.backends.cuda.network import pack
-from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.data.preprocess import Preprocess
+from tests.backends.cuda.conftest import pictures
+
+PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096))
@@ -27,8 +34,8 @@ def test_no_batch_is_filled_up_by_more_than_half(largest, batch):
 def test_threads_that_call_at_once_get_the_logits_of_their_own_pictures(calibrated, monkeypatch):
     model = calibrated("swin")
     session = HostSession(pack(model, spec_for(model, "int8")))
-    pictures = torch.randn(2, 1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
-    expected = [session(one) for one in pictures]
+    images = pictures(2, seed=3).split(1)
+    expected = [session(one) for one in images]
     assert not torch.equal(*expected)
     both, compute = threading.Barrier(2), patch_embed.reference
 
@@ -42,66 +49,113 @@ def test_threads_that_call_at_once_get_the_logits_of_their_own_pictures(calibrat
     monkeypatch.setattr(patch_embed, "reference", when_both_have_pictures)
     session._bound.clear()
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(session, pictures))
+        found = list(threads.map(session, images))
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),  # of the loader of kernels
-        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),  # of a graph
-    ],
-)
-def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch, error):
-    session = object.__new__(GraphSession)
-    session.device = torch.device("cuda")
+@pytest.fixture
+def sessions(calibrated, monkeypatch):
+    """make() -> a session that takes the CPU for its GPU: a graph is its program, and `events` what streams are told.
+
+    A caller's stream is the word in `stream`.
+    """
+    events, stream = [], SimpleNamespace(name="one", wait_event=lambda done: events.append(f"{stream.name} waits"))
+    done = SimpleNamespace(
+        record=lambda at: events.append(f"{at.name} records"), synchronize=lambda: events.append("all is done")
+    )
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream.name == "captures")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
+    monkeypatch.setattr(
+        GraphSession, "_capture", lambda self, bound: Captured(bound, SimpleNamespace(replay=bound), done)
+    )
 
-    def full():
-        raise error
+    def make(preprocess=None):
+        model = calibrated("swin")
+        network = pack(model, spec_for(model, pixels=preprocess is not None), preprocess)
+        return GraphSession(network, torch.device("cpu"), 16)
 
-    with pytest.raises(
-        SwinQuantError, match="a batch of 64 needs 300 MB, 100 of 8000 MB are free: give a smaller"
-    ) as e:
-        session._on_gpu(full, "a batch of 64", 300 * 2**20)
-    assert "\n" not in str(e.value)
+    return SimpleNamespace(make=make, events=events, stream=stream)
+
+
+def test_batches_are_filled_up_and_programs_are_kept(sessions):
+    session, images = sessions.make(), pictures(16)
+    whole = HostSession(session.network)(images)
+    for count in (16, 5, 6, 16):
+        torch.testing.assert_close(session(images[:count]), whole[:count], rtol=0, atol=0.01)
+    assert sorted(session._captured) == [6, 16]
+
+
+def test_streams_of_the_caller_take_turns(sessions):
+    session = sessions.make()
+    for name in ("one", "another"):
+        sessions.stream.name = name
+        session(pictures(1))
+    assert sessions.events == ["one waits", "one records", "another waits", "another records"]
+
+
+def test_memory_is_kept_until_what_replays_is_done(sessions):
+    session = sessions.make()
+    session(pictures(1))
+    seen, events = [], sessions.events
+    weakref.finalize(session.captured(1), lambda: seen.append(events[-1]))
+    del session
+    assert seen == ["all is done"]
+
+
+def test_a_session_of_a_gpu_that_failed_ends_without_a_word(sessions, monkeypatch):
+    session, said = sessions.make(), []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+
+    def lost():
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    session.captured(1).done.synchronize = lost
+    del session
+    assert not said
+
+
+def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions):
+    session = sessions.make()
+    sessions.stream.name = "captures"
+    with pytest.raises(UsageError, match="^the CUDA engine replays graphs of its own: call it outside"):
+        session(pictures(1))
+    assert not sessions.events and not session._captured
+
+
+def full(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of\nmore")
+
+
+@pytest.mark.parametrize(
+    ("owner", "function"),
+    [(torch.Tensor, "copy_"), (torch, "empty_like"), (torch.Tensor, "to"), (Preprocess, "pixels")],
+)
+def test_out_of_memory_in_a_call_names_the_batch_and_what_was_asked_for(sessions, monkeypatch, owner, function):
+    """Of pictures that are copied, of logits, of pixels that pictures are made: all behind a program that fits."""
+    session = sessions.make(PREPROCESS)
+    images, pixels = pictures(5), PREPROCESS.pixels(pictures(5))
+    expected = session(images)
+    with monkeypatch.context() as patched, pytest.raises(SwinQuantError) as error:
+        patched.setattr(owner, function, full)
+        session(images)
+    said = "out of GPU memory: a batch of 5 needs 2.00 GiB more, 100 of 8000 MB are free: give a smaller batch"
+    assert str(error.value) == said
+    assert torch.equal(session(pixels), expected)
+
+
+def test_a_program_without_memory_is_told_of_once(sessions, monkeypatch):
+    """With what all of its buffers need, not the one that failed."""
+    monkeypatch.setattr(GraphSession, "_capture", full)
+    with pytest.raises(SwinQuantError, match=r"^out of GPU memory: a batch of 6 needs \d+ MB, 100 of"):
+        sessions.make()(pictures(5))
 
 
 def test_of_weights_that_do_not_fit_no_batch_is_blamed(monkeypatch):
     network = SimpleNamespace(tensors={"w": torch.zeros(2**20, device="meta")})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 8000 * 2**20))
-
-    def full(self, device):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
     monkeypatch.setattr(torch.Tensor, "to", full)
     with pytest.raises(SwinQuantError, match="the weights needs 4 MB, 1 of 8000 MB are free: end what else") as e:
         GraphSession(network, torch.device("cuda"), 64)
     assert "batch" not in str(e.value)
-
-
-def test_another_error_of_the_driver_is_no_lack_of_memory():
-    session = object.__new__(GraphSession)
-
-    def lost():
-        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
-
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        session._on_gpu(lost, "a batch of 64", 0)
-
-
-def test_a_kernel_that_the_gpu_cannot_have_is_one_line(monkeypatch):
-    errors = pytest.importorskip("triton.runtime.errors")
-    session = object.__new__(GraphSession)
-    session.device = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
-
-    def refused():
-        raise errors.OutOfResources(150_000, 101_376, "shared memory")
-
-    with pytest.raises(SwinQuantError, match="NVIDIA L4: Triton has no kernel of a batch of 8 .* Required: 150000"):
-        session._on_gpu(refused, "a batch of 8", 0)
-    with pytest.raises(ZeroDivisionError):
-        session._on_gpu(lambda: 1 // 0, "a batch of 8", 0)
