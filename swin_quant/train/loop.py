@@ -104,7 +104,9 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     record.step(place | row | {"images_per_second": speed})
                 if asked:
                     raise Asked
-                if due and position.step < batches.steps:
+                # results come next, and a run that has results and no snapshot cannot go on
+                results = position.epoch == 0 and position.step == batches.steps
+                if results or (due and position.step < batches.steps):
                     saved = _save(snapshots, state, job)
 
             average_buffers(dict.fromkeys((job.model, state.scored)), world)

@@ -18,9 +18,10 @@ from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.job import Job
 from swin_quant.train.loop import fit
+from swin_quant.train.outdir import open_folder
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
-from swin_quant.train.record import read_table
+from swin_quant.train.record import Record, read_table
 from swin_quant.train.snapshot import Snapshots
 from swin_quant.train.state import check_snapshot
 
@@ -209,6 +210,26 @@ def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, 
         for run in (whole, resumed)
     ]
     assert tables[0] == tables[1] and len(tables[0]) == 3
+
+
+@pytest.mark.parametrize("place", [(Record, "epoch"), (Snapshots, "save_best")])
+def test_a_run_that_is_killed_with_results_of_its_first_epoch_goes_on(job, monkeypatch, place):
+    """Between its row or its best weights and its snapshot: `--continue` refused what had results and no snapshot."""
+    fit(whole := job(folder="whole"))
+    written = getattr(*place)
+
+    def killed(*arguments):
+        written(*arguments)
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(*place, killed)
+        fit(stopped := job(folder="stopped", settings={"seed": 5}))
+    snapshot = open_folder(stopped.folder, {"seed": 5}, True, False, 2, partial(check_snapshot, model=stopped.model))
+    assert snapshot["position"]["total"] == 3
+    fit(resumed := job(folder="stopped", snapshot=snapshot))
+    assert same(weights(whole), weights(resumed))
+    assert [row["epoch"] for row in read_table(resumed.folder / "epochs.csv")] == ["1", "2", "3"]
 
 
 class Signalling:
