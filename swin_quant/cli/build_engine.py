@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.report.layers import table_of
     from swin_quant.report.screen import print_table
     from swin_quant.report.verification import table_of as table_of_records
-    from swin_quant.tasks.build_engine import build_engine
+    from swin_quant.tasks.build_engine import build_engine, verify_engine
     from swin_quant.tasks.verify import Verifying, failures
 
     if not world.is_main:
@@ -61,19 +61,20 @@ def run(args: argparse.Namespace, world: World) -> None:
     how = Verifying(checkpoint=args.checkpoint, count=args.pictures, batch_size=min(args.batch, args.max_batch),
                     workers=args.workers, max_unreadable=args.max_unreadable)  # fmt: skip
     shown = None if args.no_verify else partial(_pictures, args)
-    built = build_engine(args.model, options, args.output, shown, how, world)
+    built = build_engine(args.model, options, args.output, shown, args.checkpoint)
     print_table(table_of(built.layers))
     if lost := built.layers.lost:
         wanted = " and ".join(dict.fromkeys(row.wanted for row in lost))
         log.warning("%s in the graph, not in the engine: %s", wanted, listed(row.name for row in lost))
     log.info("engine: %s", built.artifact.file)
-    if built.records is None:
+    records = verify_engine(built, how, world)  # the engine took minutes: what raises here must not hide it
+    if records is None:
         log.warning(
             "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
         )
         return
-    print_table(table_of_records(built.records))
-    if failed := failures(built.records):
+    print_table(table_of_records(records))
+    if failed := failures(records):
         raise SwinQuantError(
             f"{built.artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "
             "another TensorRT, or from an export with precision float, which tells whose fault it is"

@@ -22,14 +22,11 @@ from swin_quant.tasks.verify import Verifying, verify_artifact
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine, in which type each of its layers runs, and how far its logits are from what they should be.
-
-    `records` is None where nobody asked for a comparison.
-    """
+    """An engine, in which type each of its layers runs, and the pictures to compare it on: None where nobody asked."""
 
     artifact: Artifact
     layers: LayerReport
-    records: list[VerificationRecord] | None = None
+    pictures: Pictures | None = None
 
 
 def build_engine(
@@ -37,11 +34,9 @@ def build_engine(
     options: BuildOptions,
     folder: str | None = None,
     pictures: Callable[[], Pictures] | None = None,
-    how: Verifying = Verifying(),  # noqa: B008
-    world: World = World(),  # noqa: B008
+    checkpoint: str | None = None,
 ) -> BuiltEngine:
-    """The engine, in `folder` or beside `model`, compared on `pictures`: fused attention has been wrong, and silently,
-    on GPUs that a library was not tested on (TRT#4837). None leaves that out.
+    """The engine, in `folder` or beside `model`, to be compared on `pictures` with `checkpoint`: `verify_engine`.
 
     What NVIDIA's own tool would be told is logged first, also where TensorRT is missing. Pictures and checkpoint that
     are not there are told before anything is built.
@@ -54,12 +49,24 @@ def build_engine(
     host.tensorrt()
     gpu = host.find_gpu()
     shown = pictures() if pictures else None
-    if shown is not None and find_checkpoint(artifact, how.checkpoint) is None:
+    if shown is not None and find_checkpoint(artifact, checkpoint) is None:
         raise SwinQuantError(f"{model}: nothing to compare the engine with: {no_checkpoint(artifact)}, or ‹no_verify›")
     if folder:
         ensure_writable_dir(folder)
-    built, layers = build(plan, default_output(place, gpu))
+    return BuiltEngine(*build(plan, default_output(place, gpu)), shown)
+
+
+def verify_engine(
+    built: BuiltEngine,
+    how: Verifying = Verifying(),  # noqa: B008
+    world: World = World(),  # noqa: B008
+) -> list[VerificationRecord] | None:
+    """How far its logits are from what they should be; None where nobody asked.
+
+    Fused attention has been wrong, and silently, on GPUs that a library was not tested on (TRT#4837).
+    """
+    shown = built.pictures
     if shown is None:
-        return BuiltEngine(built, layers)
+        return None
     how = replace(how, engines=("tensorrt",), options=EngineOptions(device="cuda"))
-    return BuiltEngine(built, layers, verify_artifact(built, lambda: shown, how, world))
+    return verify_artifact(built.artifact, lambda: shown, how, world)

@@ -153,6 +153,17 @@ def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
 
 
 @pytest.mark.slow
+def test_an_engine_that_could_not_be_compared_is_not_hidden(run, trt, calibrated_export, own_pictures, tmp_path):
+    """It took minutes: its layers and its place are told before the pictures are read."""
+    for file in (own_pictures / "val").rglob("*.png"):
+        file.write_bytes(b"")
+    done = run("build-engine", calibrated_export, "--output", tmp_path / "made", "--data-path", own_pictures)
+    assert done.code == 1 and "of 7 pictures are unreadable" in done.err.splitlines()[-1]
+    engine = tmp_path / "made" / "swin_micro_fp8_tensorrt_sm89.engine"
+    assert engine.exists() and f"engine: {engine}" in done.err and "* products: " in done.out
+
+
+@pytest.mark.slow
 def test_float8_needs_a_gpu_that_multiplies_it(run, trt, calibrated_export, monkeypatch):
     monkeypatch.setattr(host, "find_gpu", lambda: host.Gpu(torch.device("cpu"), "Older GPU", "8.6"))
     said = run("build-engine", calibrated_export, "--no-verify", "--quiet").error(2)
