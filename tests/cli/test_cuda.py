@@ -1,7 +1,9 @@
 """The CUDA engine from the command line, where there is no GPU: it is emulated, or says in a line what it lacks."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +19,13 @@ from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.base.errors import UsageError
+from swin_quant.bench import interleave
+from swin_quant.bench.runner import Identity, Runner
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
+from swin_quant.quant.policies import load_policy
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.tasks.serve import Hosting, private_copy, service_of
 
@@ -136,6 +141,11 @@ def test_policies_and_flags_that_it_does_not_run(run, wide, tmp_path):
         assert not list(tmp_path.rglob("*.safetensors"))
         return message
 
+    narrow = tmp_path / "narrow.yaml"
+    rule = {"nodes": ["role:activation"], "narrow_range": True}
+    rules = [*load_policy("cuda").to_dict()["rules"], rule]
+    narrow.write_text(yaml.safe_dump({"name": "narrow", "rules": rules}))
+    assert "the CUDA engine's int8 begins at -128: " in refused("--policy", narrow)
     assert "has no zero points" in refused("--policy", "cpu")
     assert "have 4 bits; give 8" in refused("--policy", "w4a16")
     assert "--uint8-input: ft-mode1 rounds normalised pictures" in refused("--policy", "ft-mode1", "--uint8-input")
@@ -144,34 +154,91 @@ def test_policies_and_flags_that_it_does_not_run(run, wide, tmp_path):
     assert "--batch 5000: must be at least 1, at most 4096" in refused("--batch", 5000)
 
 
+@pytest.mark.parametrize("kind", ["embedding", "features"])
+def test_a_model_that_is_no_classifier(run, wide, tmp_path, kind):
+    words = ("--for", "cuda", "--policy", "cuda", "--output-kind", kind, "--quiet", "--output", tmp_path)
+    said = "error: the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend\n"
+    assert run("export", wide, *words).error(2) == said and not list(tmp_path.iterdir())
+
+
+def test_a_stream_beyond_float16(run, wide, tmp_path):
+    """As the card says of the calibration; in bfloat16 it is exported."""
+    node, card = "layers.1.blocks.0.add2_residual_input_quantizer", json.loads(wide.with_suffix(".json").read_text())
+    card["calibration"]["beyond_half"] = [node]
+    checkpoint, out = shutil.copy(wide, tmp_path), tmp_path / "out"
+    (tmp_path / wide.with_suffix(".json").name).write_text(json.dumps(card))
+    words = ("export", checkpoint, "--for", "cuda", "--policy", "cuda", "--output", out)
+    said = run(*words).error(1)
+    assert f"values beyond float16 (65504) in {node}, which" in said and "give --float-type bfloat16" in said
+    assert not list(out.glob("*")) and run(*words, "--float-type", "bfloat16").code == 0
+
+
+def test_a_run_card_without_a_batch(run, file, pictures, tmp_path):
+    copy, out = Path(shutil.copy(file, tmp_path)), tmp_path / "out"
+    card = json.loads(file.with_suffix(".json").read_text())
+    del card["artifact"]["options"]["batch"]
+    copy.with_suffix(".json").write_text(json.dumps(card))
+    words = ("--data-path", pictures, "--device", "cpu", "--output", out)
+    assert f"{copy}: its run card names no batch that it takes; export again" in run("run", copy, *words).error(1)
+    assert not list(out.glob("*"))
+
+
 def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
     message = run("export", calibrated, "--for", "cuda", "--policy", "cuda", "--output", tmp_path / "x").error(2)
     assert "cannot run this model: EMBED_DIM 16: int8 products need a multiple of 32" in message
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("command", ["run", "evaluate", "predict", "tune"])
-def test_a_gpu_that_is_too_old(run, files, pictures, monkeypatch, tmp_path, command):
-    def refused(file, gpu, capability):
-        words = {
-            "run": ("--data-path", pictures, "--output", tmp_path),
-            "evaluate": ("--data-path", pictures),
-            "predict": (pictures / "val",),
-            "tune": (),
-        }
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda *_: None)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
-        device = () if command == "tune" else ("--device", "cuda")
-        return run(command, file, *words[command], *device).error(2)
+class InThisProcess(Runner):
+    """A contender of `bench` without a process of its own, to which a GPU that is imagined here is none."""
 
-    said = refused(files("--policy", "cuda"), "Tesla T4", (7, 5))
-    assert "Tesla T4: is of compute capability 7.5, and the CUDA engine needs 8.0 or above" in said
-    said = refused(files("--policy", "cuda-fp8"), "NVIDIA A100", (8, 0))
-    assert "float8 needs 8.9 or above: export with" in said
-    assert not list(tmp_path.iterdir())
+    def __init__(self, contender, threads):
+        self.name, self.load = contender.name, contender.load
+
+    def __exit__(self, *_):
+        pass
+
+    def _ask(self, what, *_):
+        if what != "identity":
+            return []
+        engine = self.load()
+        return Identity(engine.name, engine.precision, engine.policy, 0.0, 0.0)
+
+
+OLD = {
+    "cuda": ("Tesla T4", (7, 5), "is of compute capability 7.5, and the CUDA engine needs 8.0 or above"),
+    "cuda-fp8": ("NVIDIA A100", (8, 0), "is of compute capability 8.0, and float8 needs 8.9 or above: export with"),
+}
+REFUSED = [(command, policy) for command in ("run", "evaluate", "predict", "verify", "align", "tune") for policy in OLD]
+
+
+@pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
+def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch, tmp_path, command, policy):
+    gpu, capability, said = OLD[policy]
+    file, output = files("--policy", policy), ("--output", tmp_path)
+    words = {
+        "run": ("--data-path", pictures, *output),
+        "evaluate": ("--data-path", pictures),
+        "predict": (pictures / "val", *output),
+        "verify": ("--checkpoint", wide, "--data-path", pictures),
+        "bench": ("--checkpoint", wide, "--quiet", *output),
+        "align": (wide, "--policy", "cuda", "--data-path", pictures),
+        "tune": (),
+    }
+    found = {
+        "is_available": True,
+        "device_count": 1,
+        "set_device": None,
+        "get_device_capability": capability,
+        "get_device_name": gpu,
+    }
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # of the model beside it
+    monkeypatch.setattr(interleave, "Runner", InThisProcess)
+    before, device = snapshot(file.parent), () if command == "tune" else ("--device", "cuda")
+    assert f"{gpu}: {said}" in run(command, file, *words[command], *device).error(2)
+    assert not list(tmp_path.iterdir()) and snapshot(file.parent) == before
 
 
 def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def spec_for(
 def check_geometry(spec: NetworkSpec) -> None:
     """UsageError with the reason if there are no kernels for it."""
     g = spec.geometry
-    widest = max(spec.padded_head_dim(stage) for stage in range(len(g.depths)))
+    widest = max(spec.head_dim(stage) for stage in range(len(g.depths)))
     hidden = any(spec.hidden(stage) % CHANNELS for stage in range(len(g.depths)))
     need = f"{spec.format} products need"
     reasons = {

@@ -6,9 +6,10 @@ from pathlib import Path
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
-from swin_quant.backends.cuda.choice import check_batch, spec_for
+from swin_quant.backends.cuda.choice import check_batch, nodes_of, spec_for
 from swin_quant.backends.cuda.file import write_network
 from swin_quant.backends.cuda.network import pack
+from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
@@ -58,13 +59,13 @@ def export(
     preprocess = Preprocess.from_dict(card.preprocess) if spec.pixels else None
     if preprocess and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):
         raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
-    beyond = card.calibration["beyond_half"] if card.calibration else []
-    if streams := [node for node in beyond if node.rpartition(".")[2].startswith(_STREAMS)]:
-        if options.float_type == "float16":
-            raise SwinQuantError(
-                f"calibration saw values beyond float16 (65504) in {listed(streams, 2)}, where the CUDA engine keeps "
-                "its residual stream: give ‹float_type› bfloat16"
-            )
+    beyond, halves = card.calibration["beyond_half"] if card.calibration else [], _in_half(spec)
+    kept = [node for node in beyond if node in halves or node.rpartition(".")[2].startswith(_STREAMS)]
+    if kept and options.float_type == "float16":
+        raise SwinQuantError(
+            f"calibration saw values beyond float16 (65504) in {listed(kept, 2)}, which the CUDA engine keeps in it: "
+            "give ‹float_type› bfloat16"
+        )
     network = pack(model, spec, preprocess)
     precision = spec.format if options.precision == "int8" else options.float_type
     words = [card.name, precision, *(["uint8"] if spec.pixels else []), BACKEND]
@@ -74,3 +75,13 @@ def export(
     made = asdict(options) | {"arithmetic": spec.arithmetic}
     card = card if options.precision == "int8" else replace(card, policy=None)
     return finish_artifact(file, card, BACKEND, precision, made)
+
+
+def _in_half(spec: NetworkSpec) -> set[str]:
+    """The nodes of what lies in half precision between kernels, beside the residual stream: bytes saturate instead."""
+    halves = (product for product in spec.products() if product not in spec.quantized)
+    found = {node for product in halves for node in nodes_of(product, spec.version)}
+    if not spec.is_ft:
+        found |= {f"{layer}._aftergemm_quantizer" for layer in spec.linears() if layer.endswith(REDUCTION)}
+    of_attention = (product.removesuffix("q k") for product in spec.quantized if product.endswith("q k"))
+    return found - {f"{at}matmul_v_input_quantizer" for at in of_attention}  # q, k and v are one tensor

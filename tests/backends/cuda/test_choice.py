@@ -1,16 +1,19 @@
 """What policies ask of the engine: the spec that follows, or one line that says what no kernel does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from swin_quant.backends.cuda.choice import check_batch, spec_for
+from swin_quant.backends.cuda.choice import check_batch, check_geometry, spec_for
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec import spec_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import Rule, apply_policy
+from tests.backends.cuda.conftest import MICRO
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -31,6 +34,7 @@ def test_float8(calibrated, kind):
     assert spec_for(calibrated(kind, probabilities)).quantized == set(spec.products())
 
 
+NARROW = Rule(nodes=("role:activation",), narrow_range=True)
 BAD = {
     "two formats": (load_policy("cuda").format("*.mlp.*", "fp8"), "in one format, int8 or fp8: the policy has .*mlp"),
     "zero points": ("cpu", "no zero points"),
@@ -40,6 +44,10 @@ BAD = {
     "one operand": (load_policy("cuda").off("*.fc1._weight_quantizer"), "quantize .*fc1._weight_quantizer as well as"),
     "k alone": (load_policy("cuda").off("*.matmul_q_input_quantizer"), "quantize .*matmul_q.* as well as .*matmul_k"),
     "without v": (load_policy("cuda").off("*.matmul_v_input_quantizer"), "q, k and v in one type"),
+    "narrow activations": (
+        load_policy("cuda").and_then(NARROW),
+        "begins at -128: .*_input_quantizer and .* more have a",
+    ),
     "nothing": ("float", "needs a policy that quantizes something"),
 }
 
@@ -71,16 +79,40 @@ def test_ft_mode2_of_v2(calibrated):
         spec_for(calibrated("swinv2", "ft-mode2"))
 
 
+@pytest.mark.parametrize("keys", [{"OUTPUT_KIND": "embedding"}, {"OUTPUT_KIND": "features"}, None])
+def test_models_that_are_no_classifiers_of_swin(tiny_model, keys):
+    model = tiny_model("swin", **MICRO, **keys) if keys else torch.nn.Conv2d(3, 8, 1)
+    with pytest.raises(UsageError, match="^the CUDA engine runs Swin V1 and V2 as classifiers only: export to another"):
+        spec_for(model, "float")
+
+
+def test_norms_with_another_epsilon(calibrated):
+    model = calibrated()
+    model.layers[1].blocks[0].norm2.eps = 1e-6
+    message = "^the CUDA engine's norms have an epsilon of 1e-05: layers.1.blocks.0.norm2 have not$"
+    for precision in ("int8", "float"):
+        with pytest.raises(UsageError, match=message):
+            spec_for(model, precision)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"EMBED_DIM": 16}, "EMBED_DIM 16: int8 products need a multiple of 32"),
         ({"MLP_RATIO": 1.5}, "MLP_RATIO 1.5: int8 products need hidden channels in multiples of 32"),
+        ({"EMBED_DIM": 160}, "heads of 160 channels: at most 128"),
+        ({"WINDOW_SIZE": 33}, "WINDOW_SIZE 33: at most 32"),
     ],
 )
 def test_geometries_that_it_does_not_run(calibrated, keys, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=f"^the CUDA engine cannot run this model: {message}"):
         spec_for(calibrated("swin", **keys))
+
+
+def test_maps_in_parts(calibrated):
+    spec = spec_for(calibrated())
+    with pytest.raises(UsageError, match="cannot run this model: maps in parts .whole_windows.: those of classifiers"):
+        check_geometry(replace(spec, geometry=replace(spec.geometry, whole_windows=True)))
 
 
 def test_a_node_without_a_range(calibrated):

@@ -221,6 +221,24 @@ def test_a_machine_without_a_c_compiler(exported, h100, monkeypatch, tmp_path, c
         h100.get_current_device()  # of Triton 3.6 each kernel has a launcher
 
 
+@pytest.mark.parametrize("batch", [None, 0, -8, True, "8", 8.0])
+def test_a_run_card_without_a_batch(exported, batch):
+    artifact = exported()[0]
+    artifact.record["options"]["batch"] = batch
+    if batch is None:
+        del artifact.record["options"]["batch"]
+    with pytest.raises(SwinQuantError, match="safetensors: its run card names no batch that it takes; export again$"):
+        load(artifact)
+
+
+def test_a_batch_that_kernels_cannot_address(exported, h100):
+    """Of a card of another program: an export refuses it. The widest tensor has 16 x 128 values a picture."""
+    artifact = exported()[0]
+    artifact.record["options"]["batch"] = 2**20
+    with pytest.raises(UsageError, match="^batch 1048576: kernels address 2147483648 values .* at most 1048575 here$"):
+        load(artifact, EngineOptions(device="cuda"))
+
+
 def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
     """Another may be current when it is called."""
     monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))

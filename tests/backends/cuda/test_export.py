@@ -1,0 +1,81 @@
+"""What an export refuses for its pictures, its batch and its ranges, in a line, before it writes anything."""
+
+import pytest
+
+from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.policies import load_policy
+from tests.backends.cuda.conftest import MICRO
+
+CALIBRATION = {
+    "method": "max", "percentile": None, "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train",
+    "augment": False, "pictures": 1, "pictures_sha256": "0" * 64, "files": [], "unreadable": [], "dead_nodes": [],
+}  # fmt: skip
+PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+BLOCK = "layers.0.blocks.1."
+QKV_HALF = load_policy("cuda").off("*.attn.m*_input_quantizer")
+
+
+def card(preprocess=PREPROCESS, **calibration):
+    return RunCard("micro", {}, preprocess.to_dict(), calibration=CALIBRATION | {"beyond_half": []} | calibration)
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize(
+    ("node", "policy", "options"),
+    [
+        ("layernorm_input1_quantizer", "cuda", {}),
+        ("add1_residual_input_quantizer", "cuda", {}),
+        ("add2_local_input_quantizer", "ft-mode1", {}),
+        ("add2_residual_input_quantizer", "cuda", {"precision": "float"}),
+        ("mlp.fc2._input_quantizer", "cuda", {"precision": "float"}),
+        ("mlp.fc2._input_quantizer", load_policy("cuda").off("*.fc2.*"), {}),
+        ("attn.matmul_v_input_quantizer", QKV_HALF, {}),
+    ],
+)
+def test_values_beyond_float16_where_it_is_kept(calibrated, tmp_path, kind, node, policy, options):
+    model, found = calibrated(kind, policy), card(beyond_half=[f"{BLOCK}attn.softmax_input_quantizer", BLOCK + node])
+    with pytest.raises(SwinQuantError) as error:
+        export(model, found, tmp_path, CudaOptions(**options))
+    assert str(error.value) == (
+        f"calibration saw values beyond float16 (65504) in {BLOCK}{node}, which the CUDA engine keeps in it: "
+        "give float_type bfloat16"
+    )
+    assert not list(tmp_path.iterdir())
+    if policy != "ft-mode1":
+        assert export(model, found, tmp_path, CudaOptions(**options, float_type="bfloat16")).file.is_file()
+
+
+def test_values_beyond_float16_in_front_of_a_merging_norm(calibrated, tmp_path):
+    found = card(beyond_half=["layers.0.downsample.reduction._aftergemm_quantizer"])
+    with pytest.raises(SwinQuantError, match="in layers.0.downsample.reduction._aftergemm_quantizer, which"):
+        export(calibrated("swinv2"), found, tmp_path)
+
+
+@pytest.mark.parametrize("node", ["mlp.fc2._input_quantizer", "attn.matmul_v_input_quantizer", "attn.softmax_input"])
+def test_values_beyond_float16_where_bytes_saturate(calibrated, tmp_path, node):
+    """Or sums are float32."""
+    assert export(calibrated("swin"), card(beyond_half=[BLOCK + node]), tmp_path).file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("keys", "preprocess"), [({"IN_CHANS": 1}, {}), ({"IN_CHANS": 4}, {}), ({}, {"shape": "shorter"})]
+)
+def test_pixels_that_are_none_of_rgb_pictures_of_one_size(tiny_model, tmp_path, keys, preprocess):
+    given = card(Preprocess(**PREPROCESS.to_dict() | preprocess))
+    with pytest.raises(UsageError, match="^uint8_input: is for RGB pictures of one size, which this model does not"):
+        export(tiny_model("swin", **MICRO, **keys), given, tmp_path, CudaOptions("float", uint8_input=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_above_what_kernels_address(tiny_model, tmp_path):
+    """Of the widest tensor, that between fc1 and fc2: 64 x 64 tokens of 128 values a picture, one too few for 4096."""
+    model = tiny_model("swin", **MICRO | {"IMG_SIZE": 128})
+    with pytest.raises(
+        UsageError, match="^batch 4096: kernels address 2147483648 values of a tensor: at most 4095 here"
+    ):
+        export(model, card(), tmp_path, CudaOptions("float", batch=4096))
+    assert not list(tmp_path.iterdir())
+    assert export(model, card(), tmp_path, CudaOptions("float", batch=4095)).record["options"]["batch"] == 4095
