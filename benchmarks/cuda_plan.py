@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swin_quant.backends.cuda.choosing import CACHE_BYTES_US
 from swin_quant.backends.cuda.fusions import ALL, APART
-from swin_quant.backends.cuda.planning import FP8, FP16, INT8, PLANNED, CudaPlan, Fused
+from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.report.column import Column, ReportTable, figure
@@ -38,15 +38,16 @@ CUDA graph. Peaks are those of data sheets (`configs/machines`), which no kernel
 written once, which caches can undercut. So a sum says what cannot be had, and where int8 cannot help, not what will be
 measured. The engine fuses launches where that is less by this model, and by two limits that a kernel has whose programs
 have whole rows: fewer programs than multiprocessors leave the rest idle, and each reads all weights from the cache, at
-{CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor. *At most*: fp16 over int8, both with the fusions of int8. *Apart*:
-without fusions; *all that fit*: with every fusion whose kernel fits, paying or not. *Fused, by stage*: q, a norm into
-qkv or fc1; p, a norm into proj, fc2 or the merging; m, one MLP; a, attention with
-proj and a norm; - none.
+{CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor. *At most*: fp16 over int8, both with the fusions of int8;
+*executed*: fp16 with those that the engine chooses for it by the same model. *Apart*: without fusions; *all that fit*:
+with every fusion whose kernel fits, paying or not. *Fused, by stage*: q, a norm into qkv, fc1 or the merging; p, a norm
+into proj, fc2 or behind the merging; m, one MLP; a, attention with proj and a norm; - none.
 
 | fusion | what it saves |
 | --- | --- |
 | norm1 into qkv, norm2 into fc1 | the int8 tokens between the norm and the product |
 | norm2 into proj | the same behind the projection, where one program owns whole rows |
+| merging into its linear | the four neighbours side by side, normalised |
 | one MLP | the hidden channels, four times as wide as the tokens |
 | attention, proj and norm2 | the context and what is behind it: a program does all heads of its rows in turn |
 
@@ -60,6 +61,7 @@ SUMMARY: tuple[Column[CudaPlan], ...] = (
     figure("gop", "GOP", lambda row: sum(one.floors[INT8].operations for one in row.launches) / 1e9, "{:.0f}"),
     figure("int8", "int8 ms", lambda row: row.us(INT8) / 1e3, "{:.3f}"),
     figure("fp16", "fp16 ms", lambda row: row.us(FP16) / 1e3, "{:.3f}"),
+    figure("executed", "executed fp16 ms", lambda row: _of(row, AS_FP16, FP16).us / 1e3, "{:.3f}"),
     figure("fp8", "fp8 ms", lambda row: row.us(FP8) / 1e3 if FP8 in row.precisions else None, "{:.3f}", may_lack=True),
     figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
     figure("launching", "bound by launching", lambda row: _launching(row), "{:.0%}"),
@@ -71,8 +73,8 @@ SUMMARY: tuple[Column[CudaPlan], ...] = (
 )
 
 
-def _of(row: CudaPlan, name: str) -> Fused:
-    return next(one for one in row.fusions[INT8] if one.name == name)
+def _of(row: CudaPlan, name: str, precision: str = INT8) -> Fused:
+    return next(one for one in row.fusions[precision] if one.name == name)
 
 
 def _by_stage(row: CudaPlan) -> str:

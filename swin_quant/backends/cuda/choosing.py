@@ -87,9 +87,9 @@ def programs_of(launch: Launch) -> tuple[int, float]:
 
 
 def _norm_gemm(launch: Launch) -> tuple[int, float]:
-    w, m = launch.operands["w"], launch.operands["out"].shape[0]
+    w, m, piece = launch.operands["w"], launch.operands["out"].shape[0], launch.operands["x"].shape[-1]
     normed, epilogue = launch.arguments["norm_weight"] is not None, launch.arguments["epilogue"]
-    t = norm_gemm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize, normed)
+    t = norm_gemm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize, normed, piece)
     groups = column_groups(m, w.shape[0], t.rows, epilogue.whole_heads(t.columns))
     return -(-m // t.rows) * groups, w.nbytes / groups
 

@@ -7,6 +7,7 @@ from os.path import commonprefix
 from typing import Any
 
 from swin_quant.backends.cuda.floors import Group
+from swin_quant.backends.cuda.kernels.windows import whole_map
 from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_program
 
 STEP = 32  # channels: rows are held in parts, whose widths are powers of two from this on
@@ -75,6 +76,10 @@ def _norm_gemm(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _merging(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, Any]:
+    return _norm_gemm({**norm, "windows": whole_map(norm["x"].shape[1] // 2)}, linear)
+
+
 def _gemm_norm(linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, Any]:
     post = "y" in norm  # V2's, of the branch
     stream = norm if post else linear
@@ -108,8 +113,15 @@ def _mlp(fc1: Mapping[str, Any], fc2: Mapping[str, Any], norm: Mapping[str, Any]
     return made | ({"norm_weight": norm["weight"], "norm_bias": norm["bias"], "eps": norm["eps"]} if norm else {})
 
 
-PROLOGUE = Fusion("norm1 into qkv", (_NORM1, _QKV), "norm_gemm", _norm_gemm, {1: 1536, 2: 768})
-PROLOGUE2 = Fusion("norm2 into fc1", (r"norm_quantize:.*norm2", _FC1), "norm_gemm", _norm_gemm, {1: 1536, 2: 768})
+PROLOGUE = Fusion("norm1 into qkv", (_NORM1, _QKV), "norm_gemm", _norm_gemm, {1: 1536, 2: 1536})
+PROLOGUE2 = Fusion("norm2 into fc1", (r"norm_quantize:.*norm2", _FC1), "norm_gemm", _norm_gemm, {1: 1536, 2: 1536})
+MERGING = Fusion(
+    "merging into its linear",
+    (r"merge_quantize:.*", r"gemm\.half:.*downsample\.reduction"),
+    "norm_gemm",
+    _merging,
+    {1: 512, 2: 512},  # half of what is merged, which is all on the chip
+)
 EPILOGUE = Fusion("norm2 into proj", (_PROJ, _NORM2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
 FC2_NORM = Fusion("V2's norm into fc2", (_FC2, _POST2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
 MERGING_NORM = Fusion(
@@ -119,8 +131,8 @@ MERGING_NORM = Fusion(
     _gemm_norm,
     {1: 768, 2: 768},
 )
-MLP = Fusion("one MLP", (_FC1, r"gemm\.residual:.*mlp\.fc2"), "mlp", _mlp, {1: 384, 2: 192})
-MLP_NORM = Fusion("one MLP with V2's norm", (_FC1, _FC2, _POST2), "mlp", _mlp, {1: 384, 2: 192})
+MLP = Fusion("one MLP", (_FC1, r"gemm\.residual:.*mlp\.fc2"), "mlp", _mlp, {1: 384, 2: 384})
+MLP_NORM = Fusion("one MLP with V2's norm", (_FC1, _FC2, _POST2), "mlp", _mlp, {1: 384, 2: 384})
 ATTENTION = Fusion(
     "attention, proj and norm2",
     (r"attention:.*", _PROJ, _NORM2),
@@ -129,13 +141,14 @@ ATTENTION = Fusion(
     {1: 768, 2: 768},
 )
 
-FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING_NORM, PROLOGUE2)
+FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
 """Those that there are kernels for."""
 APART, ALL = "each apart", "all that fit"
 CHOICES: dict[str, tuple[Fusion, ...]] = {
     APART: (),
     "norm1 into qkv": (PROLOGUE,),
     "norm2 into proj": (EPILOGUE,),
+    "merging into its linear": (MERGING,),
     "one MLP, where it fits": (MLP_NORM, MLP),
     "attention, proj and norm2": (ATTENTION,),
     ALL: FUSIONS,

@@ -20,7 +20,7 @@ from swin_quant.operators.roofline import Machine
 
 PLANNED = "planned, not measured"
 INT8, FP16, FP8 = "int8", "fp16", "fp8"
-AS_EXECUTED = "as executed"
+AS_EXECUTED, AS_FP16 = "as executed", "as fp16 is executed"
 LARGEST_BATCH = 4096
 
 
@@ -105,22 +105,25 @@ def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
         precision: program_of(spec_of_config(cfg, "float" if precision == FP16 else "int8"), batch).launches
         for precision in precisions
     }
-    executed = chosen(lists[INT8], lambda launch: modelled_us(launch, machine))
+    executed, in_fp16 = (chosen(lists[p], lambda launch: modelled_us(launch, machine)) for p in (INT8, FP16))
     launches, at = [], 0
     for one, (_, group) in zip(merged(executed), executed, strict=True):
         end = at + len(group)
         floors = {p: floor_of(found[at:end], machine, found[end:], fp8=p == FP8) for p, found in lists.items()}
         launches.append(PlannedLaunch(one.name, one.op, floors))
         at = end
-    sizes = [len(group) for _, group in executed]
+    sizes = {name: [len(group) for _, group in found] for name, found in ((AS_EXECUTED, executed), (AS_FP16, in_fp16))}
     fusions = {p: choices(found, sizes, machine, p == FP8) for p, found in lists.items()}
     return CudaPlan(cfg.MODEL.NAME, batch, machine, launches, fusions)
 
 
-def choices(launches: Sequence[Launch], executed: Sequence[int], machine: Machine, fp8: bool) -> list[Fused]:
+def choices(
+    launches: Sequence[Launch], executed: Mapping[str, Sequence[int]], machine: Machine, fp8: bool
+) -> list[Fused]:
     """What the groups that are `executed`, by their sizes, and then each of CHOICES come to on a machine."""
-    sizes = {AS_EXECUTED: executed}
-    sizes |= {name: [len(group) for _, group in rows(launches, fusions)] for name, fusions in CHOICES.items()}
+    sizes = {**executed} | {
+        name: [len(group) for _, group in rows(launches, fusions)] for name, fusions in CHOICES.items()
+    }
     found = []
     for name, groups in sizes.items():
         ends = list(accumulate(groups))

@@ -67,6 +67,28 @@ def test_three_launches_a_block():
     ]
 
 
+@pytest.mark.parametrize(
+    "model", [*MODELS.values(), "swin_base_patch4_window12_384_finetune", "swinv2_base_patch4_window8_256",
+              "swin_large_patch4_window7_224_22kto1k_finetune"]
+)  # fmt: skip
+def test_half_precision_can_be_fused_wherever_int8_can(model):
+    """It is what int8 is compared with."""
+    cfg = load_config(find_config(model))
+    int8, half = (
+        {(one.op, one.name) for one in candidates(program_of(spec_of_config(cfg, precision), 1).launches)}
+        for precision in ("int8", "float")
+    )
+    assert int8 == half and {op for op, _ in half} == {"norm_gemm", "gemm_norm", "attention_norm", "mlp"}
+
+
+def test_merging_is_one_launch():
+    whole = fused(p := full_size("swin", 32), rows(p.launches, FUSIONS)).launches
+    merging = [f"{one.op}: {one.name}" for one in whole if "downsample" in one.name]
+    assert merging[0] == "norm_gemm: layers.0.downsample.norm + reduction" and len(merging) == 4
+    by_choice = fused_program(full_size_spec(), 32, load_machine("h200")).launches
+    assert merging[0] in [f"{one.op}: {one.name}" for one in by_choice]
+
+
 def test_the_model_of_floors_chooses_by_shape_and_gpu():
     """Where a tile has few programs or all weights are read too often, launches stay apart."""
     h200, rtx4090 = load_machine("h200"), load_machine("rtx4090")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels import gemm, norm_quantize
+from swin_quant.backends.cuda.kernels import gemm, merge_quantize, norm_quantize
 from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue
 from swin_quant.backends.cuda.kernels.tiles import REGISTERS, Tiles, column_groups, least_step, norm_gemm_tiles
@@ -29,12 +29,20 @@ def reference(
 ) -> None:
     """x half [B, R, R, C], w [N, C] -> out [B * R * R, N] in window order: `norm_quantize`, then `gemm`.
 
-    Tokens are in the type of w between the two. Of the epilogues those without a residual and without
-    FasterTransformer's roundings.
+    With w [N, 4C] it is `merge_quantize`: x [B, 2R, 2R, C], and the windows are the whole map of R lines. Tokens are
+    in the type of w between the two. Of the epilogues those without a residual and FasterTransformer's roundings.
     """
-    tokens = torch.empty(len(out), x.shape[-1], dtype=w.dtype, device=x.device)
-    norm_quantize.reference(x, norm_weight, norm_bias, eps, input_levels, windows, tokens)
+    tokens = torch.empty(len(out), w.shape[1], dtype=w.dtype, device=x.device)
+    if merges(x, w):
+        merge_quantize.reference(x, norm_weight, norm_bias, eps, input_levels, tokens)
+    else:
+        norm_quantize.reference(x, norm_weight, norm_bias, eps, input_levels, windows, tokens)
     gemm.reference(tokens, w, scale, bias, epilogue, out, levels=levels, lengths=lengths)
+
+
+def merges(x: Tensor, w: Tensor) -> bool:
+    """Whether a row is four neighbours, as patch merging has them."""
+    return w.shape[1] == 4 * x.shape[-1]
 
 
 def call(
@@ -57,9 +65,9 @@ def call(
     from swin_quant.backends.cuda.kernels.jit import norm_gemm
 
     (n, k), m = w.shape, out.shape[0]
-    size = w.element_size()
-    t = tiles or norm_gemm_tiles(m, n, k, size, normed=norm_weight is not None)
-    t = t.holding(columns=1, inner=least_step(size)).dividing(inner=k)
+    size, piece = w.element_size(), x.shape[-1]
+    t = tiles or norm_gemm_tiles(m, n, k, size, normed=norm_weight is not None, piece=piece)
+    t = t.holding(columns=1, inner=least_step(size)).dividing(inner=piece)
     columns = epilogue.whole_heads(t.columns)
     groups = column_groups(m, n, t.rows, columns)
     arguments = {
@@ -79,6 +87,7 @@ def call(
     constants = {
         "N": n,
         "K": k,
+        "PIECE": piece,
         "KIND": epilogue.kind,
         "HEAD": epilogue.head_dim,
         "ONE_LEVEL": isinstance(levels, float),

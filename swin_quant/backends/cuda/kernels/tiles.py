@@ -141,16 +141,20 @@ def patch_tiles(channels: int, taps: int) -> Tiles:
     return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, power_of_two(taps)))
 
 
-def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True) -> Tiles:
+def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True, piece: int = 0) -> Tiles:
     """For a norm over k channels (if `normed`; V2 has none there) and w [n, k]: rows stay on the chip in steps of
-    `inner`, beside a tile of w."""
-    inner = _divisor(k, 128 // itemsize)
+    `inner`, beside a tile of w. `piece`: of a row that is gathered, the channels that lie together; 0 is all."""
     # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill,
     # and 64 rows cannot have 8 warps (`own_warps`).
     rows = 64 if k * itemsize <= WIDE and not (normed and 64 * k > 2 * REGISTERS) else 32
+    # Of tiles of 16 rows there are few for a GPU, and they have more threads. Half-precision rows, twice as long, need
+    # them from fewer channels on, and longer steps there: with shorter ones those of 1536 channels spill on 10.0.
+    wide = normed and rows * k > (4 if itemsize == 1 else 3) * REGISTERS
+    rows = _fewer(m, 16 if wide or rows * k * itemsize > 8 * REGISTERS else rows)
+    inner = _divisor(piece or k, 128 if wide else 128 // itemsize)
     columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64 if n % 64 == 0 else 32
-    # Of tiles of 16 rows there are few for a GPU, and they have more threads.
-    rows = _fewer(m, 16 if normed and rows * k > 4 * REGISTERS else rows)
+    if columns == 64 and itemsize > 1 and inner == 32 and not normed:  # steps as short as that spill on 10.0
+        columns = 32
     warps = 8 if normed and rows * k > (2 * REGISTERS if rows > 16 else REGISTERS) else 4
     warps = min(warps, own_warps(rows, columns))
     return Tiles(rows, columns, inner, warps, stages=2 if k * itemsize <= WIDE else 1)
@@ -176,11 +180,14 @@ def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
 def mlp_tiles(m: int, c: int, hidden: int, itemsize: int) -> Tiles:
     """For a whole MLP of c channels: `inner` hidden ones at a time, tokens and sums in parts of `columns`.
 
-    Four warps, which 64 rows of 384 channels do not fit.
+    Four warps, which 64 rows of 384 channels do not fit, nor 64 of 256 in half precision. Of 384 in half precision the
+    next weights do not fit beside these on GPUs with 99 KB for a program: they are not fetched ahead.
     """
-    rows, columns = _fewer(m, 64 if c * itemsize < WIDE or itemsize > 1 else 32), _divisor(c, 64)
-    inner = _divisor(hidden, 64 if c * itemsize <= WIDE // 2 or (rows < 64 and itemsize == 1) else 32)
-    return Tiles(rows, columns, inner, min(4, own_warps(rows, inner), own_warps(rows, columns)), stages=2)
+    most = 64 if c < WIDE and c * itemsize <= WIDE else 32
+    rows, columns = _fewer(m, most), _divisor(c, 64)
+    inner = _divisor(hidden, 64 if c * itemsize <= WIDE // 2 or most < 64 or (rows < 64 and itemsize == 1) else 32)
+    warps = min(4, own_warps(rows, inner), own_warps(rows, columns))
+    return Tiles(rows, columns, inner, warps, stages=2 if c * itemsize < 2 * WIDE else 1)
 
 
 def _divisor(size: int, most: int) -> int:

@@ -120,6 +120,19 @@ def test_norm_and_linear(run, seed, dtype, m, batch, channels, kind, v2):
 
 
 @few
+@example(seed=1, dtype=FLOAT8, side=4, batch=2, channels=32, v2=True)
+@example(seed=2, dtype=torch.int8, side=3, batch=3, channels=96, v2=False)  # parts of 32: a neighbour has three
+@given(seed=seeds, dtype=operands, side=st.integers(1, 5), batch=st.integers(1, 3), channels=widths, v2=st.booleans())
+def test_merging_and_its_linear(run, seed, dtype, side, batch, channels, v2):
+    draw, out = Draw(seed), torch.float16
+    arguments = prologue(draw, dtype, (side, side, 0), batch, 4 * channels, 2 * channels, "half", v2)
+    arguments |= {"x": draw.real(batch, 2 * side, 2 * side, channels, dtype=out), "bias": None}
+    arguments |= {"levels": None, "out": poisoned(out, batch * side**2, 2 * channels)}
+    step = LARGEST_WEIGHT * arguments["scale"].max().item() if dtype == torch.int8 else 1e-2
+    near(run, "norm_gemm", ["out"], arguments, step)
+
+
+@few
 @example(seed=1, dtype=FLOAT8, m=(4, 2, 1), batch=2, channels=96, post=False, last=False)
 @example(seed=2, dtype=FLOAT8, m=(5, 5, 0), batch=3, channels=32, post=True, last=False)
 @example(seed=3, dtype=torch.int8, m=(4, 2, 0), batch=1, channels=32, post=True, last=True)

@@ -11,7 +11,8 @@ from swin_quant.backends.cuda.kernels.jit.parts import product, read_normed
 @triton.jit
 def norm_gemm(
     x, norm_weight, norm_bias, w, scale, bias, out, levels, lengths, rows_in_all, eps, input_levels,
-    N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, PIECE: tl.constexpr,
+    KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -23,7 +24,12 @@ def norm_gemm(
     k = tl.arange(0, BK)
     # What lies beyond the edges is read from the last row, and not stored.
     tokens = token_of(tl.minimum(rows, rows_in_all - 1), SIDE, WINDOW, SHIFT)
-    a = read_normed(x + tokens[:, None] * K + k[None, :], norm_weight, norm_bias, eps, input_levels, K, BM, BK, OPERAND)
+    if K > PIECE:  # the first of four neighbours: its line on the larger map is even, and so is its column
+        tokens = (tokens // SIDE * (2 * SIDE) + tokens % SIDE) * 2
+    a = read_normed(
+        x + tokens[:, None] * PIECE + k[None, :], norm_weight, norm_bias, eps, input_levels,
+        K, PIECE, 2 * SIDE, BM, BK, OPERAND,
+    )  # fmt: skip
     start = tl.program_id(0) % GROUPS * (GROUP * BN)
     for tile in range(GROUP):
         first = start + tile * BN

@@ -42,11 +42,21 @@ def product(parts, w_places, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
+def _part(i: tl.constexpr, PIECE: tl.constexpr, SIDE: tl.constexpr, BK: tl.constexpr):
+    """Where part i of a row lies behind its first. Of a row of one PIECE next to the one before; of four, which are
+    neighbours on a map of SIDE, in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+    neighbour: tl.constexpr = i * BK // PIECE
+    return (neighbour % 2 * SIDE + neighbour // 2) * PIECE + i * BK % PIECE
+
+
+@triton.jit
 def read_normed(
     x_places, weight, bias, eps, levels,
-    C: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
+    C: tl.constexpr, PIECE: tl.constexpr, SIDE: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of C channels, normalised and times `levels`, as TYPE; x_places [BM, BK] is where their first part lies.
+    """Rows of C channels, normalised and times `levels`, as TYPE; x_places [BM, BK] is where their first part lies, and
+    `_part` where the others do.
 
     They are read once for the mean, once for the variance and once more: the caches have them, registers need not.
     """
@@ -55,15 +65,15 @@ def read_normed(
     factor = tl.zeros([BM], tl.float32)
     if weight is not None:
         for i in tl.static_range(C // BK):
-            mean += tl.sum(tl.load(x_places + i * BK).to(tl.float32), 1)
+            mean += tl.sum(tl.load(x_places + _part(i, PIECE, SIDE, BK)).to(tl.float32), 1)
         mean = mean / C
         for i in tl.static_range(C // BK):
-            y = tl.load(x_places + i * BK).to(tl.float32) - mean[:, None]
+            y = tl.load(x_places + _part(i, PIECE, SIDE, BK)).to(tl.float32) - mean[:, None]
             factor += tl.sum(y * y, 1)
         factor = tl.rsqrt(factor / C + eps)
     parts = ()
     for i in tl.static_range(C // BK):
-        y = tl.load(x_places + i * BK).to(tl.float32)
+        y = tl.load(x_places + _part(i, PIECE, SIDE, BK)).to(tl.float32)
         if weight is not None:
             y = _scaled((y - mean[:, None]) * factor[:, None], i * BK + c, weight, bias)
         if levels is not None:
