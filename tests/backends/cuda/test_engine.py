@@ -124,9 +124,9 @@ def test_pictures_with_a_gradient_leave_nothing_behind(exported):
     assert torch.equal(engine(images), expected)
 
 
-@pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8])])
-def test_narrow_heads_and_positions(calibrated, exported, tmp_path, channels, heads):
-    """Heads of 16 and of 24 channels are filled up to 32; an absolute position embedding is added."""
+@pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8]), (64, [1, 2]), (96, [1, 2]), (128, [1, 2])])
+def test_heads_of_other_widths_and_positions(calibrated, exported, tmp_path, channels, heads):
+    """Heads of 16 and of 24 channels are filled up to 32, of 96 to 128; an absolute position embedding is added."""
     from swin_quant.backends.cuda.export import export
 
     for kind in ("swin", "swinv2"):

@@ -20,8 +20,10 @@ from kernel_runs import (
     windowed,
 )
 
+from swin_quant.backends.cuda.choice import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 
+SHIFTED = [(16, 8, 4), (24, 12, 6), (32, 16, 8), pytest.param((48, 24, 12), marks=pytest.mark.slow)]
 FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step": 0.3, "softmax_epsilon": 1e-6}
 
 
@@ -47,19 +49,43 @@ def test_attention_of_int8(run, seed, m, batch, heads, int8):
 
 
 @few
-@given(seed=seeds, m=maps, probabilities=st.booleans())
-def test_attention_of_float8(run, seed, m, probabilities):
+@given(seed=seeds, m=maps, batch=st.integers(1, 3), probabilities=st.booleans())
+def test_attention_of_float8(run, seed, m, batch, probabilities):
     need_float8(run)
-    arguments = windowed(Draw(seed), FLOAT8, m, 2) | {"out": poisoned(FLOAT8, m[0] ** 2, 64), "context_scale": 1.0}
+    arguments = windowed(Draw(seed), FLOAT8, m, 2, batch) | {"out": poisoned(FLOAT8, batch * m[0] ** 2, 64)}
+    arguments["context_scale"] = 1.0
     levels = {"softmax_levels": 448.0, "context_scale": 1 / 448} if probabilities else {}
     assert_attention(run, arguments | levels, tiled=probabilities)
 
 
 @few
-@given(seed=seeds, m=maps)
-def test_attention_of_half(run, seed, m):
-    draw = Draw(seed)
-    assert_attention(run, windowed(draw, torch.float16, m, 2) | {"out": poisoned(torch.float16, m[0] ** 2, 64)})
+@given(seed=seeds, m=maps, batch=st.integers(1, 3))
+def test_attention_of_half(run, seed, m, batch):
+    out = poisoned(torch.float16, batch * m[0] ** 2, 64)
+    assert_attention(run, windowed(Draw(seed), torch.float16, m, 2, batch) | {"out": out})
+
+
+@pytest.mark.parametrize("d", [64, LARGEST_HEAD_DIM])
+@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half", "fastertransformer"])
+@few
+@given(seed=seeds, m=maps, batch=st.integers(1, 3))
+def test_attention_of_wide_heads(run, seed, m, batch, how, d):
+    dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
+    if dtype == FLOAT8:
+        need_float8(run)
+    arguments = windowed(Draw(seed), dtype, m, 2, batch, d) | {"out": poisoned(dtype, batch * m[0] ** 2, 2 * d)}
+    if how in ("int8", "fastertransformer"):
+        arguments |= {"softmax_levels": 127.0, "context_scale": 1 / 127}
+    if how == "fastertransformer":
+        arguments |= FT_LOGITS | {"logits_scale": d**-0.5}
+    assert_attention(run, arguments)
+
+
+@pytest.mark.parametrize("m", SHIFTED)
+def test_attention_of_wide_shifted_maps(run, m):
+    """Of several windows, each with a mask of its own: as the reference has them, which is the model's."""
+    arguments = windowed(Draw(m[0]), torch.int8, m, 1) | {"out": poisoned(torch.int8, m[0] ** 2, 32)}
+    assert_attention(run, arguments | {"softmax_levels": 127.0, "context_scale": 1 / 127})
 
 
 @pytest.mark.gpu
@@ -102,11 +128,10 @@ def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, si
 
 
 @few
-@given(seed=seeds, m=maps)
-def test_attention_of_fastertransformer(run, seed, m):
+@given(seed=seeds, m=maps, batch=st.integers(1, 3))
+def test_attention_of_fastertransformer(run, seed, m, batch):
     """Its unfused kernels: logits through int8."""
-    draw = Draw(seed)
-    arguments = windowed(draw, torch.int8, m, 1) | {"out": poisoned(torch.int8, m[0] ** 2, 32)}
+    arguments = windowed(Draw(seed), torch.int8, m, 1, batch) | {"out": poisoned(torch.int8, batch * m[0] ** 2, 32)}
     assert_attention(run, arguments | FT_LOGITS | {"softmax_levels": 127.0, "context_scale": 1 / 127})
 
 

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, need_float8, operands, poisoned, seeds
 
+from swin_quant.backends.cuda.choice import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.kernels import gemm, norm_quantize
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -76,7 +77,7 @@ def test_gemm_with_gelu(run, seed, dtype, m, to_int8):
 
 
 @few
-@given(seed=seeds, dtype=operands, m=maps, batch=st.integers(1, 2), in_place=st.booleans())
+@given(seed=seeds, dtype=operands, m=maps, batch=st.integers(1, 3), in_place=st.booleans())
 def test_gemm_with_residual(run, seed, dtype, m, batch, in_place):
     draw, n = Draw(seed), 24
     x = draw.real(batch, m[0], m[0], n, dtype=torch.float16)
@@ -85,15 +86,16 @@ def test_gemm_with_residual(run, seed, dtype, m, batch, in_place):
     assert_same(run, "gemm", ["out"], arguments, exact=dtype == torch.int8)
 
 
+@pytest.mark.parametrize("d", [32, 64, LARGEST_HEAD_DIM])
 @few
 @given(seed=seeds, dtype=operands, m=st.integers(1, 20), heads=st.integers(1, 3), ft=st.booleans())
-def test_gemm_to_unit_vectors(run, seed, dtype, m, heads, ft):
-    draw, n = Draw(seed), 96 * heads
+def test_gemm_to_unit_vectors(run, seed, dtype, m, heads, ft, d):
+    draw, n = Draw(seed), 3 * heads * d
     arguments = linear(draw, dtype, m, n, 64) | {"out": poisoned(torch.int8, m, n)}
-    arguments |= {"lengths": draw.positive(3 * heads).repeat_interleave(32), "levels": torch.full((n,), 50.0)}
+    arguments |= {"lengths": draw.positive(3 * heads).repeat_interleave(d), "levels": torch.full((n,), 50.0)}
     if ft:
         arguments["before"] = torch.stack([torch.full((n,), 40.0), torch.full((n,), 1 / 40)])
-    arguments["epilogue"] = Epilogue("unit", unit_epsilon=1e-6 if ft else None)
+    arguments["epilogue"] = Epilogue("unit", head_dim=d, unit_epsilon=1e-6 if ft else None)
     if not ft or dtype == torch.int8:  # a tie before the vector is normalised moves all of it
         assert_same(run, "gemm", ["out"], arguments)
 

@@ -11,6 +11,7 @@ import torch
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, both, poisoned
 
 from swin_quant.backends.cuda.cases import arguments_of
+from swin_quant.backends.cuda.choice import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.fusions import FUSIONS, candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -106,8 +107,11 @@ def check(run, launch, seed=1):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_launches_of_small_networks(run, tiny_config, kind, precision):
-    for launch in distinct(spec_of_config(tiny_config(kind, **MICRO, **MORE[kind]), precision), 2):
+@pytest.mark.parametrize("channels", [32, 64, LARGEST_HEAD_DIM])
+def test_launches_of_small_networks(run, tiny_config, kind, precision, channels):
+    """Of heads of as many channels as the first stage has."""
+    config = tiny_config(kind, **MICRO, **MORE[kind], EMBED_DIM=channels)
+    for launch in distinct(spec_of_config(config, precision), 2):
         check(run, launch)
 
 
