@@ -2,23 +2,27 @@
 
 import pytest
 import torch
+from kernel_runs import NO_FLOAT8, has_float8
 
 from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession
+from swin_quant.base.errors import UsageError
+from swin_quant.data.preprocess import Preprocess
 
+PREPROCESS = Preprocess(size=32, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 CASES = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swin", "cuda"), ("swinv2", "ft-mode1"), ("swinv2", "cuda")]
 
 
 @pytest.fixture
 def sessions(calibrated, gpu):
-    """make(kind, policy, precision="int8") -> the network on the GPU, and by references on the CPU."""
+    """make(kind, policy, ...) -> the network on the GPU, and by references on the CPU. With `preprocess` of pixels."""
     if gpu.type != "cuda":
         pytest.skip("CUDA graphs are a GPU's")
 
-    def make(kind, policy="cuda", precision="int8"):
+    def make(kind, policy="cuda", precision="int8", float_type="float16", preprocess=None):
         model = calibrated(kind, policy)
-        network = pack(model, spec_for(model, precision))
+        network = pack(model, spec_for(model, precision, float_type, preprocess is not None), preprocess)
         return GraphSession(network, gpu, 16), HostSession(network)
 
     return make
@@ -32,20 +36,51 @@ def test_kernels_compute_what_their_references_do(sessions, images, kind, policy
     assert got.is_cuda and (got.cpu() - expected).abs().mean() < 0.02 * expected.std()
 
 
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_float8(sessions, images, kind):
-    """A value between two levels may be either, and those of float8 are further apart."""
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this GPU has no float8")
-    on_gpu, on_cpu = sessions(kind, "cuda-fp8")
+@pytest.mark.parametrize(("kind", "policy"), [("swin", "cuda-fp8"), ("swinv2", "cuda-fp8"), ("swin", "tensorrt-fp8")])
+def test_float8(sessions, images, kind, policy):
+    """A value between two levels may be either, and those of float8 are further apart. One policy has probabilities in
+    it, too."""
+    if not has_float8():
+        pytest.skip(NO_FLOAT8)
+    on_gpu, on_cpu = sessions(kind, policy)
     expected = on_cpu(images)
     assert (on_gpu(images.cuda()).cpu() - expected).abs().mean() < 0.1 * expected.std()
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_the_half_form(sessions, images, kind):
-    on_gpu, on_cpu = sessions(kind, "float", "float")
-    assert (on_gpu(images.cuda()).cpu() - on_cpu(images)).abs().mean() < 0.005
+@pytest.mark.parametrize(("float_type", "limit"), [("float16", 0.005), ("bfloat16", 0.02)])  # which has three bits less
+def test_the_half_form(sessions, images, kind, float_type, limit):
+    on_gpu, on_cpu = sessions(kind, "float", "float", float_type)
+    assert (on_gpu(images.cuda()).cpu() - on_cpu(images)).abs().mean() < limit
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_int8_with_a_bfloat16_stream(sessions, images, kind):
+    """What an export is told to take where values are beyond float16."""
+    on_gpu, on_cpu = sessions(kind, "cuda", float_type="bfloat16")
+    expected = on_cpu(images)
+    assert (on_gpu(images.cuda()).cpu() - expected).abs().mean() < 0.03 * expected.std()
+
+
+def test_pictures_as_pixels(sessions, images):
+    """As they are decoded, or normalised: those become the same bytes again."""
+    pixels = (images.permute(0, 2, 3, 1) * 64 + 128).clamp(0, 255).to(torch.uint8)
+    on_gpu, on_cpu = sessions("swin", preprocess=PREPROCESS)
+    expected, got = on_cpu(pixels), on_gpu(pixels.cuda())
+    assert (got.cpu() - expected).abs().mean() < 0.02 * expected.std()
+    assert torch.equal(on_gpu(PREPROCESS.normalised(pixels).cuda()), got)
+
+
+def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions, images):
+    """And leaves the caller's capture as it was."""
+    session, given = sessions("swin")[0], images.cuda()
+    expected, twice, graph = session(given), 2 * given, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = 2 * given
+        with pytest.raises(UsageError, match="call it outside of your CUDA graph's capture"):
+            session(given)
+    graph.replay()
+    assert torch.equal(found, twice) and torch.equal(session(given), expected)
 
 
 def test_batches_are_filled_up_and_graphs_are_kept(sessions, images):
@@ -81,3 +116,18 @@ def test_streams_of_the_caller_take_turns(sessions, images):
     torch.cuda.synchronize()
     for turn, logits in enumerate(found):
         assert torch.equal(logits, expected[turn % 2])
+
+
+def test_a_session_that_is_dropped_is_replayed_to_the_end(sessions, images):
+    """Before that, its memory is nobody else's: here, of who asks for as much on the stream that it was made on."""
+    session, given = sessions("swin")[0], images.cuda()
+    expected, stream = session(given), torch.cuda.Stream()
+    bytes_of_each = [tensor.nbytes for tensor in session.tensors.values()]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)  # cycles: long after what is asked for below would have been written
+        got = session(given)
+    del session
+    others = [torch.full((count,), 255, dtype=torch.uint8, device="cuda") for count in bytes_of_each]
+    torch.cuda.synchronize()
+    assert torch.equal(got, expected) and len(others) == len(bytes_of_each)
