@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for fastertransformer --sm 80 --check --output out/ft
   swin-quant export out/my_calib.pth --for onnx --plugin layer_norm=my.domain::Norm --output out/plugin
   swin-quant export theirs_calib.pth --for onnx --policy qdq --output out
+  swin-quant export out/my_calib.pth --for onnx --policy qdq --off role:matmul_input --output out
 
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
 FasterTransformer takes the card's, ft-mode1 or ft-mode2. Other backends have each their own (every node was
@@ -52,7 +53,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     """What exports for all targets have in common."""
     options.add_checkpoint(parser, "calibrated checkpoint, ours or FasterTransformer's", head=False)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the artifact and its run card")
-    parser.add_argument("--policy", metavar="NAME|FILE", help="which nodes are int8 (default: see below)")
     parser.add_argument("--precision", default="int8", choices=PRECISIONS, help="float: the baseline (default int8)")
     parser.add_argument("--float-type", choices=("float32", "float16", "bfloat16"),
                         help="of what is not int8 (default: float32; for GPUs float16; bfloat16: cuda)")  # fmt: skip
@@ -61,11 +61,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sm", type=whole, metavar="NN", help="fastertransformer: compute capability (default 80)")
     parser.add_argument("--fix-gelu-bias", action="store_true",
                         help="fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")  # fmt: skip
-    parser.add_argument("--saturation-safe", action="store_true",
-                        help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     parser.add_argument(
         "--check", action="store_true", help="run or read back the export and compare it with the model"
     )
+    options.add_policy(parser, "see below")
     parser.add_argument("--device", choices=("cpu",), default="cpu", help=argparse.SUPPRESS)
 
 
@@ -75,13 +74,12 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.saturation import at_risk, warn
     from swin_quant.base.files import read_lines
     from swin_quant.base.progress import log
-    from swin_quant.quant.policies import load_policy
     from swin_quant.tasks.export import export_checkpoint
 
     if not args.checkpoint:
         raise UsageError("no checkpoint: name the calibrated one")
     cfg = options.config_of(args, {key: options.CONFIG_KEYS[key] for key in ("checkpoint", "output_kind")})
-    policy = load_policy(args.policy) if args.policy else None
+    policy = options.policy_of(args)
     backend = targets()[args.backend]
     checks_itself = "check" in backend.exporting.flags
     given = {key: getattr(args, key) for key in ("opset", "float_type", "batch", "sm", "fix_gelu_bias", "int4_weights")}

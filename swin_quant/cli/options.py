@@ -167,10 +167,16 @@ def passes_of(args: argparse.Namespace) -> PassPlan:
     return PassPlan(automatic=unasked, words="" if unasked else " --no-equalize")
 
 
-def add_policy(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+POLICY_CHANGES = ("--wprec", "--aprec", "--quant-per-tensor", "--narrow-range", "--off")
+"""What changes a policy, beside --saturation-safe, which some commands have for their own policy, too."""
+
+
+def add_policy(parser: argparse.ArgumentParser, unnamed: str | None = None) -> argparse._ArgumentGroup:
+    """`unnamed`: which it is where none is named, for a command that takes one at a time."""
     group = parser.add_argument_group("policy: which nodes are quantized, and how")
-    group.add_argument("--policy", nargs="+", metavar="NAME|FILE",
-                       help="built-in policies (`swin-quant policies` lists them) or YAML files")  # fmt: skip
+    kinds = "built-in policies (`swin-quant policies` lists them) or YAML files"
+    group.add_argument("--policy", nargs=1 if unnamed else "+", metavar="NAME|FILE",
+                       help=f"one of the {kinds} (default: {unnamed})" if unnamed else kinds)  # fmt: skip
     group.add_argument("--wprec", type=whole, metavar="BITS", help="bits of weights, 2 to 8 (default: the policy's, 8)")
     group.add_argument(
         "--aprec", type=whole, metavar="BITS", help="bits of activations, 2 to 8 (default: the policy's, 8)"
@@ -178,7 +184,7 @@ def add_policy(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--quant-per-tensor", action="store_true", help="one range a weight, whatever the policy says")
     group.add_argument("--narrow-range", action="store_true", help="weights to -127..127 instead of -128..127")
     group.add_argument("--saturation-safe", action="store_true",
-                       help="weights of 7 bits, as `export --saturation-safe` has for CPUs without VNNI")  # fmt: skip
+                       help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     group.add_argument("--off", nargs="+", metavar="NODES", help="nodes that stay float: names with * and ?, or roles")
     return group
 
@@ -248,6 +254,14 @@ def policies_of(args: argparse.Namespace) -> list[Policy]:
     changes = " ".join(_changes(args))
     nothing = load_policy("float")
     return [policy if policy.sha256 == nothing.sha256 else _changed(policy, rules, changes) for policy in policies]
+
+
+def policy_of(args: argparse.Namespace) -> Policy | None:
+    """The policy of a command that takes one; None for its own, which --saturation-safe may change in its place."""
+    if args.saturation_safe and not args.policy and len(_changes(args)) == 1:
+        return None
+    policies = policies_of(args)
+    return policies[0] if policies else None
 
 
 def tell_bits(policies: Sequence[Policy]) -> None:

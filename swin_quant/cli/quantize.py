@@ -24,9 +24,10 @@ AUTO, MAX_DROP = "auto", 0.1
 # Command -> the options that it shares with this one, beside those that every run of it has.
 HANDED_ON = {
     "calibrate": ("--cfg", "--opts", "--cache-mode", "--batch", "--workers", "--max-unreadable", "--split",
-                  "--calibrator", "--percentile", "--exact-histogram", "--device", "--seed"),
+                  "--calibrator", "--percentile", "--exact-histogram", "--device", "--seed", *options.POLICY_CHANGES),
     "search": ("--batch", "--workers", "--max-unreadable", "--split", "--threads", "--float-type", "--rounds",
                "--seconds", "--device", "--seed"),
+    "export": options.POLICY_CHANGES,
     "verify": ("--workers", "--max-unreadable", "--threads", "--float-type", "--device"),
     "evaluate": ("--cache-mode", "--batch", "--workers", "--max-unreadable", "--half", "--threads", "--float-type",
                  "--device"),
@@ -38,6 +39,7 @@ EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
   swin-quant quantize my.pth --cfg my.yaml --data-path data --for onnxruntime --pictures 160 --dry-run
+  swin-quant quantize my.pth --data-path imagenet --for openvino --policy cpu --off role:one_sided_input --output out
   swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
 
 It goes on where it was cut off: a step whose result lies in the output folder is not done again. Of several
@@ -57,11 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", dest="calib_split", metavar="SPLIT", help="pictures to sample (default train)")
     options.add_calibrator(parser)
     options.add_passes(parser)
-    parser.add_argument("--policy", metavar="NAME|FILE",
-                        help="which nodes are int8 (default: the backend's best); auto: found by `search`")  # fmt: skip
+    options.add_policy(parser, "the backend's best; auto: found by `search`")
     add_budget(parser)
-    parser.add_argument("--saturation-safe", action="store_true",
-                        help="weights of 7 bits: exact products on CPUs without VNNI")  # fmt: skip
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
     parser.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
                         help="what is not int8, where there is a choice (default float32; GPUs float16)")  # fmt: skip
@@ -100,27 +99,30 @@ def run(args: argparse.Namespace, world: World) -> None:
 
 
 def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: bool) -> Quantization:
-    from swin_quant.quant.policies import load_policy
     from swin_quant.quant.search import Budget
     from swin_quant.tasks.quantization import Quantization
 
     args.checkpoint = checkpoint
     cfg = options.config_of(args)
+    automatic = args.policy == [AUTO]
     budget = Budget(args.max_drop, args.min_agreement, args.min_sqnr)
     limited = budget != Budget() or args.max_ms is not None
-    if limited and args.policy != AUTO:
+    if limited and not automatic:
         raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
     timing = {key: value for key in ("rounds", "seconds") if (value := getattr(args, key)) is not None}
-    if timing and args.policy != AUTO:
+    if timing and not automatic:
         raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
-    if args.policy == AUTO and not limited:
+    if automatic and not limited:
         budget = Budget(max_drop=MAX_DROP)
+    if automatic and (idle := _words(args, options.POLICY_CHANGES)):
+        raise UsageError(f"--policy {AUTO}: {idle} is for a policy with a name: calibrate, then `search --policy NAME` "
+                         "with it")  # fmt: skip
     return Quantization(
         args.checkpoint,
         cfg,
         args.backend,
         Path(args.output or "output") / cfg.MODEL.NAME if several else Path(output_dir(args, cfg)),
-        load_policy(args.policy) if args.policy not in (None, AUTO) else None,
+        None if automatic else options.policy_of(args),
         plan_of(args, cfg.SEED),
         args.saturation_safe,
         deployed.engine_options(args, world),
@@ -128,7 +130,7 @@ def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: boo
         args.max_ms,
         args.batch or 1,
         args.half,
-        args.policy if args.policy != AUTO else None,
+        args.policy[0] if args.policy and not automatic else None,
         {verb: _words(args, flags) for verb, flags in HANDED_ON.items()},
         **timing,
     )

@@ -143,6 +143,10 @@ class Policy:
         """This policy with ranges `per-tensor` or `per-channel` for the weights that `selector` names."""
         return self._with(Rule(nodes=(selector,), granularity=granularity), f"{selector}={granularity}")
 
+    def narrow_range(self, *selectors: str) -> "Policy":
+        """This policy with -127 as the least for the nodes that `selectors` name, not -128; its name says so."""
+        return self._with(Rule(nodes=selectors, narrow_range=True), *(f"{selector}=narrow" for selector in selectors))
+
     def asymmetric(self, *selectors: str) -> "Policy":
         """This policy with a zero point for the activations that `selectors` name, under a name that says so."""
         return self._with(Rule(nodes=selectors, symmetric=False), *(f"{selector}=asymmetric" for selector in selectors))

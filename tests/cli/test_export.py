@@ -87,6 +87,41 @@ def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
     assert len(quantized) == 4 and all("fc1" in name for name in quantized)  # 4 blocks
 
 
+CHANGES = {
+    "off": (["--off", "*.attn.*", "*mlp.fc2*"], lambda policy: policy.off("*.attn.*", "*mlp.fc2*")),
+    "bits": (["--wprec", 6], lambda policy: policy.bits("role:gemm_weight", 6)),
+    "granularity": (["--quant-per-tensor"], lambda policy: policy.granularity("role:gemm_weight", "per-tensor")),
+    "range": (["--narrow-range"], lambda policy: policy.narrow_range("role:gemm_weight")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_policy_is_changed_in_place_as_python_changes_it(run, calibrated, tmp_path, change):
+    flags, changed = CHANGES[change]
+    words = ("--for", "onnx", "--policy", "qdq", *flags, "--output", tmp_path)
+    artifact = exported(run("export", "--checkpoint", calibrated, *words))
+    graph = onnx.load(artifact.file).graph
+    assert artifact.card.policy["rules"] == changed(load_policy("qdq")).to_dict()["rules"]
+    assert artifact.card.policy["name"].startswith("qdq ")
+    weights = [onnx.numpy_helper.to_array(one) for one in graph.initializer if one.data_type == onnx.TensorProto.INT8]
+    weights = [weight for weight in weights if weight.ndim == 2]
+    scales = [node.name for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert weights and scales
+    if change == "off":
+        assert not any(".attn." in name or "fc2" in name for name in scales)
+    if change == "bits":
+        assert max(abs(weight.astype(int)).max() for weight in weights) <= 32
+    if change == "range":
+        assert min(weight.min() for weight in weights) == -127
+
+
+def test_changes_need_a_policy_and_go_with_no_float(run, calibrated, tmp_path):
+    words = ("export", "--checkpoint", calibrated, "--for", "onnx", "--off", "*.attn.*", "--output", tmp_path)
+    assert "change a policy need --policy" in run(*words).error(2)
+    assert "leave it out with --precision float" in run(*words, "--policy", "qdq", "--precision", "float").error(2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_fastertransformer_takes_the_mode_of_the_card(run, write_config, pictures, tmp_path):
     config = write_config(tmp_path, "swin", EMBED_DIM=32)  # its kernels need heads of 32
     words = ("--cfg", config, "--random-weights", "--data-path", pictures, "--pictures", 4, "--device", "cpu")

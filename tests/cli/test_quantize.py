@@ -115,13 +115,44 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
         vars(parser_of(name, command_of(name)).parse(rest))
         for _, name, *rest in map(shlex.split, done.out.splitlines())
     )
-    assert calibrate["policy"] == [export["policy"]] == [str(tmp_path / "my own.yaml")]
+    assert calibrate["policy"] == export["policy"] == [str(tmp_path / "my own.yaml")]
     assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["calib_split"], calibrate["seed"]) == (
         "mse",
         "val",
         3,
     )
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
+
+
+CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-range", "--off", "layers.0.*", "*.attn.*"]
+
+
+def test_what_changes_a_policy_is_given_to_the_commands_that_take_one(run, words):
+    told = run("quantize", *words, *CHANGED, "--dry-run").out.splitlines()
+    asked = vars(parser_of("quantize", command_of("quantize")).parse([*map(str, [*words, *CHANGED])]))
+    for line in told[:2]:
+        _, name, *rest = shlex.split(line)
+        given = vars(parser_of(name, command_of(name)).parse(rest))
+        flags = ("policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "off")
+        assert [given[flag] for flag in flags] == [asked[flag] for flag in flags]
+    assert not any("--off" in line for line in told[2:])
+
+
+@pytest.mark.slow
+def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, words, tmp_path):
+    assert run("quantize", *words, *CHANGED).code == 0
+    rules = [
+        RunCard.read(tmp_path / "out" / name).policy["rules"]
+        for name in ("swin_micro_calib.json", "swin_micro_int8_onnxruntime.json")
+    ]
+    assert rules[0] == rules[1] and rules[0][-1] == {"disable": ["layers.0.*", "*.attn.*"]}
+    assert run("quantize", *words, *CHANGED, "--dry-run").out.count("# done") == 4
+    assert run("quantize", *words, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
+
+
+def test_a_policy_that_is_searched_for_has_nothing_to_change_yet(run, words):
+    refused = run("quantize", *words, "--policy", "auto", "--off", "layers.0.*").error(2)
+    assert "--policy auto: --off 'layers.0.*' is for a policy with a name" in refused
 
 
 def test_printed_commands_have_what_is_zero_what_has_blanks_and_all_digits(run, words, tmp_path):
