@@ -1,19 +1,20 @@
 """Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
 
     python benchmarks/cuda_kernels.py [--batch ...] [--models ...] [--attention ...] [--half ...] [--float8 ...]
-        [--bfloat16 ...] [--ft ...] [--ops gemm ...]
+        [--bfloat16 ...] [--ft ...] [--ops gemm ...] [--workers N]
 
 The kernels are those of the launch lists of the models at batch 32 and 1, and those that fusions can make of them, each
-once; of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream, of --ft
-FasterTransformer's arithmetic, of those named by --attention, whose windows are wider, what attends. One kernel takes
-about a second of CPU for each kind of GPU. What was found of it is kept in the file --kept, for its sources and this
-compiler: a run that was stopped goes on there. Exit code 1 if one spills, does not fit, or has no products on the
-tensor cores of its type where it must, or if warps of one compute the same.
+once; of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream and all in
+that type, of --ft FasterTransformer's arithmetic, of those named by --attention, whose windows are wider, what attends.
+One kernel takes about a second of CPU for each kind of GPU; --workers share them. What was found of it is kept in the
+file --kept, for its sources and this compiler: a run that was stopped goes on there. Exit code 1 if one spills, does
+not fit, or has no products on the tensor cores of its type where it must, or if warps of one compute the same.
 """
 
 import argparse
+import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from swin_quant.backends.cuda.cases import cases
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, TARGETS, CompiledKernel, KernelCall, cross_compile
 from swin_quant.backends.cuda.findings import findings
 from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.kernels.call import settle_cache_keys
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec import NetworkSpec
@@ -35,6 +37,7 @@ MODELS = (
     "swin_large_patch4_window7_224_22kto1k_finetune",
     "swinv2_tiny_patch4_window8_256",
     "swinv2_base_patch4_window8_256",
+    "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 )
 WIDER = (
     "swin_base_patch4_window12_384_finetune",
@@ -42,15 +45,16 @@ WIDER = (
     "swinv2_tiny_patch4_window16_256",
     "swinv2_base_patch4_window16_256",
     "swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
-    "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 )
-EACH = "swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256"  # in half precision and in float8
-OTHERS = EACH[:1]  # with a bfloat16 stream, and FasterTransformer's arithmetic
+EACH = MODELS[:5]  # in half precision and in float8
+OTHERS = MODELS[:1]  # in bfloat16 and with such a stream, and FasterTransformer's arithmetic
 TITLES = {
     "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",
+    "float-bfloat16": "bfloat16",
     "ft-mode1": "FasterTransformer's mode 1", "ft-mode2": "FasterTransformer's mode 2",
 }  # fmt: skip
 BATCHES = 32, 1  # small ones take other tiles
+SAVED = 50  # compilations
 SHOWN = (
     "N", "K", "C", "HIDDEN", "KIND", "POST", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "GROUP", "BC", "BH",
     "BQ", "BKEYS", "ROWS",
@@ -72,16 +76,16 @@ def main() -> None:
     parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")
     parser.add_argument("--capabilities", type=int, nargs="+", default=TARGETS)
     parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--workers", type=int, default=2, help="processes that compile (default 2)")
     parser.add_argument("--kept", type=Path, default=Path("out/cuda_kernels.json"), help="what was found already")
     args = parser.parse_args()
     found = kernels(of_kinds(args), args.attention, args.batch)
     named = [one for one in found if not args.ops or one[1].name in args.ops]
-    rows: list[Row] = []
     kept = Kept(args.kept)
-    for precision, call in named:
-        rows.append((precision, call, [made(call, capability, kept) for capability in args.capabilities]))
-        kept.save()
-        print(f"{len(rows)} of {len(named)}: {title(call)}", file=sys.stderr, flush=True)
+    kept.compile([call for _, call in named], args.capabilities, args.workers)
+    rows = [
+        (precision, call, [kept.get(call, capability) for capability in args.capabilities]) for precision, call in named
+    ]
     wrong = list(failures(rows))
     args.output.write_text("".join(page(rows, args, wrong)), encoding="utf-8")
     print(f"{args.output}: {len(named)} kernels for {len(args.capabilities)} kinds of GPU, {len(wrong)} findings")
@@ -90,16 +94,18 @@ def main() -> None:
 
 def of_kinds(args: argparse.Namespace) -> dict[str, list[str]]:
     """The models that are compiled whole, by what they compute in."""
-    kinds = {"int8": args.models, "float": args.half, "fp8": args.float8, "bfloat16": args.bfloat16}
+    kinds = {"int8": args.models, "float": args.half, "fp8": args.float8}
+    kinds |= {"bfloat16": args.bfloat16, "float-bfloat16": args.bfloat16}
     return kinds | {"ft-mode1": args.ft, "ft-mode2": [name for name in args.ft if not name.startswith("swinv2")]}
 
 
 def spec_of_kind(name: str, kind: str) -> NetworkSpec:
     """What the engine computes of a model."""
-    spec = spec_of_config(load_config(find_config(name)), kind if kind in ("float", "fp8") else "int8")
+    precision = kind.removesuffix("-bfloat16")
+    spec = spec_of_config(load_config(find_config(name)), precision if precision in ("float", "fp8") else "int8")
     if kind.startswith("ft"):
         return replace(spec, arithmetic=kind, quantized=frozenset(spec.products()))
-    return replace(spec, float_type=kind) if kind == "bfloat16" else spec
+    return replace(spec, float_type="bfloat16") if kind.endswith("bfloat16") else spec
 
 
 def kernels(
@@ -126,29 +132,43 @@ class Kept:
     and GPU."""
 
     def __init__(self, file: Path) -> None:
-        import triton
-
-        self.file, self.compiler, self.new = file, triton.__version__, False
+        self.file = file
         self.found: dict[str, dict] = read_json(file, "what kernels became") if file.exists() else {}
 
-    def compiled(self, call: KernelCall, capability: int) -> CompiledKernel:
-        what = [call.name, call.types, call.constants, call.aligned, call.options]
-        known = [field.name for field in fields(CompiledKernel)]
-        key = sha256_of_data([call.kernel.cache_key, self.compiler, capability, known, repr(what)])
-        if key not in self.found:
-            self.found[key], self.new = asdict(cross_compile(call, capability)), True
-        return CompiledKernel(**self.found[key])
+    def compile(self, calls: Sequence[KernelCall], capabilities: Sequence[int], workers: int) -> None:
+        """What is not known yet, in so many processes. The file is written as it becomes known."""
+        made = [(call, capability) for call in calls for capability in capabilities if is_there(call, capability)]
+        todo = [one for one in made if key_of(*one) not in self.found]
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            for number, (key, found) in enumerate(pool.imap(compiled, todo), 1):
+                self.found[key] = found
+                if number % SAVED == 0 or number == len(todo):
+                    self.file.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self.file, self.found)
+                    print(f"{number} of {len(todo)} compilations", file=sys.stderr, flush=True)
 
-    def save(self) -> None:
-        if self.new:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.file, self.found)
-            self.new = False
+    def get(self, call: KernelCall, capability: int) -> CompiledKernel | None:
+        """None: it has float8, and GPUs of that capability have none."""
+        return CompiledKernel(**self.found[key_of(call, capability)]) if is_there(call, capability) else None
 
 
-def made(call: KernelCall, capability: int, kept: Kept) -> CompiledKernel | None:
-    """None: it has float8, and GPUs of that capability have none."""
-    return None if capability < OLDEST_FLOAT8 and is_float8(call) else kept.compiled(call, capability)
+def compiled(one: tuple[KernelCall, int]) -> tuple[str, dict]:
+    """The key of a kernel on a GPU, and what it became."""
+    return key_of(*one), asdict(cross_compile(*one))
+
+
+def key_of(call: KernelCall, capability: int) -> str:
+    import triton
+
+    settle_cache_keys()
+    what = [call.name, call.types, call.constants, call.aligned, call.options]
+    known = [field.name for field in fields(CompiledKernel)]
+    return sha256_of_data([call.kernel.cache_key, triton.__version__, capability, known, repr(what)])
+
+
+def is_there(call: KernelCall, capability: int) -> bool:
+    """False: it has float8, and GPUs of that capability have none."""
+    return capability >= OLDEST_FLOAT8 or not is_float8(call)
 
 
 def is_float8(call: KernelCall) -> bool:

@@ -4,7 +4,6 @@ They are put into Triton's cache on disk, under the names by which the launches 
 """
 
 import concurrent.futures
-import importlib
 import multiprocessing
 import os
 import time
@@ -12,16 +11,12 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from swin_quant.backends.cuda.cases import tiled_cases
 from swin_quant.backends.cuda.crosscompile import KernelCall, compiled
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.base.progress import log
-
-Job = tuple[str, str, tuple[Any, ...]]
-"""A `KernelCall` as it goes to another process: module and name of its kernel, and all the rest of it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ def compile_ahead(
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(min(processes or len(os.sched_getaffinity(0)), max(len(calls), 1)), context)
     done, refused, others = 0, [], set(multiprocessing.active_children())
-    futures = {pool.submit(compile_one, _job(call), capability): call.name for call in calls}
+    futures = {pool.submit(compile_one, call, capability): call.name for call in calls}
     workers = set(multiprocessing.active_children()) - others
     try:
         for future in as_completed(futures, max(0.0, end - time.monotonic())):
@@ -68,11 +63,10 @@ def compile_ahead(
     return CompiledAhead(done - len(refused), tuple(refused), len(calls) - done)
 
 
-def compile_one(job: Job, capability: int) -> str:
+def compile_one(call: KernelCall, capability: int) -> str:
     """In a process of the pool: "" or what the compiler said."""
-    module, name, rest = job
     try:
-        source, made = compiled(KernelCall(getattr(importlib.import_module(module), name), *rest), capability)
+        source, made = compiled(call, capability)
     except Exception as error:  # tiles that a GPU has no room for: the tuner meets them, and leaves them out
         return f"{type(error).__name__}: {str(error)[:200]}"
     with suppress(Exception):  # a machine without the driver, or a Triton that needs no such half
@@ -80,7 +74,3 @@ def compile_one(job: Job, capability: int) -> str:
 
         CudaLauncher(source, made.metadata)  # the half of a launch that is in C, one for each signature
     return ""
-
-
-def _job(call: KernelCall) -> Job:
-    return call.kernel.__module__, call.name, (call.types, call.constants, call.aligned, call.options)

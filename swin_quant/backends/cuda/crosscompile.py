@@ -4,6 +4,7 @@ Launches are recorded as they are made (`recorded`), so that what is compiled is
 warps and stages. A recorded launch computes nothing: tensors on the meta device are enough.
 """
 
+import importlib
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,15 @@ class KernelCall:
 
     def __hash__(self) -> int:
         return hash((self.name, self.types, repr(self.constants), self.options))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process a kernel goes by its name: Triton's are not what pickle finds under theirs."""
+        rest = (self.types, self.constants, self.aligned, self.options)
+        return _named, (self.kernel.__module__, self.name, *rest)
+
+
+def _named(module: str, name: str, *rest: Any) -> KernelCall:
+    return KernelCall(getattr(importlib.import_module(module), name), *rest)
 
 
 @dataclass(frozen=True)
