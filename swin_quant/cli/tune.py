@@ -34,8 +34,9 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.tune import tune
 
     report = tune(args.artifact, args.batch, args.to, args.seconds)
-    now, before = sum(one["us"] for one in report.timed), sum(report.default_us)
+    now, before = sum(one["us"] or 0.0 for one in report.timed), sum(report.default_us)
     kernels = f"{len(report.timed)} kernels on {report.gpu}: {now:.0f} µs together, by default {before:.0f}"
     known = f"; {report.before} were timed before" if report.before else ""
+    refused = f"; {report.refused} ran with no tiles, and are not chosen" if report.refused else ""
     left = f"; {report.left} were not reached: start it again, or give more --seconds" if report.left else ""
-    print(f"{report.file}: {kernels}{known}{left}")
+    print(f"{report.file}: {kernels}{known}{refused}{left}")

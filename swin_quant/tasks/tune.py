@@ -46,7 +46,7 @@ LONGEST = 120.0  # seconds of one kernel with all of its tiles, the start of a p
 @dataclass(frozen=True)
 class TuneReport:
     """`timed`: launches with their best tiles; `default_us`: what they took before; `before`: how many others the file
-    held already; `left`: not reached in time.
+    held already; `refused`: that ran with no tiles, of which the file says so; `left`: not reached in time.
     """
 
     file: Path
@@ -54,6 +54,7 @@ class TuneReport:
     timed: list[TimedTiles]
     default_us: list[float]
     before: int
+    refused: int
     left: int
 
 
@@ -91,7 +92,8 @@ def tune(
     launches = program_of(spec, 1).launches
     before = timed_before(file, place, launches)
     known = {(one["launch"], one["batch"]): one for one in before}
-    todo = {which: launch for which, launch in wanted.items() if which not in known}
+    done = {which for which, one in known.items() if one["tiles"]}  # what this GPU refused is tried again
+    todo = {which: launch for which, launch in wanted.items() if which not in done}
     timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
     ahead = compile_ahead(
         ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one)), capability_here(), COMPILING * seconds
@@ -104,25 +106,27 @@ def tune(
             if left <= 0:
                 break
             try:
-                best, default = process.do((launch, batch), min(LONGEST, left))
+                known[shape, batch], default = process.do((launch, batch), min(LONGEST, left))
             except JobFailed as error:
                 if time.monotonic() >= end:
                     break
                 log.warning("%s, batch %d: not timed: %s", launch.name, batch, error)
                 failed += 1
-                continue
-            log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, best["us"], default)
-            timed.append(best)
-            default_us.append(default)
-            known[shape, batch] = best
-            with one_at_a_time(file.parent):  # others may tune for other batches
-                known = {(one["launch"], one["batch"]): one for one in _held(file, place, launches)} | known
-                write_tiles(file, place, list(known.values()))
+                known[shape, batch] = TimedTiles(launch=shape, batch=batch, tiles=None, us=None)
+            else:
+                timed.append(known[shape, batch])
+                default_us.append(default)
+                log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, timed[-1]["us"], default)
+            if timed:  # of a GPU that runs nothing there is nothing to tell
+                with one_at_a_time(file.parent):  # others may tune for other batches
+                    known = {(one["launch"], one["batch"]): one for one in _held(file, place, launches)} | known
+                    write_tiles(file, place, list(known.values()))
     finally:
         process.close()
     if failed and not timed:
         raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
-    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(todo), len(todo) - len(timed) - failed)
+    left = len(todo) - len(timed) - failed
+    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(todo), failed, left)
 
 
 def _held(file: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -106,11 +107,13 @@ def gpu(monkeypatch, network):
 
 
 def held(file):
-    """What a file of tiles holds: shapes and batches, in their order."""
+    """What a file of tiles holds: shapes and batches that ran, in their order."""
     table = read_tiles(file, HERE).known
-    written = [(one["launch"], one["batch"]) for one in json.loads(file.read_text())["timed"]]
-    assert set(written) == {(shape, batch) for shape, batches in table.items() for batch in batches}
-    return written
+    entries = json.loads(file.read_text())["timed"]
+    assert {(one["launch"], one["batch"]) for one in entries} == {
+        (shape, batch) for shape in table for batch in table[shape]
+    }
+    return [(one["launch"], one["batch"]) for one in entries if one["tiles"]]
 
 
 def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
@@ -171,6 +174,11 @@ def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
     (warning,) = (line for line in done.err.splitlines() if "not timed" in line)
     assert done.code == 0 and "batch 4: not timed: RuntimeError: Triton Error [CUDA]: an illegal" in warning
     assert gpu.timed == kernels(4) and held(tiles_path(file, HERE.gpu)) == [*kernels(4)[:2], *kernels(4)[3:]]
+    assert "; 1 ran with no tiles, and are not chosen" in done.out
+    (shape, _), gpu.timed, gpu.at = kernels(4)[2], [], {}
+    assert read_tiles(tiles_path(file, HERE.gpu), HERE).known[shape] == {4: (None, inf)}
+    assert run("tune", file, "--batch", 4).code == 0 and gpu.timed == [(shape, 4)]  # tried again, and it alone
+    assert set(held(tiles_path(file, HERE.gpu))) == set(kernels(4))
 
 
 def test_where_all_fail_it_fails_and_writes_nothing(run, network, gpu):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from glob import escape
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -28,12 +29,13 @@ FARTHEST = 4  # tiles of a batch serve those up to so many times as large, or as
 
 
 class TimedTiles(TypedDict):
-    """One launch: what it was (`shape_of`), for how many pictures, its best tiles and their time."""
+    """One launch: what it was (`shape_of`), for how many pictures, its best tiles and their time; None and None if it
+    ran with none, so that it is not chosen beside others that do the same."""
 
     launch: str
     batch: Annotated[int, within(least=1)]
-    tiles: Tiles
-    us: Annotated[float, within(least=0)]
+    tiles: Tiles | None
+    us: Annotated[float | None, within(least=0)]
 
 
 class TilesFile(TypedDict):
@@ -91,12 +93,12 @@ def _shape(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TileTable:
-    """The best tiles by launch and batch, and the microseconds that they took."""
+    """The best tiles by launch and batch, and the microseconds that they took; no tiles and inf: none ran."""
 
-    known: Mapping[str, Mapping[int, tuple[Tiles, float]]]
+    known: Mapping[str, Mapping[int, tuple[Tiles | None, float]]]
 
     def tiles_for(self, launch: Launch, batch: int) -> Tiles | None:
-        """Those of the nearest batch that was timed; None if none is near."""
+        """Those of the nearest batch that was timed; None if none is near, or none ran."""
         timed = self.known.get(shape_of(launch), {})
         nearest = _nearest(timed, batch)
         return timed[nearest][0] if nearest else None
@@ -122,7 +124,7 @@ NO_TILES = TileTable({})
 
 def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> None:
     """Write the file whole, or not at all."""
-    plain = [{**one, "tiles": asdict(one["tiles"])} for one in timed]
+    plain = [{**one, "tiles": one["tiles"].to_dict() if one["tiles"] else None} for one in timed]
     write_json(path, {"schema": SCHEMA, **asdict(place), "timed": plain})
 
 
@@ -142,6 +144,10 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
     run = {shape_of(launch): launch for launch in (*launches, *candidates(launches))}
     for number, one in enumerate(file["timed"]):
+        if (one["tiles"] is None) != (one["us"] is None):
+            raise SwinQuantError(f"{path}: timed[{number}]: has tiles or a time alone: run `swin-quant tune` again")
+        if one["tiles"] is None:
+            continue
         if not one["tiles"].are_possible():
             raise SwinQuantError(
                 f"{path}: timed[{number}].tiles: sides, warps and windows must be powers of two, warps at most "
@@ -154,9 +160,9 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
 
 def read_tiles(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> TileTable:
     """The tiles of a file. SwinQuantError as `read_timed` has it."""
-    known: dict[str, dict[int, tuple[Tiles, float]]] = {}
+    known: dict[str, dict[int, tuple[Tiles | None, float]]] = {}
     for one in read_timed(path, place, launches):
-        known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], one["us"]
+        known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], inf if one["us"] is None else one["us"]
     return TileTable(known)
 
 
@@ -169,18 +175,21 @@ def _check(launch: Launch, tiles: Tiles, where: str) -> None:
 
 
 def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) -> TileTable:
-    """Those of an artifact of these launches, if they were tuned in this `place`; none, with a warning, if they were
-    elsewhere. The file of this GPU comes before one whose name tells none, and that before those of other GPUs."""
+    """Those of an artifact of these launches, by the first of its files that were tuned in this `place`; none, with a
+    warning, if all were elsewhere. The file of this GPU comes before one whose name tells none, and that before those
+    of other GPUs."""
     named = [tiles_path(artifact, gpu) for gpu in (place.gpu, "")]
     others = sorted(artifact.parent.glob(f"{escape(artifact.stem)}.*{SUFFIX}"))
-    path = next((path for path in (*named, *others) if path.is_file()), None)
-    if path is None:
-        return NO_TILES
-    try:
-        return read_tiles(path, place, launches)
-    except SwinQuantError as error:
-        log.warning("%s; the default tiles are used", error)
-        return NO_TILES
+    refused = []
+    for path in dict.fromkeys((*named, *others)):
+        if path.is_file():
+            try:
+                return read_tiles(path, place, launches)
+            except SwinQuantError as error:
+                refused.append(error)
+    if refused:
+        log.warning("%s; the default tiles are used", refused[0])
+    return NO_TILES
 
 
 def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from math import prod
+from math import inf, prod
 
 import pytest
 import torch
@@ -145,6 +145,17 @@ def test_times_overrule_the_model():
     assert len(fused_program(spec, 8, machine, TileTable(slow)).launches) == by_model < len(launches)
     quick = {shape: {8: (Tiles(16), 0.1)} for shape in slow}
     assert len(fused_program(spec, 8, machine, TileTable(apart | quick)).launches) < by_model
+
+
+def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
+    """A kernel that failed while it was timed left the choice to the model, which may take that very kernel."""
+    spec, machine = full_size_spec(), load_machine("h200")
+    launches = program_of(spec, 8).launches
+    times = {shape_of(one): {8: (Tiles(16), 1.0)} for one in (*launches, *candidates(launches))}
+    refused = {shape_of(one) for one in candidates(launches) if one.op == "mlp"}
+    found = fused_program(spec, 8, machine, TileTable(times | dict.fromkeys(refused, {8: (None, inf)}))).launches
+    assert {one.op for one in found} >= {"norm_gemm", "attention_norm"} and "mlp" not in {one.op for one in found}
+    assert TileTable(dict.fromkeys(refused, {8: (None, inf)})).tiles_for(next(candidates(launches)), 8) is None
 
 
 def test_times_of_two_batches_are_not_compared():

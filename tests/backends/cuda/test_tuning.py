@@ -162,6 +162,23 @@ def test_all_that_the_tuner_tries_may_be_in_a_file(of_both, tmp_path):
     assert len(read_tiles(tmp_path / "all.json", HERE, of_both).known) == len({shape_of(one) for one in of_both})
 
 
+def test_the_first_file_that_holds_here_is_taken(written, launches, caplog):
+    """One of this GPU from before an update, or of another GPU, stood in front of a good one."""
+    path, launch = written
+    artifact = path.with_name("my_int8_cuda.safetensors")
+    for name, place in (("nvidia-h200", replace(HERE, kernels="1" * 64)), ("a100", replace(HERE, gpu="A100"))):
+        tuning.write_tiles(tiles_path(artifact, name), place, [])
+    other = [TimedTiles(launch=shape_of(launch), batch=8, tiles=BEST, us=3.5)]
+    for good in (tiles_path(artifact, ""), tiles_path(artifact, "mine")):
+        tuning.write_tiles(good, HERE, other)
+        with caplog.at_level(logging.WARNING):
+            assert tiles_beside(artifact, HERE, launches(8)).tiles_for(launch, 8) == BEST
+        assert not caplog.records
+        good.unlink()
+    assert tiles_beside(artifact, HERE, launches(8)).known == {}
+    assert "was tuned for other kernels" in caplog.text and len(caplog.records) == 1
+
+
 def test_the_hash_is_that_of_all_kernels(tmp_path, monkeypatch):
     before = tuning.kernels_hash()
     assert before == tuning.kernels_hash() and len(before) == 64
