@@ -19,9 +19,11 @@ from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
-from swin_quant.backends.cuda.trouble import gpu_told
+from swin_quant.backends.cuda.program import Program
+from swin_quant.backends.cuda.trouble import NoKernel, gpu_told
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
 from swin_quant.operators.roofline import Machine
 
 _KEPT = 2  # programs on a CPU: that of full batches and that of the last one
@@ -120,11 +122,22 @@ class GraphSession:
         size = next(size for size in sizes(self.largest) if size >= batch)
         with self._lock:
             if size not in self._captured:
+                apart = program_of(self.network.spec, size)
                 program = fused_program(self.network.spec, size, self.machine, self.tuned)
-                with gpu_told(f"a batch of {size}", self.device, program.nbytes):
-                    bound = bind(program, self.tensors, self.network.scalars, self.device, self.tuned)
-                    self._captured[size] = self._capture(bound)
+                try:
+                    self._captured[size] = self._made(program, self.tuned)
+                except NoKernel as refused:  # one that has whole rows on the chip, or tiles of another's choice
+                    if program.launches == apart.launches and self.tuned is NO_TILES:
+                        raise
+                    log.warning(
+                        "%s: its launches run apart, with default tiles; `swin-quant tune` may mend it", refused
+                    )
+                    self._captured[size] = self._made(apart, NO_TILES)
             return self._captured[size]
+
+    def _made(self, program: Program, tuned: TileTable) -> Captured:
+        with gpu_told(f"a batch of {program.batch}", self.device, program.nbytes):
+            return self._capture(bind(program, self.tensors, self.network.scalars, self.device, tuned))
 
     def _capture(self, bound: Bound) -> Captured:
         # A capture that fails may leave torch's stream as the current one: the caller's is put back in any case.

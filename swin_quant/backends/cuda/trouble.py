@@ -13,6 +13,10 @@ _MB = 2**20
 _ASKED = re.compile(r"Tried to allocate (\d[\d.]* \w+)")  # torch's allocator; what asks the driver itself tells nothing
 
 
+class NoKernel(SwinQuantError):
+    """A GPU for which Triton has no kernel of what was asked for."""
+
+
 @contextmanager
 def gpu_told(
     what: str, device: torch.device, need: int | None = None, remedy: str = "give a smaller ‹batch›"
@@ -37,7 +41,7 @@ def gpu_told(
             ) from error
         if not (tritons := next(filter(_is_tritons, reasons), None)):
             raise
-        raise SwinQuantError(
+        raise NoKernel(
             f"{torch.cuda.get_device_name(device)}: Triton has no kernel of {what} for it: "
             f"{type(tritons).__name__}: {tritons}"
         ) from error

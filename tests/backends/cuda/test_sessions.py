@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.kernels import patch_embed
+from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.operators.roofline import load_machine
 from tests.backends.cuda.conftest import pictures
 
 PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -71,10 +73,10 @@ def sessions(calibrated, monkeypatch):
         GraphSession, "_capture", lambda self, bound: Captured(bound, SimpleNamespace(replay=bound), done)
     )
 
-    def make(preprocess=None):
+    def make(preprocess=None, machine=None):
         model = calibrated("swin")
         network = pack(model, spec_for(model, pixels=preprocess is not None), preprocess)
-        return GraphSession(network, torch.device("cpu"), 16)
+        return GraphSession(network, torch.device("cpu"), 16, machine=machine)
 
     return SimpleNamespace(make=make, events=events, stream=stream)
 
@@ -150,6 +152,32 @@ def test_a_program_without_memory_is_told_of_once(sessions, monkeypatch):
     monkeypatch.setattr(GraphSession, "_capture", full)
     with pytest.raises(SwinQuantError, match=r"^out of GPU memory: a batch of 6 needs \d+ MB, 100 of"):
         sessions.make()(pictures(5))
+
+
+class TritonError(Exception):
+    """By its name, as that of Triton is known."""
+
+
+def test_what_a_gpu_cannot_have_fused_runs_apart_and_is_told_of(sessions, monkeypatch, caplog):
+    """As kernels that hold whole rows, where a program may have less memory; what cannot run apart is an error."""
+    session, capture, most = sessions.make(machine=load_machine("h200")), GraphSession._capture, [0]
+    apart = len(program_of(session.network.spec, 4).launches)
+
+    def refusing(self, bound):
+        most[0] = max(most[0], len(bound.calls))
+        if len(bound.calls) < apart + is_apart_refused:
+            raise TritonError("out of resource: shared memory")
+        return capture(self, bound)
+
+    monkeypatch.setattr(GraphSession, "_capture", refusing)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    is_apart_refused = False
+    found = session(pictures(4))
+    assert torch.equal(found, HostSession(session.network)(pictures(4))) and most == [apart]
+    assert "NVIDIA L4: Triton has no kernel of a batch of 4" in caplog.text and "launches run apart" in caplog.text
+    is_apart_refused = True
+    with pytest.raises(SwinQuantError, match="Triton has no kernel of a batch of 2 for it: TritonError: out of"):
+        session(pictures(2))
 
 
 def test_of_weights_that_do_not_fit_no_batch_is_blamed(monkeypatch):
