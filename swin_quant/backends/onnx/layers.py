@@ -8,17 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.operators import dequantize, qdq
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log
+from swin_quant.quant.calibration import LARGEST_HALF
 from swin_quant.quant.fake_quant import FP8, round_to_grid_
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
+SMALLEST_SCALE = 2.0**-18
+"""A float16 scale below this is off by 1 % and more, since it is subnormal."""
+
 
 class Pair(nn.Module):
     """A node as one QuantizeLinear / DequantizeLinear pair: of int8, of uint8 where it has a zero point, or of float8.
 
-    Its scale has the type of what it quantizes. `centred`: for engines without zero points; the middle of the range,
-    `offset`, is taken off in front of a pair of int8, and what reads it has to give it back.
+    It computes in the type of its scale and gives the type that it was given. `centred`: for engines without zero
+    points; the middle of the range, `offset`, is taken off in front of a pair of int8, and what reads it has to give it
+    back.
     """
 
     def __init__(self, node: Quantizer, centred: bool = False) -> None:
@@ -31,7 +38,8 @@ class Pair(nn.Module):
         self.format = node.format
 
     def forward(self, x: Tensor) -> Tensor:
-        return qdq(x - self.offset if self.offset else x, self.scale, self.zero_point, self.format)
+        own = x.to(self.scale.dtype)
+        return qdq(own - self.offset if self.offset else own, self.scale, self.zero_point, self.format).to(x.dtype)
 
 
 def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
@@ -63,6 +71,17 @@ class StoredWeight(nn.Module):
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply column j by `factors[j]`, float [out], without rounding a value anew."""
         self.scale = self.scale * factors
+
+    def raise_scales(self) -> None:
+        """Double float8 scales that float16 holds badly until they are normal, and halve their values as often.
+
+        A float8 has an exponent of its own: only what becomes subnormal is rounded, and off by 2^-23 at most, half a
+        step of 2^-9 times a scale below 2^-13.
+        """
+        if self.values.dtype == torch.float8_e4m3fn:
+            doublings = (torch.finfo(torch.float16).tiny / self.scale).log2().ceil()
+            factors = torch.where(self.scale < SMALLEST_SCALE, doublings, 0).exp2()
+            self.values, self.scale = (self.values.float() / factors).to(self.values.dtype), self.scale * factors
 
 
 class KeptWeight(nn.Module):
@@ -184,12 +203,26 @@ def lower(model: nn.Module, centred: bool = False) -> None:
                 parent.add_module(name, lowered(child))
 
 
+def fits_half(scale: Tensor) -> bool:
+    """Whether float16 holds a scale, 0-dim or several."""
+    return bool(scale.min() >= SMALLEST_SCALE and scale.max() <= LARGEST_HALF)
+
+
 def match_scales(model: nn.Module, images: Tensor) -> None:
-    """Give the scale of every pair the type of what reaches it when `images` pass through."""
+    """Give the scale of every pair the type of what reaches it when `images` pass through, where that type holds it."""
+    unfit = []
+    pairs = {name: module for name, module in model.named_modules() if isinstance(module, Pair)}
 
     def match(name: str, pair: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        pair.scale = pair.scale.to(inputs[0].dtype)
+        dtype = inputs[0].dtype
+        if dtype == torch.float16 and not fits_half(pairs[name].scale):
+            unfit.append(name)
+        else:
+            pair.scale = pairs[name].scale.to(dtype)
 
-    pairs = {name: module for name, module in model.named_modules() if isinstance(module, Pair)}
     with torch.no_grad(), watching(pairs, match):
         model(images)
+    if unfit:
+        log.warning(
+            "%d nodes round in float32, with scales that float16 holds badly or not: %s", len(unfit), listed(unfit, 3)
+        )

@@ -12,16 +12,12 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight
+from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedPatchEmbed
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.models.layers import Swin
-from swin_quant.quant.calibration import LARGEST_HALF
-
-SMALLEST_SCALE = 2.0**-18
-"""A float16 scale below this is off by 1 % and more, since it is subnormal: such a layer stays float32."""
 
 _RESULTS = {  # where the results of a block's linears are seen, beside the linear's own nodes
     "attn.qkv": ("attn.matmul_q_input_quantizer", "attn.matmul_k_input_quantizer", "attn.matmul_v_input_quantizer"),
@@ -39,6 +35,8 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
     stream = torch.float32 if wide & _stream_nodes(model) else torch.float16
     for name, module in model.named_modules():
         if isinstance(module, Linear):
+            if isinstance(module._weight_quantizer, StoredWeight):
+                module._weight_quantizer.raise_scales()
             fits = _fit(module)
             seen_beyond = wide & _linear_nodes(model, name)
             _set_type(module, torch.float32 if seen_beyond or not fits else torch.float16)
@@ -88,7 +86,7 @@ def _linear_nodes(model: Swin, name: str) -> set[str]:
 def _fit(*modules: nn.Module) -> bool:
     """Whether float16 holds all scales in `modules`."""
     found = (part.scale for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
-    return all(scale.min() >= SMALLEST_SCALE and scale.max() <= LARGEST_HALF for scale in found)
+    return all(map(fits_half, found))
 
 
 def _set_type(linear: Linear, dtype: torch.dtype) -> None:
