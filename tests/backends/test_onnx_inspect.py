@@ -22,8 +22,8 @@ FLOAT8 = ml_dtypes.float8_e4m3fn
 class Draft:
     """A graph in the making: `add` a node and get its output."""
 
-    def __init__(self, body=np.float16):
-        self.body, self.nodes, self.constants = body, [], {}
+    def __init__(self, body=np.float16, tokens=TOKENS, channels=CHANNELS):
+        self.body, self.nodes, self.constants, self.sizes = body, [], {}, [tokens, channels]
 
     def const(self, name, value):
         self.constants[name] = np.asarray(value)
@@ -53,21 +53,21 @@ class Draft:
     def model(self, output, opset=20):
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.body))
         info = helper.make_tensor_value_info
-        graph = helper.make_graph(self.nodes, "g", [info("x", kind, ["batch", TOKENS, CHANNELS])],
-                                  [info(output, kind, ["batch", TOKENS, None])],
+        graph = helper.make_graph(self.nodes, "g", [info("x", kind, ["batch", *self.sizes])],
+                                  [info(output, kind, ["batch", self.sizes[0], None])],
                                   [numpy_helper.from_array(v, k) for k, v in self.constants.items()])  # fmt: skip
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def block(broken=(), body=np.float16, heads=HEADS):
+def block(broken=(), body=np.float16, heads=HEADS, tokens=TOKENS, channels=CHANNELS):
     """One attention with its two linears and a residual sum; `broken` names what is different from the fused shape."""
-    d = Draft(body)
+    d = Draft(body, tokens, channels)
     name = "layers.1.blocks.0"
-    depth = CHANNELS // heads
+    depth = channels // heads
     shape = d.const("shape", np.array([0, 0, 3, heads, depth], np.int64))
-    x = d.add("LayerNormalization", ["x", d.const("w", np.ones(CHANNELS, body)), d.const("b", np.ones(CHANNELS, body))],
+    x = d.add("LayerNormalization", ["x", d.const("w", np.ones(channels, body)), d.const("b", np.ones(channels, body))],
               f"{name}.norm1", axis=-1)  # fmt: skip
-    x = d.linear(x, f"{name}.attn.qkv", CHANNELS, 3 * CHANNELS)
+    x = d.linear(x, f"{name}.attn.qkv", channels, 3 * channels)
     x = d.add("Transpose", [d.add("Reshape", [x, shape], "view")], "heads", perm=[2, 0, 3, 1, 4])
     parts = [f"{part}.part" for part in "qkv"]
     d.add("Split", [x], "split", parts, axis=0, num_outputs=3)
@@ -86,9 +86,9 @@ def block(broken=(), body=np.float16, heads=HEADS):
     if "late scale" in broken:
         x = d.add("Mul", [x, d.const("scale", np.asarray(0.2, body))], "late")
     if "reshape" in broken:
-        same = d.const("same", np.array([0, 0, TOKENS, TOKENS], np.int64))
+        same = d.const("same", np.array([0, 0, tokens, tokens], np.int64))
         x = d.add("Reshape", [x, same], "again")
-    mask = d.const("mask", np.ones((heads, TOKENS, TOKENS), body))
+    mask = d.const("mask", np.ones((heads, tokens, tokens), body))
     if "computed mask" in broken:
         mask = d.add("Relu", [x], "computed")
     x = d.add("Add", [x, mask], "bias")
@@ -99,10 +99,10 @@ def block(broken=(), body=np.float16, heads=HEADS):
         x = d.pair(x, f"{name}.attn.matmul_a_input_quantizer", kind, scale=1 / 127, zero=zero)
     x = d.add("MatMul", [x, v], f"{name}.attn.av")
     x = d.add("Transpose", [x], "join", perm=[0, 2, 1, 3])
-    x = d.add("Reshape", [x, d.const("flat", np.array([0, 0, CHANNELS], np.int64))], "flatten")
+    x = d.add("Reshape", [x, d.const("flat", np.array([0, 0, channels], np.int64))], "flatten")
     if "gathered" in broken:
-        x = d.add("Gather", [x, d.const("places", np.arange(TOKENS))], "reorder", axis=1)
-    x = d.linear(x, f"{name}.attn.proj", CHANNELS, CHANNELS, quantized="proj float" not in broken)
+        x = d.add("Gather", [x, d.const("places", np.arange(tokens))], "reorder", axis=1)
+    x = d.linear(x, f"{name}.attn.proj", channels, channels, quantized="proj float" not in broken)
     residual = "x"
     if "residual" in broken:
         x, residual = d.pair(x, f"{name}.add1_local"), d.pair(residual, f"{name}.add1_residual")
@@ -157,32 +157,49 @@ def test_one_broken_condition_is_named(broken, condition, said, pattern):
     assert ("tensorrt", "attention not fused") in findings(model)
 
 
-@pytest.mark.parametrize("heads, size", [(1, 64), (4, 16), (8, 8)])
-def test_only_reported_head_sizes_count_as_fusible(heads, size):
-    (verdict,) = inspect_model(block(heads=heads)).verdicts
-    assert verdict.attention.head_size == size and verdict.fusible == (size in (16, 64))
+@pytest.mark.parametrize("size", [8, 16, 24, 32, 64, 264])
+def test_only_reported_head_sizes_count_as_fusible(size):
+    (verdict,) = inspect_model(block(channels=2 * size)).verdicts
+    assert verdict.attention.head_size == size and verdict.fusible == (size in (16, 32, 64))
+    assert verdict.pattern == ("fusible int8" if verdict.fusible else "int8 matmuls")
+    assert ("sizes" in verdict.failed) == (not verdict.fusible) and ("head size" in verdict.failed) == (
+        size in (8, 264)
+    )
 
 
-@pytest.mark.parametrize("heads, size", [(1, 64), (2, 32), (8, 8)])
-def test_float8_has_the_head_sizes_of_float(heads, size):
-    model = block(["float8"], heads=heads)
+@pytest.mark.parametrize("size", [8, 24, 32, 64, 256, 264])
+def test_float8_has_the_head_sizes_of_float(size):
+    model = block(["float8"], channels=2 * size)
     onnx.checker.check_model(model, full_check=True)
     report = inspect_model(model)
     (verdict,) = report.verdicts
-    assert verdict.pattern == ("fusible float8" if size > 8 else "float8 matmuls")
+    assert verdict.pattern == ("float8 matmuls" if size in (8, 264) else "fusible float8")
     assert [gemm.format for gemm in report.gemms] == ["int8", "float8", "float8", "int8"]
     assert ("tensorrt", "not symmetric int8") not in findings(model)
     assert {("openvino", "float8"), ("onnxruntime", "float8")} <= findings(model)
 
 
-def test_attention_without_any_quantizer_is_fusible_in_float():
+@pytest.mark.parametrize("tokens", [512, 576])
+def test_int8_of_more_than_512_tokens_a_window_is_not_fused_and_float8_is(tokens):
+    """A window of 24 has 576."""
+    (verdict,) = inspect_model(block(tokens=tokens)).verdicts
+    assert verdict.attention.tokens == tokens and verdict.fusible == (tokens == 512)
+    if tokens == 576:
+        assert verdict.failed == {"sizes": "576 tokens a window: int8 fusion is reported up to 512"}
+        assert ("tensorrt", "attention not fused") in findings(block(tokens=tokens))
+    (verdict,) = inspect_model(block(["float8"], tokens=tokens)).verdicts
+    assert verdict.pattern == "fusible float8"
+
+
+@pytest.mark.parametrize("size, pattern", [(24, "fusible float"), (32, "fusible float"), (264, "separate ops")])
+def test_attention_without_any_quantizer_is_fusible_in_float(size, pattern):
     broken = ["q float", "v float", "softmax float", "proj float"]
-    model = block(broken)
+    model = block(broken, channels=2 * size)
     (pair,) = [node for node in model.graph.node if node.name.endswith("matmul_k_input_quantizer.dq")]
     (user,) = [node for node in model.graph.node if pair.output[0] in node.input]
     user.input[0] = "k.part.out"
     (verdict,) = inspect_model(model).verdicts
-    assert verdict.pattern == "fusible float" and verdict.fusible
+    assert verdict.pattern == pattern and verdict.fusible == (size != 264)
 
 
 def test_mixed_inputs_run_in_float_and_are_named():

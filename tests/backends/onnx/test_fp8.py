@@ -32,6 +32,14 @@ def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_
     np.testing.assert_allclose(logits, fake_quant(kind, images, policy)[0], rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("options", [{}, pytest.param({"target": "tensorrt"}, marks=pytest.mark.slow)])
+def test_opset_19_is_enough(options, exported, run, assert_quantized_alike, images):
+    """The first with float8, and with scales of float16."""
+    file = exported("swin", "tensorrt-fp8", opset=19, **options).file
+    assert [(entry.domain, entry.version) for entry in onnx.load(file).opset_import] == [("", 19)]
+    assert_quantized_alike(run(file, images)["logits"], "swin", "tensorrt-fp8")
+
+
 @KINDS
 @pytest.mark.parametrize("options", [{}, pytest.param({"target": "tensorrt"}, marks=pytest.mark.slow)])
 def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, assert_quantized_alike, images):

@@ -69,9 +69,10 @@ def test_residual_additions_are_float(kind, trt):
 
 
 @KINDS
-def test_attention_has_the_shape_that_fuses(kind, trt):
+@FORMATS
+def test_attention_has_the_shape_that_fuses(kind, policy, trt):
     """MatMul(DQ q, DQ k^T) + constant -> Softmax -> Q/DQ -> MatMul(., DQ v), nothing between; rank 4, scale in q."""
-    found = trt(kind)
+    found = trt(kind, policy)
     softmaxes = found.of("Softmax")
     assert len(softmaxes) == 3
     for softmax in softmaxes:
@@ -156,9 +157,10 @@ def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
 
 
 @KINDS
-def test_what_several_products_read_has_one_pair(kind, trt):
+@FORMATS
+def test_what_several_products_read_has_one_pair(kind, policy, trt):
     """Of what a norm or an addition gives; q, k and v are one product here."""
-    readers = [node.input[0] for node in trt(kind).of("QuantizeLinear")]
+    readers = [node.input[0] for node in trt(kind, policy).of("QuantizeLinear")]
     assert len(readers) == len(set(readers))
 
 

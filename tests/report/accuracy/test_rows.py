@@ -113,6 +113,21 @@ def test_one_row_for_each_card_data_set_and_quantized_result():
     assert rows[0]["resolution"] == "224x224" and rows[0]["engine"] == "torch fake-quant"
 
 
+def test_float8_is_a_quantized_row_beside_int8_of_the_same_checkpoint():
+    """With a calibrator, a delta and its engine's own float, unlike half precision, which is a baseline."""
+    results = (
+        result("float32", 80.0),
+        result("float32", 79.9, engine="onnxruntime", ms_per_picture=9.0),
+        result("int8", 79.5, policy="tensorrt", engine="onnxruntime"),
+        result("fp8", 79.75, policy="tensorrt-fp8", engine="onnxruntime", delta_acc1=-0.25, delta_acc1_se=0.1),
+    )
+    *_, int8, fp8 = sorted(cells(card(*results)), key=lambda row: row["quantized_acc1"] == "79.750")
+    assert fp8["precision"] == "fp8" and fp8["policy"] == "tensorrt-fp8"
+    assert (fp8["acc1"], fp8["quantized_acc1"], fp8["delta_acc1"]) == ("80.000", "79.750", "-0.250 ±0.100")
+    for key in ("calibrator", "own_precision", "own_acc1", "own_ms", "engine"):
+        assert fp8[key] == int8[key] != "-"
+
+
 def test_what_was_not_measured_is_blank():
     (row,) = cells(card(result("int8", 79.5, policy="p"), calibration=None, size="large"))
     measured = {"name", "dataset", "policy", "precision", "pictures", "quantized_acc1", "quantized_acc5", "engine"}
