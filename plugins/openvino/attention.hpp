@@ -40,8 +40,9 @@ inline void attend(const Rows& x, const float* constant, int8_t* result, size_t 
     }
 }
 
-// q, k, v [B, T, 3C] and a constant [nW * heads, L, L] -> softmax(q k^T + constant) v [B, T, C]. Scales: of q, k, v, the
-// softmax (0: it is not rounded) and the result. Tokens lie window by window, and windows come in rounds of nW.
+// q, k, v [B, T, 3C] and a constant [nW * heads, L, L] -> softmax(q k^T + constant) v [B, T, C]. Scales: of q, k, v, of the
+// softmax where it is rounded (earlier files have a 0 where it is not), and of the result. Tokens lie window by window, and
+// windows come in rounds of nW.
 class Attention : public ov::op::Op {
 public:
     OPENVINO_OP("Attention", "swin_quant");
@@ -56,7 +57,8 @@ public:
         const auto x = get_input_element_type(0), constant = get_input_element_type(1);
         OPENVINO_ASSERT(x.compatible(ov::element::i8), "Attention: q, k and v must be int8, not ", x);
         OPENVINO_ASSERT(constant.compatible(ov::element::f32), "Attention: its constant must be f32, not ", constant);
-        OPENVINO_ASSERT(m_heads > 0 && m_scales.size() == 5, "Attention: wants heads, and 5 scales");
+        OPENVINO_ASSERT(m_heads > 0 && (m_scales.size() == 4 || m_scales.size() == 5),
+                        "Attention: wants heads, and 4 or 5 scales");
         auto shape = get_input_partial_shape(0);
         if (shape.rank().is_static()) {
             auto& channels = shape[shape.rank().get_length() - 1];
@@ -98,8 +100,8 @@ public:
         const auto* x = inputs[0].data<const int8_t>();
         const auto* constants = inputs[1].data<const float>();
         auto* result = outputs[0].data<int8_t>();
-        const float softmax = m_scales[3], of_levels = softmax > 0 ? softmax : 1;
-        const Scales scales{m_scales[0] * m_scales[1], softmax > 0 ? 1 / softmax : 0, of_levels * m_scales[2] / m_scales[4]};
+        const float softmax = m_scales.size() == 5 ? m_scales[3] : 0, of_levels = softmax > 0 ? softmax : 1;
+        const Scales scales{m_scales[0] * m_scales[1], softmax > 0 ? 1 / softmax : 0, of_levels * m_scales[2] / m_scales.back()};
         const bool fast = has_vnni() && depth == VNNI_DEPTH && length <= VNNI_LENGTH;
         for_each(outputs[0].get_size() / (length * channels), [&](size_t window) {
             for (size_t head = 0; head < heads; ++head) {

@@ -26,6 +26,7 @@ _STANDARD = ("", "ai.onnx")
 _MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
 _SHAPE_BYTES = 4096  # tensors that shape inference may want to read are smaller
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_SAYING_NOTHING = ("Exception from ", "Model wasn't fully converted")  # OpenVINO's: the reason comes later
 
 
 def check_operators(model: Any) -> int:
@@ -229,7 +230,8 @@ def shown(text: str, most: int = 80) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's message that says what it is about, and not where in the library it arose."""
+    """The first line of a library's message that says what it is about, and not where in the library it arose, or that
+    more is to come: those end with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("Exception from ")] or lines
+    said = [line for line in lines if not line.startswith(_SAYING_NOTHING) and not line.endswith(":")] or lines
     return shown(said[0] if said else type(error).__name__, 200)

@@ -101,12 +101,12 @@ def _attention(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tup
     q, k, v = (body("Mul", body("Gather", x, body("Constant", value_int=i)), scale(i)) for i in range(3))
     logits = body("Add", body("MatMul", q, body("Transpose", k, perm=[0, 1, 3, 2])), constant)
     softmax = body("Softmax", logits, axis=-1)
-    is_rounded = body("Greater", scale(3), body("Constant", value_float=0.0))
+    is_rounded = body("Greater", body("Size", scales), body("Constant", value_int=4))
     shares = body("Where", is_rounded, body("Mul", rounded(softmax, 3), scale(3)), softmax)
     five = body("Concat", any_number, windows, heads, length, depth, axis=0)
     x = body("Transpose", body("Reshape", body("MatMul", shares, v), five), perm=[0, 1, 3, 2, 4])
     x = body("Reshape", x, body("Concat", batch, tokens, body("Mul", heads, depth), axis=0))
-    return body("Cast", rounded(x, 4), to=_INT8), ["heads", "scales"]
+    return body("Cast", rounded(x, -1), to=_INT8), ["heads", "scales"]
 
 
 _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, list[str]]]] = {

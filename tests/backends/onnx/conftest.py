@@ -21,6 +21,7 @@ ZERO_POINTS = load_policy("qdq").asymmetric("*.mlp.fc2._input_quantizer", "*.att
 OWN = {
     "zero points": ZERO_POINTS,
     "zero point behind attention": load_policy("qdq").asymmetric("*.attn.proj._input_quantizer"),
+    "softmax of one block not rounded": load_policy("qdq").off("layers.0.blocks.0.attn.matmul_a_input_quantizer"),
     "tensorrt, softmax up to 1": load_policy("tensorrt").and_then(Rule(nodes=("role:softmax_output",), amax=1.0)),
     "w4a16, blocks": load_policy("w4a16").and_then(Rule(nodes=("role:gemm_weight",), block=16)),
 }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import open_onnx
 from swin_quant.backends.onnx_inside import modules_of
 from swin_quant.backends.openvino import engine as openvino_engine
@@ -163,19 +164,30 @@ def test_a_library_that_is_none(plugged, tmp_path):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
 
 
-@pytest.fixture(scope="session", params=[("swin", "qdq"), ("swinv2", "qdq"), ("swinv2", "cuda")], ids="-".join)
+ATTENDING = {  # -> how many scales the three attentions have: one for the softmax, where it is rounded
+    ("swin", "qdq"): [5, 5, 5],
+    ("swin", "softmax of one block not rounded"): [4, 5, 5],
+    ("swinv2", "qdq"): [5, 5, 5],
+    ("swinv2", "cuda"): [4, 4, 4],
+}
+
+
+@pytest.fixture(scope="session", params=ATTENDING, ids="-".join)
 def attending(exported, request):
     """Windows of 16 tokens, shifted and not: as they are exported otherwise, and with the operator."""
     return exported(*request.param), exported(*request.param, plugin=("attention=swin_quant::Attention",))
 
 
 @pytest.mark.slow
-def test_attention_as_one_operator_on_int8(attending, run):
+def test_attention_as_one_operator_on_int8(attending, run, request):
     """q, k, v and what leaves it are int8; the function in the file computes what the nodes did."""
     plain, own = attending
     graph = onnx.load(own.file).graph
     nodes = [node for node in graph.node if node.op_type == "Attention"]
-    assert len(nodes) == 3 and "Softmax" not in {node.op_type for node in graph.node}
+    scales = [next(one.floats for one in node.attribute if one.name == "scales") for node in nodes]
+    assert [len(found) for found in scales] == ATTENDING[request.node.callspec.params["attending"]]
+    assert all(scale > 0 for found in scales for scale in found)
+    assert "Softmax" not in {node.op_type for node in graph.node}
     types = {name: node.op_type for node in graph.node for name in node.output}
     assert {types[node.input[0]] for node in nodes} == {"QuantizeLinear"}
     assert {node.op_type for node in graph.node if node.input[0] in {n.output[0] for n in nodes}} == {
@@ -219,17 +231,31 @@ def test_attention_is_alone_and_float32(options, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
 @pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1), (256, 1)])
-@pytest.mark.parametrize("of_softmax", [1 / 127, 0.0])
+@pytest.mark.parametrize("of_softmax", [[1 / 127], [], [0.0]], ids=["rounded", "not rounded", "not rounded, before"])
 def test_compiled_attention(width, length, rounds, of_softmax, library):
     """Heads of 32 channels have a kernel of their own where the CPU has VNNI, others run anywhere: levels are those of
-    the definition, but where one lies between two. A softmax that is not rounded: that kernel rounds exponentials."""
+    the definition, but where one lies between two. A softmax that is not rounded: that kernel rounds exponentials.
+    Files of before have a scale of 0 there."""
     import openvino
 
-    heads, scales = 3, [0.02, 0.03, 0.02, of_softmax, 0.004]
+    heads, scales = 3, [0.02, 0.03, 0.02, *of_softmax, 0.004]
     seeded = torch.Generator().manual_seed(length)
     levels = torch.randint(-128, 128, (2, rounds * length, 3 * heads * width), dtype=torch.int8, generator=seeded)
     constant = torch.randn(rounds * heads, length, length, generator=seeded)
     constant[-1, :, -5:] -= 100
+    core = openvino.Core()
+    core.add_extension(str(library))
+    model = core.compile_model(core.read_model(attention_alone(levels, constant, heads, scales)), "CPU")
+    found = model([levels.numpy(), constant.numpy()])[0]
+    wanted = attention(levels, constant, heads, [scale for scale in scales if scale]).numpy()
+    difference = np.abs(found.astype(int) - wanted)
+    rounds_all = any(of_softmax) or width != 32
+    most, some = (1, 0.01) if rounds_all else (4, 0.1)  # an exponential's half level is 1.3 of v's here
+    assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= most and (difference > 0).mean() < some
+
+
+def attention_alone(levels, constant, heads, scales):
+    """An ONNX file of one node."""
     node = onnx.helper.make_node("Attention", ["x", "c"], ["y"], domain="swin_quant", heads=heads, scales=scales)
     values = {
         "x": (onnx.TensorProto.INT8, levels),
@@ -241,14 +267,22 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
         for name, (kind, of) in values.items()
     )
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("swin_quant", 1)]
-    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [x, c], [y]), opset_imports=opsets)
+    graph = onnx.helper.make_graph([node], "one", [x, c], [y])
+    return onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString()
+
+
+@pytest.mark.slow
+def test_scales_that_a_library_does_not_know_are_refused_in_a_line(library):
+    """As one of before there were four refuses those."""
+    import openvino
+
     core = openvino.Core()
     core.add_extension(str(library))
-    found = core.compile_model(core.read_model(model.SerializeToString()), "CPU")([levels.numpy(), constant.numpy()])[0]
-    wanted = attention(levels, constant, heads, scales).numpy()
-    difference = np.abs(found.astype(int) - wanted)
-    most, some = (1, 0.01) if of_softmax or width != 32 else (4, 0.1)  # an exponential's half level is 1.3 of v's here
-    assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= most and (difference > 0).mean() < some
+    for scales in ([0.1] * 3, [0.1] * 6):
+        file = attention_alone(torch.zeros(1, 16, 24, dtype=torch.int8), torch.zeros(1, 16, 16), 1, scales)
+        with pytest.raises(RuntimeError) as caught:
+            core.read_model(file)
+        assert first_line(caught.value) == "Attention: wants heads, and 4 or 5 scales"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class OperatorAttention(nn.Module):
         self.heads = attn.heads
         self.qkv: Linear = attn.qkv
         self.proj: Linear = attn.proj
-        scales = [node.scale if isinstance(node, Pair) else torch.zeros(()) for node in _nodes(attn)]
+        scales = [node.scale for node in _nodes(attn) if isinstance(node, Pair)]
         self.scales = [float(scale) for scale in scales]
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
