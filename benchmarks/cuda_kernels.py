@@ -46,7 +46,8 @@ WIDER = (
     "swinv2_base_patch4_window16_256",
     "swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
 )
-EACH = MODELS[:5]  # in half precision and in float8
+HALF = *MODELS[:2], *MODELS[3:5]
+FLOAT8 = MODELS[0], MODELS[3]
 OTHERS = MODELS[:1]  # in bfloat16 and with such a stream, and FasterTransformer's arithmetic
 TITLES = {
     "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",
@@ -69,8 +70,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--attention", nargs="*", default=WIDER)
-    parser.add_argument("--half", nargs="*", default=EACH)
-    parser.add_argument("--float8", nargs="*", default=EACH)
+    parser.add_argument("--half", nargs="*", default=HALF)
+    parser.add_argument("--float8", nargs="*", default=FLOAT8)
     parser.add_argument("--bfloat16", nargs="*", default=OTHERS)
     parser.add_argument("--ft", nargs="*", default=OTHERS)
     parser.add_argument("--ops", nargs="+", help="kernels, by their names (default: all)")

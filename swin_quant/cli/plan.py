@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
 HELP = "What the CUDA engine can at best give on a GPU: bytes, operations and least time of each launch. No GPU needed."
+MODEL = "swin_tiny_patch4_window7_224"
 EXAMPLES = """examples:
+  swin-quant plan --gpu h200 --batch 32                                            (Swin-T, if no other is given)
   swin-quant plan my.pth --gpu h200 --batch 32
   swin-quant plan --cfg swin_tiny_patch4_window7_224 --gpu a100 --json plan.json   (shapes alone need no weights)
   swin-quant plan --cfg swin_tiny_patch4_window7_224 --gpu l4 --output out         (plan.md, plan.csv, plan.json)
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace, world: World) -> None:
 
     if world.size > 1:
         raise UsageError("plan runs in one process: start it without torchrun")
+    if not args.checkpoint:
+        args.cfg = args.cfg or MODEL
     cfg = options.config_of(args, {"checkpoint": options.CONFIG_KEYS["checkpoint"]})
     found = plan(cfg, args.gpu, args.batch)
     if args.output:

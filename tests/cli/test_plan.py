@@ -7,6 +7,11 @@ import pytest
 import swin_quant as sq
 
 
+def test_without_a_model_it_is_that_of_swin_t(run):
+    bare, named = run("plan", "--gpu", "l4"), run("plan", "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "l4")
+    assert bare.code == 0 and bare.out == named.out and "planned, not measured: swin_tiny" in bare.out
+
+
 def test_the_table_says_that_it_was_planned_and_adds_up(run, micro, tmp_path):
     done = run("plan", "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "a100", "--batch", "8", "--output", tmp_path)
     assert done.code == 0, done

@@ -140,6 +140,8 @@ def test_what_once_spilled_does_not(model, precision, name, sides, capability):
         (LARGE, "float", 80),
         (MODELS[1], "float", 100),
         ("swinv2_base_patch4_window8_256", "float", 86),
+        ("swin_base_patch4_window7_224", "fp8", 90),
+        ("swinv2_base_patch4_window8_256", "fp8", 120),
     ],
 )
 def test_all_shapes_of_a_model_compile(model, precision, capability):
