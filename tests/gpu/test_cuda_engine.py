@@ -103,6 +103,16 @@ def test_replaying_allocates_nothing(sessions, images):
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+def test_a_call_that_is_told_where_to_write_allocates_nothing(sessions, images):
+    session, _ = sessions("swin")
+    given = images.cuda()
+    expected, out = session(given), torch.empty_like(session(given))
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    assert session(given, out) is out
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before and torch.equal(out, expected)
+
+
 def test_streams_of_the_caller_take_turns(sessions, images):
     session, _ = sessions("swin")
     given = [images.cuda(), images.flip(0).cuda()]

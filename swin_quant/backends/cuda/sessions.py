@@ -39,14 +39,16 @@ class HostSession:
         self._bound: OrderedDict[int, Bound] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures."""
+    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures; into `out`, if
+        that is given."""
         given = as_input(self.network, images)
+        check_out(out, len(images), self.network, self.tensors)
         with self._lock:
             bound = self._program(len(images))
             bound.images.copy_(given)
             bound()
-            return bound.logits.clone().to(images.device)
+            return bound.logits.clone().to(images.device) if out is None else out.copy_(bound.logits)
 
     def _program(self, batch: int) -> Bound:
         if batch not in self._bound:
@@ -71,7 +73,8 @@ class GraphSession:
     """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
 
     The work is queued on the stream of the caller, and nothing waits for it before the session is dropped; of pictures
-    on the GPU, as the network takes them, a call allocates the logits that it returns, and no more. Programs are
+    on the GPU, as the network takes them, a call allocates the logits that it returns, if it is not told where they are
+    to be written, and no more. Programs are
     captured when a batch first needs them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
     """
 
@@ -95,8 +98,9 @@ class GraphSession:
         # (`record_stream` would ask these streams themselves: that of another library may be gone by then.)
         weakref.finalize(self, _wait_for, self._captured).atexit = False
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures.
+    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures. With `out`, such
+        a tensor on the GPU, they are written there, and a call with pictures on the GPU allocates nothing.
 
         A network that takes pixels takes them as they are, too: uint8 [B, S, S, in], nothing else is copied.
         """
@@ -107,15 +111,17 @@ class GraphSession:
                     "the CUDA engine replays graphs of its own: call it outside of your CUDA graph's capture"
                 )
             given = as_input(self.network, images)
+            check_out(out, count, self.network, self.tensors)
             with self._lock:
                 captured, stream = self.captured(count), torch.cuda.current_stream()
                 stream.wait_event(captured.done)
-                logits = torch.empty_like(captured.bound.logits[:count])  # what may fail comes before the replay
+                # What may fail comes before the replay.
+                logits = torch.empty_like(captured.bound.logits[:count]) if out is None else out
                 captured.bound.images[:count].copy_(given, non_blocking=True)
                 captured.graph.replay()
                 logits.copy_(captured.bound.logits[:count])
                 captured.done.record(stream)
-            return logits.to(images.device)
+            return logits.to(images.device) if out is None else out
 
     def captured(self, batch: int) -> Captured:
         """The program that runs a batch; captured now if it is the first of its size."""
@@ -172,6 +178,16 @@ def sizes(largest: int) -> list[int]:
     """
     steps = sorted({step for power in range(largest.bit_length()) for step in (2**power, 3 * 2**power)})
     return [step for step in steps if step < largest] + [largest]
+
+
+def check_out(out: Tensor | None, count: int, network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """UsageError for what the logits of `count` pictures cannot be written to, where `tensors` are."""
+    classes, device = network.spec.geometry.classes, next(iter(tensors.values())).device
+    if out is not None and (out.shape != (count, classes) or out.dtype != torch.float32 or out.device != device):
+        raise UsageError(
+            f"‹out›: must be float32 {count} x {classes} on {device}, not "
+            f"{str(out.dtype).removeprefix('torch.')} {' x '.join(map(str, out.shape))} on {out.device}"
+        )
 
 
 def as_input(network: Network, images: Tensor) -> Tensor:

@@ -89,6 +89,17 @@ def test_batches_are_filled_up_and_programs_are_kept(sessions):
     assert sorted(session._captured) == [6, 16]
 
 
+def test_logits_are_written_where_the_caller_says(sessions):
+    session, images = sessions.make(), pictures(3)
+    classes = session.network.spec.geometry.classes
+    for one in (session, HostSession(session.network)):
+        out = torch.full((3, classes), torch.nan)
+        assert one(images, out) is out and torch.equal(out, one(images))
+        for other in (torch.empty(2, classes), torch.empty(3, classes, dtype=torch.float16)):
+            with pytest.raises(UsageError, match=f"out.*: must be float32 3 x {classes} on cpu, not float"):
+                one(images, other)
+
+
 def test_streams_of_the_caller_take_turns(sessions):
     session = sessions.make()
     for name in ("one", "another"):
