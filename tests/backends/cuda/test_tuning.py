@@ -3,13 +3,14 @@
 import json
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from swin_quant.backends.cuda import binding, fusions, tuning
+from swin_quant.backends.cuda import binding, fusions, timing, tuning
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.cases import cases, tiled_cases
+from swin_quant.backends.cuda.cases import cases, kernel_module, tiled_cases
 from swin_quant.backends.cuda.crosscompile import recorded
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
@@ -208,6 +209,32 @@ def test_candidates_hold_the_default_and_divide_what_they_must():
     parts = {(one.rows, one.inner) for one in candidates("attention_norm", Tiles(32, 64, 64, 4), {"N": 192})}
     assert parts == {(16, 32), (32, 64), (64, 64)}  # 192 has no 128
     assert {one.columns for one in candidates("norm_quantize", Tiles(8, 512), {})} == {512}
+
+
+@pytest.mark.parametrize(("wrong", "is_taken"), [(0.5, False), (0.01, True)])
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
+    tiny_config, monkeypatch, precision, wrong, is_taken
+):
+    """As a compiler's fault would: it would be shipped. References stand in for kernels, one tile halves a part of the
+    values; what is moved to another neighbour here and there is what sums in another order do."""
+    spec = spec_of_config(tiny_config("swin", EMBED_DIM=64), precision)
+    launch = next(one for one in program_of(spec, 2).launches if one.op == "norm_quantize")
+    module = kernel_module(launch)
+    default, other, *_ = tiles_to_try(launch)
+
+    def run(tiles, **arguments):
+        module.reference(**arguments)
+        if tiles == other:
+            rows = arguments["out"].float()
+            rows[: round(len(rows) * wrong)] *= -1
+            arguments["out"].copy_(rows)
+
+    fake = SimpleNamespace(call=module.call, launch=run)
+    monkeypatch.setattr(timing, "kernel_module", lambda launch: fake)
+    monkeypatch.setattr(timing, "microseconds", lambda calls: 1.0 if calls[0].keywords["tiles"] == other else 2.0)
+    best, before = timing.best_tiles(launch, 2, torch.device("cpu"))
+    assert (best["tiles"], best["us"], before) == ((other, 1.0, 2.0) if is_taken else (default, 2.0, 2.0))
 
 
 def test_attention_is_tried_with_several_windows_a_program(launches):
