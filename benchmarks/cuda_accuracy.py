@@ -1,107 +1,182 @@
-"""What the CUDA engine's arithmetic costs, by the references of its kernels: writes docs/results/cuda_accuracy.md.
+"""What the CUDA engine's arithmetic costs, and how near it is to what it stands for: docs/results/cuda_accuracy.md.
 
-    python benchmarks/cuda_accuracy.py --data-path DIR [--pictures 5000] [--choose 1000]
-    python benchmarks/cuda_accuracy.py --device cuda --data-path DIR [--cfg NAME --checkpoint FILE] [--output FILE]
+    python benchmarks/cuda_accuracy.py --data-path DIR [--sections NAME ...] [--pictures 5000] [--train 20000]
+    python benchmarks/cuda_accuracy.py --device cuda --data-path DIR [--models CFG=FILE ...] [--output FILE]
 
-DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate; `--choose` others say which form of softmax the
-policy has, and the pictures of `val` are scored. The engine runs as it does on a CPU: what its kernels equal.
+DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate, and others are scored: by the float model and,
+for each form of the engine, by fake-quant of the same ranges (or the emulator of FasterTransformer's kernels) and by
+the engine, which runs on a CPU as the references of its kernels. Each section of the page is written by its own run,
+the others stay as they are.
 
-`--device cuda` puts the kernels on the GPU beside their references on the CPU, on the same pictures of `val`, and fails
-where top-1 differs by more than 0.02 points and more than one picture. `--cfg` and `--checkpoint` name another float
-model than those of examples/checkpoints, DIR is then its data; on a CPU its rows are printed, and no page is written.
+`--device cuda` scores the kernels on the GPU, and what they stand for there, too. It fails where they differ: top-1 by
+more than 0.02 points, one picture and three standard errors, or the noise beside the float model by 1 dB. `--models`
+are other float models than those of examples/checkpoints, and DIR is their data: of `digits`, which are few, turned and
+shifted ones are scored. With them, on a GPU, or with `--output`, a page of its own takes the place of the sections.
 """
 
 import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cuda_files import FLOAT, calibrated, exported, shown
+from cuda_files import (
+    BFLOAT,
+    BYTES,
+    FAKE_QUANT,
+    FLOAT,
+    TORCH,
+    calibrated,
+    exported,
+    forms,
+    reference,
+    runs,
+    shown,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "cuda_accuracy.md"
-MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
-JUDGED = (FLOAT, "cuda", "cuda-fp8", "ft-mode1", "ft-mode2")
+FOLDER = ROOT / "examples" / "checkpoints"
+MODELS = [
+    f"{FOLDER / name}.yaml={FOLDER / name}.safetensors" for name in ("swin_micro_cifar10", "swinv2_micro_cifar10")
+]
+JUDGED = (FLOAT, "cuda", "cuda-fp8", BFLOAT, BYTES, "ft-mode1", "ft-mode2")
+SOFTMAX_FORMS = ("cuda, softmax half", "cuda, softmax int8")
+TRACED = ("cuda", "cuda-fp8")  # whose difference from fake-quant is taken apart
 BATCH, COMPILING = 100, 120.0  # pictures; seconds at most in which kernels are compiled before they are needed
-MOST_APART = 0.02  # points of top-1 by which a GPU may differ from the references
-COLUMNS = ("model", "engine", "policy", "acc@1", "Δ acc@1", "±", "agree %", "SQNR dB")
-GPU_COLUMNS = ("model", "policy", "acc@1 of references", "acc@1 on the GPU", "Δ", "agree %", "SQNR dB")
+MOST_APART, ERRORS, MOST_DB = 0.02, 3, 1.0  # points of top-1, standard errors, dB: see `wrong`
+BESIDE = ("Δ", "±", "agree %", "SQNR dB")
+COLUMNS = ("model", "form", "by", "acc@1", *(f"float: {one}" for one in BESIDE), *(f"pair: {one}" for one in BESIDE))
+CHANGED = ("model", "form", "what", "acc@1", *BESIDE)
+ENGINE = "the engine"
+CLOSEST = f"{ENGINE}, float32, fake-quant's weights"
 HEAD = """# Accuracy of the CUDA engine's arithmetic
 
 Micro Swins of examples/checkpoints, written by `python benchmarks/cuda_accuracy.py`; 80 training pictures calibrate.
-*cuda*: the engine on a CPU, by the references that its kernels are tested against. Δ and ± (paired standard error) are
-points of top-1 beside the float model in torch on the same pictures; agreement and SQNR of the logits are with it, too.
-Speed is not measured here.
+*cuda*: the engine on a CPU, by the references that its kernels are tested against; in front of it what it stands for,
+of the same ranges: *fake-quant*, or *FasterTransformer's emulator*. Δ and ± (paired standard error: pictures of which
+both or none are right add nothing) are points of top-1, agreement and SQNR are of the logits: first beside the float
+model in torch, then (*pair*) of the engine beside what it stands for, on the same pictures. Speed is not measured here.
+"""
+APART = """{} pictures of val, all beside fake-quant as it is: the engine, and fake-quant that rounds one thing as the
+engine does. *Float32*: in place of every half of the engine; *fake-quant's weights*: rounded as it rounds them.
+
+A value near a tie goes the other way for a difference in the last bit, and moves those behind it: whatever is changed,
+be it how sums are rounded, ends in other logits, and in pictures that flip either way. The residual stream in float16
+is enough for all of the difference in dB, and so is each of the other halves, where it changes a value. With none of
+them, and the same weights, the engine is as near to fake-quant as that is to itself with sums in float64.
 """
 
 
-def scored(config, weights, data_path: str, split: str, count: int, wanted: tuple[str, ...]) -> list[list[str]]:
-    """Rows of a model on `count` pictures of a split, none of them those of calibration."""
+@dataclass(frozen=True)
+class Section:
+    """Of the page, and what is wrong with its figures."""
+
+    title: str
+    text: str
+    wrong: list[str]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Scores of what an engine stands for and of the engine, beside the float model; and of the engine beside that."""
+
+    before: Any
+    engine: Any
+    pair: Any
+
+
+def judged(float32, before, engine, batches, device) -> Judged:
+    """All on the same pictures, which pass once."""
+    from swin_quant.engines.scores import Sums, scores_of, tally
+
+    pair = Sums()
+
+    def watch(batch, answers) -> None:
+        pair.add(answers["engine"].logits, batch.labels.to(device), answers["before"].logits)
+
+    sums = tally({"float32": float32, "before": before, "engine": engine}, batches, device, watch=watch)
+    found = [*sums.values(), pair]
+    _, *rest = scores_of("abcd", [list(vars(one).values()) for one in found]).values()
+    return Judged(*rest)
+
+
+def wrong(found: Judged) -> str:
+    """What is, if anything.
+
+    Roundings on ties amplify whatever is in another order, so that pictures near a border flip either way: more than
+    three standard errors is no chance. What the two add to the float logits is a mean over all of them, and sharper.
+    """
+    pair = found.pair
+    most = max(
+        MOST_APART, 100 / pair.pictures, ERRORS * pair.delta_acc1_se
+    )  # one picture is the least that can be told
+    if abs(pair.delta_acc1) > most + 1e-9:
+        return f"top-1 differs by {pair.delta_acc1:+.2f} points: {most:.2f} at most"
+    if None not in (found.before.sqnr_db, found.engine.sqnr_db):
+        less = found.before.sqnr_db - found.engine.sqnr_db
+        if less > MOST_DB:
+            return f"SQNR to the float model is {less:.1f} dB less: {MOST_DB:.0f} at most"
+    return ""
+
+
+def rows_of(model: str, form: str, found: Judged) -> list[list[str]]:
+    """A line of what the engine stands for, where no other form has had it, and one of the engine."""
+    of = forms()[form]
+    before = [model, form, of.equals, f"{found.before.acc1:.2f}", *beside(found.before), *[""] * 4]
+    after = [model, form, "cuda", f"{found.engine.acc1:.2f}", *beside(found.engine), *beside(found.pair)]
+    return [after] if of.options else [before, after]
+
+
+def beside(score) -> list[str]:
+    decibels = "equal" if score.sqnr_db is None else f"{score.sqnr_db:.1f}"
+    return [f"{score.delta_acc1:+.2f}", f"{score.delta_acc1_se:.2f}", f"{score.agreement:.2f}", decibels]
+
+
+@dataclass
+class Scored:
+    """Lines of a table, and what is wrong."""
+
+    rows: list[list[str]]
+    wrong: list[str]
+
+
+def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple[str, ...]) -> Scored:
+    """Each form of a model on `count` pictures of a split, none of them those of calibration."""
     import torch
 
     from swin_quant.backends.cuda.engine import load
-    from swin_quant.engines.scores import evaluate
-    from swin_quant.engines.torch_engines import torch_engines
-    from swin_quant.quant.policies import load_policy
-
-    model, cfg, calibrating = calibrated(config, weights, data_path)
-    name, batches = cfg.MODEL.NAME, shown(cfg, data_path, split, count, calibrating, BATCH)
-    with tempfile.TemporaryDirectory() as folder:
-        made = {each: load(artifact) for each, artifact in exported(model, cfg, wanted, folder).items()}
-        engines = torch_engines(model, torch.device("cpu"), None, [load_policy("qdq")])
-        labels = [("torch", engine.policy or "float32") for engine in engines.values()]
-        labels += [("cuda", each) for each in made]
-        start = time.process_time()
-        with torch.inference_mode():
-            scores = evaluate(engines | made, batches, torch.device("cpu"))
-    print(f"{name}, pictures of {split}: {time.process_time() - start:.0f} s of CPU", flush=True)
-    rows = []
-    for (engine, policy), score in zip(labels, scores.values(), strict=True):
-        delta = ["", "", "", ""] if policy == "float32" else [
-            f"{score.delta_acc1:+.2f}", f"{score.delta_acc1_se:.2f}", f"{score.agreement:.2f}", decibels(score),
-        ]  # fmt: skip
-        rows.append([name, engine, policy, f"{score.acc1:.2f}", *delta])
-        print(*rows[-1], sep=" | ", flush=True)
-    return rows
-
-
-def on_the_gpu(config, weights, data_path: str, count: int, wanted: tuple[str, ...], batch: int):
-    """A row for each policy, and what is wrong: kernels on the GPU beside their references, on pictures of val."""
-    from swin_quant.backends.cuda.engine import capability_here, load
     from swin_quant.engines.options import EngineOptions
+    from swin_quant.engines.torch_engines import torch_engines
 
-    if capability_here() < 89:  # the first with float8
-        wanted = tuple(each for each in wanted if each != "cuda-fp8")
-    model, cfg, _ = calibrated(config, weights, data_path)
-    batches, rows, wrong = shown(cfg, data_path, "val", count, set(), batch), [], []
+    model, cfg, calibrating = calibrated(*given, args.data_path)
+    name, device = cfg.MODEL.NAME, torch.device(args.device)
+    batches = shown(cfg, args.data_path, split, count, calibrating, args.batch)
+    made, found = Scored([], []), None
     with tempfile.TemporaryDirectory() as folder:
-        made = exported(model, cfg, wanted, folder)
-        compile_all(made.values(), batch)
-        for each, artifact in made.items():
+        files = {form: exported(model, cfg, form, folder) for form in wanted if runs(cfg, form)}
+        if args.device == "cuda":
+            compile_all(files.values(), args.batch)
+        for form, file in files.items():
+            start = time.perf_counter()
             try:
-                row, said = compared(load(artifact), load(artifact, EngineOptions(device="cuda")), batches)
-            except Exception as error:  # one policy's failure does not hide what the others give
-                row, said = ["-"] * 5, f"{type(error).__name__}: {str(error)[:300]}"
-            rows.append([cfg.MODEL.NAME, each, *row])
-            wrong += [f"{cfg.MODEL.NAME}, {each}: {said}"] if said else []
-            print(*rows[-1], sep=" | ", flush=True)
-    return rows, wrong
-
-
-def compared(references, kernels, batches) -> tuple[list[str], str]:
-    """Cells of a row, and what is wrong, if anything."""
-    import torch
-
-    from swin_quant.engines.scores import evaluate
-
-    with torch.inference_mode():
-        before, now = evaluate({"references": references, "GPU": kernels}, batches, torch.device("cpu")).values()
-    most = max(MOST_APART, 100 / now.pictures)  # one picture is the least that can be told
-    row = [f"{before.acc1:.2f}", f"{now.acc1:.2f}", f"{now.delta_acc1:+.2f}", f"{now.agreement:.2f}", decibels(now)]
-    if abs(now.delta_acc1) <= most + 1e-9:
-        return row, ""
-    return row, f"top-1 differs from the references' by {now.delta_acc1:+.2f} points: {most:.2f} at most"
+                before = reference(model, cfg, form, folder, device)
+                float32 = next(iter(torch_engines(model, device, None).values()))
+                found = judged(float32, before, load(file, EngineOptions(device=args.device)), batches, device)
+            except Exception as error:  # one form's failure does not hide what the others give
+                made.wrong.append(f"{name}, {form}: {type(error).__name__}: {str(error)[:300]}")
+                print(made.wrong[-1], flush=True)
+                continue
+            lines = rows_of(name, form, found)
+            made.rows += lines
+            made.wrong += [f"{name}, {form}: {said}"] if (said := wrong(found)) else []
+            print(*(" | ".join(line) for line in lines), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
+    picture = [name, "", TORCH, f"{found.before.acc1 - found.before.delta_acc1:.2f}", *[""] * 8] if found else []
+    return Scored([picture, *made.rows] if picture else [], made.wrong)
 
 
 def compile_all(artifacts, batch: int) -> None:
@@ -120,8 +195,53 @@ def compile_all(artifacts, batch: int) -> None:
     print(f"{made.done} kernels compiled, {len(made.refused)} refused, {made.left} left", flush=True)
 
 
-def decibels(score) -> str:
-    return "equal" if score.sqnr_db is None else f"{score.sqnr_db:.1f}"
+def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str]]:
+    """Beside fake-quant the engine, and fake-quant with one thing changed: lines of a table, and what they come to."""
+    import torch
+    from cuda_rounding import CHANGES, SUMS, in_float32, weights_apart, weights_as_fake_quant
+
+    from swin_quant.backends.cuda.engine import load
+    from swin_quant.data.loader import Batch
+    from swin_quant.engines.scores import evaluate
+
+    model, cfg, calibrating = calibrated(*given, args.data_path)
+    name, cpu = cfg.MODEL.NAME, torch.device("cpu")
+    batches = shown(cfg, args.data_path, "val", args.pictures, calibrating, BATCH)
+    images, labels = (torch.cat([getattr(batch, what) for batch in batches]) for what in ("images", "labels"))
+
+    def logits(run: Callable) -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.cat([run(part) for part in images.split(BATCH)])
+
+    def engine(form: str) -> torch.Tensor:
+        with tempfile.TemporaryDirectory() as folder:
+            return logits(load(exported(model, cfg, form, folder)))
+
+    for form in TRACED:
+        with tempfile.TemporaryDirectory() as folder:
+            run = reference(model, cfg, form, folder, cpu)
+        found = {FAKE_QUANT: logits(run), ENGINE: engine(form)}
+        for what, change in CHANGES.items():
+            with change(model):
+                found[what] = logits(run)
+        with in_float32():
+            found[f"{ENGINE}, float32"] = engine(form)
+            with weights_as_fake_quant():
+                found[CLOSEST] = engine(form)
+        answers = {what: partial(lambda after, _: after, after) for what, after in found.items()}
+        scores = evaluate(answers, [Batch(images, labels, [], [])], cpu)
+        for what, score in scores.items():
+            yield [name, form, what, f"{score.acc1:.2f}", *(beside(score) if what != FAKE_QUANT else [""] * 4)], ""
+        apart, weights = weights_apart(model)
+        sums = scores[SUMS]
+        yield (
+            [],
+            f"* {name}, {form}: {scores[ENGINE].sqnr_db:.1f} dB between the engine and fake-quant, "
+            f"{scores[CLOSEST].sqnr_db:.1f} with nothing in half and fake-quant's weights, {sums.sqnr_db:.1f} "
+            f"between fake-quant and itself with sums in float64, whose top-1 is {sums.delta_acc1:+.2f} ± "
+            f"{sums.delta_acc1_se:.2f} points from its own. Packing, which divides weights by their steps in float64, "
+            f"takes another level for {apart} of {weights:,}.",
+        )
 
 
 def table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
@@ -129,76 +249,105 @@ def table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
+def section(args, title: str, text: str, split: str, count: int, wanted: tuple[str, ...]) -> Section:
+    """Forms of every model on pictures of a split."""
+    found = [scored(one, args, split, count, wanted) for one in models(args)]
+    rows = [row for one in found for row in one.rows]
+    return Section(title, f"{text}\n\n{table(COLUMNS, rows)}", [line for one in found for line in one.wrong])
+
+
+def of_val(args) -> Section:
+    return section(args, "Accuracy", f"{args.pictures} pictures of val.", "val", args.pictures, args.forms)
+
+
+def of_train(args) -> Section:
+    text = f"{args.train} training pictures that did not calibrate; the float models were trained on them."
+    return section(args, "More pictures", text, "train", args.train, TRACED)
+
+
+def of_softmax(args) -> Section:
+    text = f"What policy `cuda` has was chosen on {args.choose} training pictures that did not calibrate."
+    return section(args, "Probabilities in int8 or half", text, "train", args.choose, SOFTMAX_FORMS)
+
+
+def of_rounding(args) -> Section:
+    found = [line for one in models(args) for line in taken_apart(one, args)]
+    rows, texts = [cells for cells, _ in found if cells], [text for _, text in found if text]
+    return Section(
+        "What the difference is made of", "\n".join([APART.format(args.pictures), table(CHANGED, rows), "", *texts]), []
+    )
+
+
+SECTIONS = {"val": of_val, "train": of_train, "softmax": of_softmax, "rounding": of_rounding}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-path", required=True)
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="of the page")
     parser.add_argument("--pictures", type=int, default=5000, help="of val")
-    parser.add_argument("--choose", type=int, default=1000, help="of train")
+    parser.add_argument("--train", type=int, default=20000, help="of train, that are scored")
+    parser.add_argument("--choose", type=int, default=1000, help="of train, that softmax is chosen by")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--cfg", help="of another float model")
-    parser.add_argument("--checkpoint", type=Path, help="its weights")
-    parser.add_argument("--policies", nargs="+", choices=JUDGED, default=JUDGED, metavar="NAME")
-    parser.add_argument("--batch", type=int, default=BATCH, help="on the GPU, where each size is compiled")
-    parser.add_argument("--output", type=Path, help="the page of a GPU")
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="CFG=FILE", help="float models")
+    parser.add_argument("--forms", nargs="+", choices=JUDGED, default=JUDGED, metavar="NAME")
+    parser.add_argument("--batch", type=int, default=BATCH, help="of a GPU, where each size is compiled")
+    parser.add_argument("--output", type=Path, help="a page of its own: that of a GPU, or of other models")
     args = parser.parse_args()
-    if (args.cfg is None) != (args.checkpoint is None):
-        parser.error("--cfg and --checkpoint: give both")
-    if args.device == "cuda":
-        return beside_references(args)
-    final = [
-        row for model in models(args) for row in scored(*model, args.data_path, "val", args.pictures, args.policies)
-    ]
-    if args.checkpoint:
-        return
-    forms = ("cuda, softmax half", "cuda, softmax int8")
-    choosing = [row for model in models(args) for row in scored(*model, args.data_path, "train", args.choose, forms)]
-    parts = [
-        HEAD,
-        f"## On {args.pictures} pictures of val\n",
-        table(COLUMNS, final),
-        "\n## Probabilities in int8 or half\n",
-        f"What policy `cuda` has was chosen on {args.choose} training pictures that did not calibrate.\n",
-        table(COLUMNS, choosing),
-        "",
-    ]
-    PAGE.write_text("\n".join(parts))
+    if any("=" not in one for one in args.models):
+        parser.error("--models: each is CFG=FILE")
+    if args.device == "cuda" or args.models != MODELS or args.output:
+        return one_page(args)
+    from pages import place
+
+    wrong = []
+    for name in args.sections:
+        made = SECTIONS[name](args)
+        place(PAGE, HEAD, made.title, made.text)
+        wrong += made.wrong
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
-def beside_references(args) -> None:
-    """The page of a GPU. Ends with what differs, if anything does."""
+def one_page(args) -> None:
+    """Of a GPU, or other models. Ends with what differs, if anything does."""
     import torch
     from pages import versions_here
 
-    from swin_quant.backends.cuda.engine import check_gpu
+    from swin_quant.backends.cuda.engine import capability_here, check_gpu
     from swin_quant.base.errors import SwinQuantError
 
-    try:
-        check_gpu()
-    except SwinQuantError as error:
-        sys.exit(f"cuda_accuracy.py: {error}: nothing was measured")
-    found = [on_the_gpu(*model, args.data_path, args.pictures, args.policies, args.batch) for model in models(args)]
+    where, skipped = "this CPU, by references", ""
+    if args.device == "cuda":
+        try:
+            check_gpu()
+        except SwinQuantError as error:
+            sys.exit(f"cuda_accuracy.py: {error}: nothing was measured")
+        where = torch.cuda.get_device_name()
+        if capability_here() < 89:  # the first with float8
+            args.forms = [form for form in args.forms if form != "cuda-fp8"]
+            skipped = f" *cuda-fp8* was skipped: compute capability {capability_here() / 10} has no float8."
+    found = [scored(one, args, "val", args.pictures, args.forms) for one in models(args)]
     page = "\n".join([
-        f"# Accuracy of the CUDA engine on {torch.cuda.get_device_name()}\n",
-        f"{versions_here()}; at most {args.pictures} pictures of val. *References*: the engine on the CPU, on the same "
-        "ones; Δ, agreement and SQNR are with it.\n",
-        table(GPU_COLUMNS, [row for rows, _ in found for row in rows]),
+        f"# Accuracy of the CUDA engine on {where}\n",
+        f"{versions_here()}; at most {args.pictures} pictures of val; columns of docs/results/cuda_accuracy.md. What "
+        f"the engine stands for runs on that device, too.{skipped}\n",
+        table(COLUMNS, [row for one in found for row in one.rows]),
         "",
     ])  # fmt: skip
     print(page)
     if args.output:
         args.output.write_text(page)
-    if wrong := [one for _, said in found for one in said]:
-        sys.exit("\n".join(wrong))
+    if said := [line for one in found for line in one.wrong]:
+        sys.exit("\n".join(said))
 
 
 def models(args) -> list[tuple[Path, Path]]:
     """Config and weights of each."""
     from swin_quant.config.files import find_config
 
-    if args.checkpoint:
-        return [(find_config(args.cfg), args.checkpoint)]
-    folder = ROOT / "examples" / "checkpoints"
-    return [(folder / f"{name}.yaml", folder / f"{name}.safetensors") for name in MODELS]
+    pairs = (one.partition("=") for one in args.models)
+    return [(Path(find_config(cfg)), Path(file)) for cfg, _, file in pairs]
 
 
 if __name__ == "__main__":

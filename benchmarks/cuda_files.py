@@ -1,26 +1,47 @@
-"""Float models calibrated and exported to the CUDA engine under each policy, and pictures: for cuda_accuracy.py."""
+"""For cuda_accuracy.py: float models calibrated and exported to the CUDA engine in each form, what each form is to
+equal, and pictures."""
 
+import random
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-FLOAT = "float16"
+from PIL import Image
+
+from swin_quant.data.pictures import Pictures
+
+FLOAT, BFLOAT, BYTES = "float16", "cuda, bfloat16", "cuda, uint8"
 SOFTMAX = "role:softmax_output"
+TORCH, FAKE_QUANT, EMULATOR = "torch, float32", "fake-quant", "FasterTransformer's emulator"
+DIGITS, SIDE = "digits", 32
+MOVED, MOST_DEGREES, MOST_PIXELS = 15, 15.0, 2.0  # pictures that one digit becomes; how far it is turned and shifted
 
 
-def policies():
-    """Those that the engine runs, by the names of the tables; None: its half form."""
+@dataclass(frozen=True)
+class Form:
+    """A file of the engine: its policy, how it is exported, and whose arithmetic its own stands for."""
+
+    policy: Any
+    equals: str = FAKE_QUANT
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def forms() -> dict[str, Form]:
+    """Those that the engine runs, by the names of the tables."""
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Rule
 
-    half = load_policy("cuda").and_then(Rule(disable=(SOFTMAX,)))
-    int8 = load_policy("cuda").and_then(Rule(enable=(SOFTMAX,)))
+    cuda = load_policy("cuda")
     return {
-        FLOAT: None,
-        "cuda": load_policy("cuda"),
-        "cuda-fp8": load_policy("cuda-fp8"),
-        "cuda, softmax half": half,
-        "cuda, softmax int8": int8,
-        "ft-mode1": load_policy("ft-mode1"),
-        "ft-mode2": load_policy("ft-mode2"),
+        FLOAT: Form(load_policy("float"), TORCH, {"precision": "float"}),
+        "cuda": Form(cuda),
+        "cuda-fp8": Form(load_policy("cuda-fp8")),
+        BFLOAT: Form(cuda, options={"float_type": "bfloat16"}),
+        BYTES: Form(cuda, options={"uint8_input": True}),
+        "cuda, softmax half": Form(cuda.and_then(Rule(disable=(SOFTMAX,)))),
+        "cuda, softmax int8": Form(cuda.and_then(Rule(enable=(SOFTMAX,)))),
+        "ft-mode1": Form(load_policy("ft-mode1"), EMULATOR),
+        "ft-mode2": Form(load_policy("ft-mode2"), EMULATOR),
     }
 
 
@@ -44,14 +65,35 @@ def calibrated(config: Path, weights: Path, data_path: str):
     return model, cfg, set(calibrating)
 
 
-def pictures_of(cfg, data_path: str, split: str):
+class MovedDigits(Pictures):
+    """Each digit as it is, and turned and shifted by amounts drawn for it: other pictures with the same labels."""
+
+    def __init__(self, digits: Pictures) -> None:
+        self.digits = digits
+        self.names = [f"{name}/{turn}" for turn in range(MOVED) for name in digits.names]
+        self.labels = [*digits.labels] * MOVED
+        self.class_names = digits.class_names
+
+    def open(self, index: int) -> Image.Image:
+        turn, which = divmod(index, len(self.digits))
+        image = self.digits.open(which).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        if not turn:
+            return image
+        draw = random.Random(index)
+        shift = draw.uniform(-MOST_PIXELS, MOST_PIXELS), draw.uniform(-MOST_PIXELS, MOST_PIXELS)
+        return image.rotate(draw.uniform(-MOST_DEGREES, MOST_DEGREES), Image.Resampling.BICUBIC, translate=shift)
+
+
+def pictures_of(cfg, data_path: str, split: str) -> Pictures:
+    """A split; of the digits' few that are to be scored, many."""
     from swin_quant.data.sources import open_pictures
 
-    return open_pictures(data_path, split, zip_mode=True, cache_mode="no", num_classes=cfg.MODEL.NUM_CLASSES)
+    found = open_pictures(data_path, split, zip_mode=True, cache_mode="no", num_classes=cfg.MODEL.NUM_CLASSES)
+    return MovedDigits(found) if data_path == DIGITS and split == "val" else found
 
 
 def shown(cfg, data_path: str, split: str, count: int, left_out: set[int], batch: int):
-    """Batches of `count` pictures of a split."""
+    """Batches of `count` pictures of a split, at most."""
     from swin_quant.data.loader import load_batches
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import chunks
@@ -62,18 +104,45 @@ def shown(cfg, data_path: str, split: str, count: int, left_out: set[int], batch
     return list(load_batches(pictures, Preprocess.from_config(cfg), chunks(chosen, batch)))
 
 
-def exported(model, cfg, wanted: tuple[str, ...], folder: str):
-    """The files of the engine by the names of `policies`."""
+def runs(cfg, name: str) -> bool:
+    """Whether the engine has a form of a model: FasterTransformer's kernels know no second mode of V2."""
+    return not (name == "ft-mode2" and cfg.MODEL.TYPE == "swinv2")
+
+
+def exported(model, cfg, name: str, folder: str):
+    """The engine's file in a form."""
     from swin_quant.backends.cuda.export import CudaOptions, export
-    from swin_quant.cards.card import RunCard
-    from swin_quant.quant.policies import load_policy
+
+    form = forms()[name]
+    return export(_under(model, form.policy), _card(cfg, name, form), Path(folder), CudaOptions(**form.options))
+
+
+def reference(model, cfg, name: str, folder: str, device):
+    """What a form is to equal, from the same calibrated model, which is on the device afterwards."""
+    from swin_quant.backends.fastertransformer.emulator import Emulator
+    from swin_quant.backends.fastertransformer.export import export
+    from swin_quant.backends.fastertransformer.stored import read_export
+    from swin_quant.engines.torch_engines import torch_engines
+
+    form = forms()[name]
+    if form.equals == EMULATOR:
+        made = export(_under(model, form.policy), _card(cfg, name, form), Path(folder, "ft"))
+        model.to(device)
+        return Emulator(read_export(made), fused=True, device=str(device), misread=False)
+    policies = [] if form.equals == TORCH else [form.policy]
+    return list(torch_engines(model.to(device), device, None, policies).values())[-1]
+
+
+def _under(model, policy):
     from swin_quant.quant.policy import apply_policy
 
-    made = {}
-    for each, policy in policies().items():
-        if each in wanted and not (each == "ft-mode2" and cfg.MODEL.TYPE == "swinv2"):
-            chosen = policy or load_policy("float")
-            apply_policy(model, chosen)
-            card = RunCard(f"{cfg.MODEL.NAME} {each}", {}, {}, policy=chosen.to_dict())
-            made[each] = export(model, card, Path(folder), CudaOptions("int8" if policy else "float"))
-    return made
+    apply_policy(model.cpu(), policy)
+    return model
+
+
+def _card(cfg, name: str, form: Form):
+    from swin_quant.cards.card import RunCard
+    from swin_quant.data.preprocess import Preprocess
+
+    preprocess = Preprocess.from_config(cfg).to_dict()
+    return RunCard(f"{cfg.MODEL.NAME} {name}", {}, preprocess, policy=form.policy.to_dict())

@@ -1,0 +1,148 @@
+"""For cuda_accuracy.py: what keeps the CUDA engine's answers from being fake-quant's, one thing at a time.
+
+Each of `CHANGES` is a context in which fake-quant of a model, as it is called there, rounds one thing as the engine
+does, or sums in another precision; `in_float32` takes the engine's halves away instead.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.kernels import attention
+from swin_quant.backends.cuda.network import pack
+from swin_quant.backends.cuda.packing import Packing
+from swin_quant.backends.cuda.spec import NetworkSpec
+from swin_quant.engines.engine import HALF_TYPES
+from swin_quant.quant.fake_quant import TINY_AMAX, round_to_grid_
+from swin_quant.quant.linear import QuantLinear
+
+SUMS, ALL = "sums of linears in float64", "all four"
+# Where the residual stream, and V2's branches in front of their norms, go to memory.
+READ = re.compile(r".*(layernorm_input[12]_quantizer|add2_residual_input_quantizer|downsample\.norm)")
+WRITTEN = re.compile(r"patch_embed|layers\.\d+\.(blocks\.\d+|downsample)")
+LINEAR = F.linear
+
+
+def half(x: Tensor) -> Tensor:
+    return x.half().float()
+
+
+@contextmanager
+def stream(model: nn.Module) -> Iterator[None]:
+    """The residual stream, and what norms read of branches, in float16."""
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if READ.fullmatch(name):
+                made = module.register_forward_pre_hook(lambda _, given: tuple(map(half, given)))
+                hooks.callback(made.remove)
+            elif WRITTEN.fullmatch(name):
+                made = module.register_forward_hook(lambda _, given, result: half(result))
+                hooks.callback(made.remove)
+        yield
+
+
+@contextmanager
+def probabilities(model: nn.Module) -> Iterator[None]:
+    """exp of the logits in float16, divided by their sum behind the product with v."""
+
+    def softmax(logits: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        powers = (logits - logits.amax(dim, keepdim=True)).exp()
+        return half(powers) / powers.sum(dim, keepdim=True)
+
+    with patch.object(Tensor, "softmax", softmax):
+        yield
+
+
+@contextmanager
+def position_bias(model: nn.Module) -> Iterator[None]:
+    """The position bias of attention in float16."""
+    kind = type(model.layers[0].blocks[0].attn)  # type: ignore[index,union-attr]
+    exact = kind.relative_position_bias
+    with patch.object(kind, "relative_position_bias", lambda self: half(exact(self))):
+        yield
+
+
+@contextmanager
+def patches(model: nn.Module) -> Iterator[None]:
+    """Pictures, and the weights of the patch embedding, in float16."""
+    embedding = model.get_submodule("patch_embed")
+    weight = embedding.get_parameter("proj.weight")
+    exact = weight.data
+    hook = embedding.register_forward_pre_hook(lambda _, given: tuple(map(half, given)))
+    weight.data = half(exact)
+    try:
+        yield
+    finally:
+        weight.data = exact
+        hook.remove()
+
+
+@contextmanager
+def all_four(model: nn.Module) -> Iterator[None]:
+    with stream(model), probabilities(model), position_bias(model), patches(model):
+        yield
+
+
+@contextmanager
+def exact_sums(model: nn.Module) -> Iterator[None]:
+    """The same arithmetic: only the last bit of a sum is another."""
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return LINEAR(x.double(), weight.double(), None if bias is None else bias.double()).float()
+
+    with patch.object(F, "linear", linear):
+        yield
+
+
+CHANGES: Mapping[str, Callable] = {
+    "residual stream in float16": stream,
+    "probabilities in float16": probabilities,
+    "position bias in float16": position_bias,
+    "pictures and their weights in float16": patches,
+    ALL: all_four,
+    SUMS: exact_sums,
+}
+
+
+@contextmanager
+def in_float32() -> Iterator[None]:
+    """Whatever is exported and run inside has float32 in place of every half."""
+    wide = SimpleNamespace(**vars(torch) | {"float16": torch.float32})
+    with patch.dict(HALF_TYPES, float16=torch.float32), patch.object(attention, "torch", wide):
+        yield
+
+
+@contextmanager
+def weights_as_fake_quant() -> Iterator[None]:
+    """Packing divides weights by their steps in float32."""
+
+    def quantized(self: Packing, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
+        node = layer._weight_quantizer
+        amax = node.range_for(layer.weight).reshape(-1).expand(len(layer.weight))
+        step = torch.where(amax > TINY_AMAX, amax / self.largest, torch.inf)
+        levels = round_to_grid_(layer.weight / step[:, None], *node.grid)
+        return levels, torch.where(amax > TINY_AMAX, step, 0.0).double() * self.step(f"{name}._input_quantizer")
+
+    with patch.object(Packing, "quantized", quantized):
+        yield
+
+
+def weights_apart(model: nn.Module) -> tuple[int, int]:
+    """How many weights are packed as another level than fake-quant's, and how many there are; of the policy applied."""
+    spec = spec_for(model)
+    packed = _levels(model, spec)
+    with weights_as_fake_quant():
+        simulated = _levels(model, spec)
+    return int((packed != simulated).sum()), packed.numel()
+
+
+def _levels(model: nn.Module, spec: NetworkSpec) -> Tensor:
+    tensors = pack(model, spec).tensors  # type: ignore[arg-type]
+    return torch.cat([tensors[f"{name}.weight"].float().flatten() for name in spec.linears() if name in spec.quantized])
