@@ -74,14 +74,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """`contender` names one of `CONTENDERS`, or LAUNCHES."""
+    """`contender` names one of `CONTENDERS`, or of LAUNCHES."""
 
     contender: str
     model: str
     batch: int
 
 
-LAUNCHES = "launches"
+LAUNCHES = {"launches int8": "int8", "launches fp16": "float"}  # each alone: of which precision
+OURS = ("int8", "fp16", *LAUNCHES)
 PLAIN = {"trace fp16": "trace fp16, plain calls"}  # those that are also timed without a CUDA graph, and as what
 
 
@@ -98,8 +99,8 @@ class Timed:
 def measure(place: Place, job: Job) -> Timed:
     """Build and time one contender."""
     try:
-        if job.contender == LAUNCHES:
-            return Timed(lines=tuple(single_launches(job.model, job.batch, place)))
+        if precision := LAUNCHES.get(job.contender):
+            return Timed(lines=tuple(single_launches(job.model, job.batch, place, precision)))
         run = CONTENDERS[job.contender](job.model, job.batch, place)
         images = torch.randn(INPUTS, job.batch, *shape_of(job.model), device=place.device)
         timed = Timed(*milliseconds(run, images))
@@ -340,10 +341,10 @@ def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tens
     return statistics.median(first.elapsed_time(last) for first, last in events)
 
 
-def single_launches(name: str, batch: int, place: Place) -> Iterator[str]:
+def single_launches(name: str, batch: int, place: Place, precision: str) -> Iterator[str]:
     """Each launch alone beside its floor, which counts all bytes as of memory: no call finds its own in a cache."""
-    network, machine, tuned, device = packed(name, "int8"), place.machine, place.tuned, torch.device(place.device)
-    yield f"## {name}, batch {batch}: each int8 launch alone\n"
+    network, machine, tuned, device = packed(name, precision), place.machine, place.tuned, torch.device(place.device)
+    yield f"## {name}, batch {batch}: each {'int8' if precision == 'int8' else 'fp16'} launch alone\n"
     yield "| launch | op | µs | floor µs | measured / floor | GB/s | TOP/s |\n|---|---|---:|---:|---:|---:|---:|"
     for launch in fused_program(network.spec, batch, machine, tuned).launches:
         try:

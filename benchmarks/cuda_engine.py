@@ -4,31 +4,35 @@
     python benchmarks/cuda_engine.py --only-compile [--models ...] [--batch ...] [--seconds 480]
 
 Random weights, ranges of noise: they cost what real ones cost. Times are the median of replays of a CUDA graph,
-pictures taking turns. `--seconds` is the limit of all: the most important networks come first, and what is not reached
-is listed. Our kernels are compiled first, by as many processes as there are cores; `--only-compile` ends then, and
+pictures taking turns. `--seconds` is the limit of all: what the goals name comes first, and what is not reached is
+listed. The same command again goes on from cuda_engine.json, where GPU, driver, versions, sources and tiles are still
+those of its times; delete it to measure all anew.
+
+Our kernels are compiled first, by as many processes as there are cores; `--only-compile` ends then, and
 compiles also those that other fusions would need. Everything else runs in a process of its own, which is replaced after
-a contender that hangs, dies, or spoils the GPU: that one has failed, and is listed. So is our engine where its logits
-are not its references': of wrong kernels no time is taken. Tiles are those of `--tiles`, a file of `swin-quant tune`,
-or of cuda_engine.tiles.json in the output folder.
+a contender that hangs, dies, or spoils the GPU: that one has failed, is listed, and comes last in the next run. So is
+our engine where its logits are not its references': of wrong kernels no time is taken. Tiles are those of `--tiles`, a
+file of `swin-quant tune`, or of cuda_engine.tiles.json in the output folder.
 
 Writes cuda_engine.md and cuda_engine.json, anew after each result. `--device cpu` is a dry run of this script, for
 micro models: it measures no GPU. Who is who: cuda_contenders.py.
 """
 
 import argparse
+import hashlib
 import importlib.util
-import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 
 import torch
-from cuda_contenders import INPUTS, LAUNCHES, PLAIN, REPLAYS, Job, Place, Timed, measure
+from cuda_contenders import INPUTS, LAUNCHES, OURS, REPLAYS, Job, Place, Timed, measure
+from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
 from pages import versions_here
 
 from swin_quant.backends.cuda.ahead import compile_ahead
@@ -59,56 +63,17 @@ MODELS = (
 FIRST = 4  # models, at the first two batches, that come before everything else
 QUICK = ("int8", "fp16", "trace fp16", "eager fp16")
 ON_CPU = QUICK[:3]
-COMPILED, TUNED = "compile fp16", "max-autotune fp16"
-TORCH = (TUNED, COMPILED, "trace fp16", "eager fp16")
 COSTLY = {
     COMPILED: None, TUNED: None, "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt", "torchao int8": "torchao",
 }  # fmt: skip
-COSTLY_FOR = (0, 2)  # of the models, at the first batch: each takes a minute or more
+APART_FOR = (0, 2)  # of the models: those whose launches are timed one by one
 WIDER = ("eager tf32", "eager fp32")
-LONGEST = {**dict.fromkeys(COSTLY, 150.0), LAUNCHES: 60.0}  # seconds; of all others USUAL
+LONGEST = dict.fromkeys(COSTLY, 150.0)  # seconds; of all others USUAL
 USUAL = 60.0
 COMPILING = 0.3  # of the time, at most
 PRECISIONS = ("int8", "float")
 LEAST = 5.0  # seconds: less is not worth the start
-
-
-@dataclass
-class Row:
-    """A network and a batch: milliseconds by contender, and the plan of the int8 list where the GPU is known."""
-
-    model: str
-    batch: int
-    ms: dict[str, float] = field(default_factory=dict)
-    bytes: int = 0
-    operations: int = 0
-    floor_ms: float | None = None
-
-
-@dataclass
-class Report:
-    """What the files are made of."""
-
-    heading: list[str]
-    rows: dict[tuple[str, int], Row]
-    launches: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def write(self, folder: Path, left: Sequence[Job]) -> str:
-        """The page, which is returned, and its data; `left` was not reached."""
-        failed = ["## Failed\n", *(f"* {one}" for one in self.failed), ""] if self.failed else []
-        names = [f"{job.contender}, {job.model}, batch {job.batch}" for job in left]
-        unreached = ["## Not reached in time\n", *(f"* {one}" for one in names), ""] if names else []
-        notes = [f"* {note}" for note in self.notes]
-        text = "\n".join(
-            [*self.heading, *table(self.rows.values()), "", *notes, "", *failed, *self.launches, *unreached]
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cuda_engine.md").write_text(text, encoding="utf-8")
-        data = {"rows": [vars(row) for row in self.rows.values()], "failed": self.failed, "not_reached": names}
-        (folder / "cuda_engine.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
-        return text
+PACKAGES = ("torch", "triton", "timm", "torchao", "tensorrt")  # whose versions times depend on
 
 
 def main() -> None:
@@ -135,15 +100,19 @@ def main() -> None:
         sys.exit(f"cuda_engine.py: {error}")
     jobs = list(dict.fromkeys(wanted(args.models, args.batch, args.device)))
     rows = {(job.model, job.batch): Row(job.model, job.batch) for job in jobs}
-    report = Report(heading(place, machine), rows)
+    report = Report(heading(place, machine), rows, made_with(place, machine))
     for row in rows.values():
         plan(row, program(row, "int8", machine, tuned), machine)
+    if not args.only_compile:
+        print(report.go_on(args.output), flush=True)
+        jobs = report.open(jobs)
     if args.device == "cuda":
-        launches, share = needed(rows.values(), machine, tuned), COMPILING
+        ours = {(job.model, job.batch): rows[job.model, job.batch] for job in jobs if job.contender in OURS}
+        launches, share = needed(ours.values(), machine, tuned), COMPILING
         if args.only_compile:
             launches, share = chain(launches, apart(rows.values())), 1.0
-        report.notes.append(compile_all(launches, share * args.seconds))
-        print(report.notes[-1], flush=True)
+        report.notes["kernels of the last run"] = compile_all(launches, share * args.seconds)
+        print(report.notes["kernels of the last run"], flush=True)
     if args.only_compile:
         return
     process = JobProcess(partial(measure, place))
@@ -154,6 +123,26 @@ def main() -> None:
     print(report.write(args.output, left))
     if not any("int8" in row.ms for row in rows.values()):
         sys.exit("cuda_engine.py: our engine ran on none of them: see what failed")
+
+
+def made_with(place: Place, machine: Machine | None) -> dict[str, str]:
+    """All that a time depends on: where one of it is another, times are not of one table."""
+    return {
+        "gpu": torch.cuda.get_device_name() if place.device == "cuda" else "none",
+        "driver": versions_here().partition(",")[0],
+        "cuda": str(torch.version.cuda),
+        **{package: installed(package) for package in PACKAGES},
+        "sources": sources_hash(),
+        "plan": machine.description if machine else "none",
+        "tiles": hashlib.sha256(place.tiles.read_bytes()).hexdigest() if place.tiles else "by default",
+    }
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def found_tiles(folder: Path) -> Path | None:
@@ -167,23 +156,25 @@ def found_tiles(folder: Path) -> Path | None:
 
 
 def wanted(models: Sequence[str], batches: Sequence[int], device: str) -> Iterator[Job]:
-    """Everything, in the order of importance."""
+    """Everything, in the order of importance: what the goals compare, then what says why, then all others."""
     if device == "cpu":
         yield from (Job(name, model, batch) for batch in batches for model in models for name in ON_CPU)
-        yield Job(LAUNCHES, models[0], batches[0])
+        yield from (Job(name, models[0], batches[0]) for name in LAUNCHES)
         return
-    yield from (Job(name, model, batch) for batch in batches[:1] for model in models[:FIRST] for name in QUICK)
-    yield Job(LAUNCHES, models[0], batches[0])
-    yield from (Job(name, model, batch) for batch in batches[1:2] for model in models[:FIRST] for name in QUICK)
+    first, later = batches[:1], batches[1:2]
+    yield from (Job(name, model, batch) for batch in batches[:2] for model in models[:FIRST] for name in QUICK)
     # Without torch.compile nothing is said of the best of torch: one each, in its mode that compiles fast, comes first.
-    yield from (Job(COMPILED, model, batch) for batch in batches[:1] for model in models[:FIRST])
+    yield from (Job(COMPILED, model, batch) for batch in first for model in models[:FIRST])
+    yield from (Job(name, models[0], batch) for batch in first for name in LAUNCHES)
     there = [name for name, package in COSTLY.items() if package is None or importlib.util.find_spec(package)]
-    costly_for = [models[number] for number in COSTLY_FOR if number < len(models)]
-    yield from (Job(name, model, batches[0]) for model in costly_for[:1] for name in there)
+    yield from (Job(name, models[0], batch) for batch in first for name in there)
     yield from (Job(name, model, batch) for batch in batches for model in models for name in QUICK)
-    yield from (Job(LAUNCHES, model, batch) for batch in batches[:2] for model in costly_for)
-    yield from (Job(name, model, batches[0]) for model in costly_for for name in (*WIDER, *there))
-    yield from (Job(name, costly_for[0], batch) for batch in batches[1:2] for name in there)
+    apart_for = [models[number] for number in APART_FOR if number < len(models)]
+    yield from (Job(name, model, batch) for batch in batches[:2] for model in apart_for for name in LAUNCHES)
+    yield from (Job(TUNED, model, batch) for batch in first for model in models[:FIRST])
+    yield from (Job(name, models[0], batch) for batch in later for name in there)
+    # Minutes each: what one run does not reach, the next one does.
+    yield from (Job(name, model, batch) for batch in batches for model in models for name in (*there, *WIDER))
 
 
 def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end: float) -> list[Job]:
@@ -192,23 +183,17 @@ def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end:
         left = end - time.monotonic()
         if left < LEAST:
             return jobs[number:]
-        what = f"{job.contender}, {job.model}, batch {job.batch}"
         try:
             timed: Timed = process.do(job, min(LONGEST.get(job.contender, USUAL), left))
         except JobFailed as error:
-            report.failed.append(f"{what}: {error}")
-            print(report.failed[-1], flush=True)
+            if time.monotonic() >= end:  # it had less than its time
+                return jobs[number:]
+            report.failed[named(job)] = str(error)
+            print(f"{named(job)}: {error}", flush=True)
         else:
-            if timed.lines:
-                report.launches.extend(timed.lines)
-            else:
-                times = report.rows[job.model, job.batch].ms
-                times[job.contender] = timed.ms
-                if timed.plain_ms is not None:
-                    times[PLAIN[job.contender]] = timed.plain_ms
-                print(f"{what}: {timed.ms:.3f} ms {timed.note}", flush=True)
-            if timed.note:
-                report.notes.append(f"{what}: {timed.note}")
+            report.add(job, timed)
+            if not timed.lines:
+                print(f"{named(job)}: {timed.ms:.3f} ms {timed.note}", flush=True)
         report.write(folder, jobs[number + 1 :])
     return []
 
@@ -262,42 +247,6 @@ def heading(place: Place, machine: Machine | None) -> list[str]:
         "pictures in turn; random weights. int8, fp16: ours.",
         "",
     ]
-
-
-def table(rows: Collection[Row]) -> Iterator[str]:
-    """One line a network and batch."""
-    names = list(dict.fromkeys(name for row in rows for name in row.ms))
-    ratios = {"x trace": "trace fp16", "x trace, plain calls": PLAIN["trace fp16"], "x own fp16": "fp16"}
-    head = ["model", "batch", *(f"{name} ms" for name in names), "floor ms", "int8 / floor", "GB/s", "TOP/s"]
-    head += ["x best torch fp16", *ratios]
-    yield f"| {' | '.join(head)} |\n|---|{'---:|' * (len(head) - 1)}"
-    for row in rows:
-        if not row.ms:
-            continue
-        ours = row.ms.get("int8")
-        cells = [row.model, str(row.batch), *(shown(row.ms.get(name), 3) for name in names), shown(row.floor_ms, 3)]
-        cells += [
-            shown(ours / row.floor_ms if ours and row.floor_ms else None, 2),
-            shown(row.bytes / ours / 1e6 if ours else None, 0),
-            shown(row.operations / ours / 1e9 if ours else None, 1),
-            best_torch(row),
-        ]
-        cells += [shown(row.ms[other] / ours if ours and other in row.ms else None, 2) for other in ratios.values()]
-        yield f"| {' | '.join(cells)} |"
-
-
-def best_torch(row: Row) -> str:
-    """How many times as fast as the best of torch, and who that is; nothing without torch.compile, the one to beat."""
-    if "int8" not in row.ms:
-        return "-"
-    if not row.ms.keys() & {COMPILED, TUNED}:
-        return "not measured"
-    best = min((name for name in TORCH if name in row.ms), key=row.ms.__getitem__)
-    return f"{row.ms[best] / row.ms['int8']:.2f} ({best.removesuffix(' fp16')})"
-
-
-def shown(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 if __name__ == "__main__":
