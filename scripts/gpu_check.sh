@@ -2,17 +2,21 @@
 # Everything that needs a GPU, in one command of at most nine minutes: tests marked gpu, calibration, scoring in float16,
 # QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step, and the CUDA engine:
 # its kernels' tests, every launch of whole networks beside its reference, its times beside torch's and TensorRT's, each
-# launch beside its floor, its accuracy beside its references', a file of it from export to bench, and tune. The engine
-# comes first, and its kernels' tests and its times have the most time. NCCL is opened by tests/gpu/test_ranks.py alone,
-# in `essentials`: under torchrun one rank, which is all that one GPU can have, needs no process group.
+# launch beside its floor, its accuracy under every policy beside what it stands for, files of it (int8, with a bfloat16
+# stream, of uint8 pictures, float8) from export to a service, and tune. The engine comes first, and its kernels' tests
+# and its times have the most time. NCCL is opened by tests/gpu/test_ranks.py alone, in `essentials`: under torchrun one
+# rank, which is all that one GPU can have, needs no process group.
 # Without pytest-xdist the tests of kernels compile one kernel after another, and fewer of them are done in their time.
 #
 #     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
 #
 # PYTHON is the interpreter (default: .venv's, else python3), OUT the folder of logs, tables and summary.md (default:
-# out/gpu_check). Every step has a time limit and a log of its own; a failure does not stop the others, but for a missing
-# GPU, or a package that all need. A step that takes too long is interrupted, and says how far it came. The summary has
-# what failed first on top, and is printed at the end. Exit code 1 if anything failed.
+# out/gpu_check), CIFAR a folder of CIFAR-10 as train.zip, val.zip and their maps, on which accuracy is scored (default:
+# shared/data/cifar10 here or beside, else `digits`: 5,000 handwritten ones, most of them turned and shifted).
+# Every step has a time limit and a log of its own; a failure does not stop the others, but for a missing GPU, or a
+# package that all need. A step that takes too long is interrupted, and says how far it came; what this GPU or machine
+# cannot do is skipped, with the reason. The summary has what failed first on top, and is printed at the end. Exit code 1
+# if anything failed. cuda_engine.json stays: the next run measures what this one did not reach.
 # Nothing is downloaded: packages that the interpreter lacks may lie in folders of PYTHONPATH.
 # --device cpu is a dry run of the script itself, with smaller work: it says so, and measures no GPU.
 set -u
@@ -21,12 +25,13 @@ cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
 whole=525 # what the times of steps are parts of; one that is interrupted may take 10 s more to say how far it came
+ending=4  # of them, that a step which is interrupted takes to end, and the next to begin
 seconds=$whole
 while [ $# -gt 0 ]; do
     case "$1" in
         --device) device=${2:?--device cuda or cpu}; shift 2 ;;
         --seconds) seconds=${2:?--seconds N}; shift 2 ;;
-        *) sed -n '2,17p' scripts/gpu_check.sh; exit 2 ;;
+        *) sed -n '2,21p' scripts/gpu_check.sh; exit 2 ;;
     esac
 done
 case $device in cuda | cpu) ;; *) echo "gpu_check.sh: --device $device: it is cuda or cpu" >&2; exit 2 ;; esac
@@ -39,10 +44,16 @@ case ${PYTHON:-} in */*) PYTHON=$(from_caller "$PYTHON") ;; esac
 if [ -z "${PYTHON:-}" ]; then
     if [ -x .venv/bin/python ]; then PYTHON=.venv/bin/python; else PYTHON=python3; fi
 fi
+case ${CIFAR:=} in
+    digits) cifar= ;;
+    "") cifar=$(ls -d shared/data/cifar10 ../shared/data/cifar10 2> /dev/null | head -n 1) ;;
+    *) cifar=$(from_caller "$CIFAR") ;;
+esac
+[ -z "$cifar" ] || [ -f "$cifar/val.zip" ] || { echo "gpu_check.sh: CIFAR $cifar: holds no val.zip" >&2; exit 2; }
 mkdir -p "$out" || exit 2
 # Of the run before; whatever else lies there is not this script's.
 while IFS=$'\t' read -r name _; do rm -f "$out/$name.log"; done 2> /dev/null < "$out/steps.tsv"
-rm -f "$out"/{summary,cuda_engine,cuda_accuracy,memory,step_time}.md "$out/cuda_engine.json" "$out/steps.tsv"
+rm -f "$out"/{summary,cuda_engine,cuda_accuracy,memory,step_time}.md "$out/steps.tsv"
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 SWIN_QUANT_GPU="$device"
@@ -57,24 +68,26 @@ note=
 # What each step has at least, in seconds of $whole, whatever those in front of it take; see limit_of. Less than $whole
 # in sum: the rest is for whoever needs more.
 declare -A least=(
-    [environment]=10 [compile_ahead]=30 [kernels]=55 [sizes]=30 [essentials]=20
-    [cuda_engine]=150
-    [train]=10 [calibrate]=10 [score]=10 [accuracy]=30 [export]=5 [verify]=10 [evaluate]=10 [tune]=15 [bench]=10
-    [finetune]=10 [torchrun]=12 [memory]=10 [step_time]=10 [compile]=30 [tests]=20
+    [environment]=8 [compile_ahead]=22 [kernels]=42 [sizes]=34 [essentials]=15
+    [cuda_engine]=165
+    [train]=9 [train_v2]=9 [calibrate]=8 [score]=8 [accuracy]=36 [export]=12 [verify]=8 [evaluate]=8 [run]=7 [predict]=10
+    [serve]=9 [align]=9 [tune]=10 [bench]=8 [finetune]=8 [torchrun]=9 [memory]=7 [step_time]=7 [compile]=16 [tests]=11
 )
 if [ "$device" = cpu ]; then # whose compiler takes minutes, and where nothing is tuned, or compiled for a GPU
     least=(
-        [environment]=10 [kernels]=15 [sizes]=10 [essentials]=20
-        [cuda_engine]=20
-        [train]=15 [calibrate]=15 [score]=15 [accuracy]=30 [export]=8 [verify]=15 [evaluate]=15 [bench]=15
-        [finetune]=15 [torchrun]=18 [memory]=10 [step_time]=15 [compile]=70 [tests]=30
+        [environment]=8 [kernels]=15 [sizes]=10 [essentials]=18
+        [cuda_engine]=24
+        [train]=14 [train_v2]=16 [calibrate]=12 [score]=12 [accuracy]=40 [export]=20 [verify]=12 [evaluate]=20 [run]=10
+        [predict]=10 [serve]=15 [align]=12 [bench]=14 [finetune]=14 [torchrun]=18 [memory]=9 [step_time]=14 [compile]=70
+        [tests]=28
     )
 fi
 
-# limit_of NAME: its least, and half of what is left besides when those behind it have theirs; the last one has all.
-# Where steps took long to end, what is left is shared by all in proportion.
+# limit_of NAME: its least, and half of what is left besides when those behind it have theirs, and $ending each; the last
+# one has all. Where steps took longer, what is left is shared by all in proportion.
 limit_of() {
-    local name sum=0 own=$((least[$1] * seconds / whole)) left=$((end - SECONDS)) spare
+    local name sum=0 own=$((least[$1] * seconds / whole)) left spare
+    left=$((end - SECONDS - ending * (${#least[@]} - 1) * seconds / whole))
     for name in "${!least[@]}"; do sum=$((sum + least[$name])); done
     spare=$((left - sum * seconds / whole))
     if [ "$sum" -eq "${least[$1]}" ]; then echo "$left"
@@ -93,7 +106,7 @@ summarize() {
         echo
         echo "$(git rev-parse --short HEAD 2> /dev/null || echo 'no git'), $(date -u +%FT%TZ), $SECONDS s${note:+; $note}"
         printf '\n| step | s | result |\n|---|---|---|\n'
-        { grep -P '\tfailed' "$out/steps.tsv"; grep -P '\tpassed' "$out/steps.tsv"; } | sed 's/^/| /; s/\t/ | /g; s/$/ |/'
+        for kind in failed skipped passed; do grep -P "\t$kind" "$out/steps.tsv"; done | sed 's/^/| /; s/\t/ | /g; s/$/ |/'
         grep -P '\tfailed' "$out/steps.tsv" | cut -f 1 | while read -r name; do
             printf '\n## %s failed\n\n```\n' "$name"
             tail -n 25 "$out/$name.log"
@@ -139,6 +152,14 @@ step() {
     return "$code"
 }
 
+# skip NAME REASON: it is not for this GPU or machine.
+skip() {
+    unset "least[$1]"
+    printf '%s\t0\tskipped: %s\n' "$1" "$2" >> "$out/steps.tsv"
+    echo "$1 ... skipped: $2"
+    summarize
+}
+
 # finish: what failed first, and where the rest is.
 finish() {
     sed '/^## environment$/,$d' "$out/summary.md" | head -n 100
@@ -151,19 +172,26 @@ if [ "$device" = cuda ]; then
     models=(swin_tiny_patch4_window7_224 swin_base_patch4_window7_224)
     batch=64
     few=()
-    digits_batch=71 # a fifth of those there are to be scored, so that there is one size, which runs as 96
+    epochs=4
+    scored=5000
+    engine_batch=96 # one size for all steps of small networks, whose kernels are compiled once
     engine=()
 else
     models=(swin_digits)
     batch=8
-    digits_batch=8
     few=(--set epoch_pictures=256)
+    epochs=2
+    scored=16
+    engine_batch=8
     engine=(--device cpu --models swin_digits --batch 2)
 fi
 digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
+trained_v2=$work/train_v2/swinv2_micro_digits.pth
 calibrated=$work/calib/swin_micro_digits_calib.pth
 deployed=$work/deploy/swin_micro_digits_int8_cuda.safetensors # with tiles beside it, once they are tuned
+uint8=$work/uint8/swin_micro_digits_int8_uint8_cuda.safetensors
+forms=("$deployed" "$work/bfloat16/swin_micro_digits_int8_cuda.safetensors" "$uint8")
 
 step environment "$PYTHON" scripts/gpu_environment.py "$device"
 case $? in 2 | 126 | 127) # nothing can run; 126, 127: there is no such interpreter
@@ -179,32 +207,60 @@ if [ "$device" = cuda ]; then
         note="no pytest-xdist here: kernels of tests are compiled one after another"
         echo "$note"
     fi
-    # Those of `sizes`, by all cores, with pytest-xdist or without.
+    # Those of `sizes` and `align`, by all cores, with pytest-xdist or without.
     step compile_ahead "$PYTHON" benchmarks/cuda_engine.py --only-compile --seconds $(($(limit_of compile_ahead) * 2 / 3)) \
-        --models swin_tiny_patch4_window7_224 swin_base_patch4_window7_224 swinv2_tiny_patch4_window8_256 --batch 8
+        --models swin_tiny_patch4_window7_224 swin_base_patch4_window7_224 swinv2_tiny_patch4_window8_256 \
+        swin_digits --batch 8
 fi
-sizes=tests/backends/cuda/kernels/test_sizes.py # of networks as they are deployed
+sizes=(tests/backends/cuda/kernels/test_sizes.py tests/backends/cuda/kernels/test_wide_sizes.py) # as deployed
 tests=(env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -m gpu -rA -p no:cacheprovider)
 step kernels "${tests[@]}" ${several[@]+"${several[@]}"} tests/backends/cuda tests/gpu/test_cuda_engine.py \
-    tests/gpu/test_fusions.py tests/gpu/test_tiles.py --ignore "$sizes"
-step sizes "${tests[@]}" ${several[@]+"${several[@]}"} "$sizes"
+    tests/gpu/test_fusions.py tests/gpu/test_tiles.py "${sizes[@]/#/--ignore=}"
+step sizes "${tests[@]}" ${several[@]+"${several[@]}"} "${sizes[@]}"
 step essentials "${tests[@]}" tests/gpu/test_ranks.py tests/gpu/test_arithmetic.py
 left=$(limit_of cuda_engine)
 step cuda_engine "$PYTHON" benchmarks/cuda_engine.py --seconds $((left > 30 ? left - 15 : left / 2)) \
     --output "$out" ${engine[@]+"${engine[@]}"}
-swin_quant train train "${digits[@]}" "${few[@]}" --epochs 2 --output "$work/train"
+training=(--data-path digits --recipe digits "${few[@]}" --epochs "$epochs")
+swin_quant train train --cfg swin_digits "${training[@]}" --output "$work/train"
+if [ -z "$cifar" ]; then
+    judged=(--data-path digits --models "swin_digits=$trained" "swinv2_digits=$trained_v2")
+    swin_quant train_v2 train --cfg swinv2_digits "${training[@]}" --output "$work/train_v2"
+else
+    judged=(--data-path "$cifar")
+    skip train_v2 "it is for accuracy on the digits, which is scored on $cifar"
+fi
 swin_quant calibrate calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
 swin_quant score evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
-# One size of batch, since each is compiled: the kernels that `accuracy` compiles, in parallel, serve those behind it, too.
-step accuracy "$PYTHON" benchmarks/cuda_accuracy.py --device "$device" --data-path digits --cfg swin_digits \
-    --checkpoint "$trained" --pictures 355 --batch "$digits_batch" --policies cuda ft-mode1 --output "$out/cuda_accuracy.md"
-step export "$PYTHON" -m swin_quant export "$calibrated" --for cuda --policy cuda --output "$work/deploy"
-swin_quant verify verify "$deployed" --checkpoint "$calibrated" --data-path digits --pictures 71 --batch "$digits_batch"
-swin_quant evaluate evaluate "$deployed" --checkpoint "$calibrated" --data-path digits --batch "$digits_batch"
-if [ "$device" = cuda ]; then # a CPU has nothing to tune
-    step tune "$PYTHON" -m swin_quant tune "$deployed" --batch 96 --seconds $(($(limit_of tune) / 2))
+# The kernels that `accuracy` compiles, in parallel, serve those behind it, too.
+step accuracy "$PYTHON" benchmarks/cuda_accuracy.py --device "$device" "${judged[@]}" --pictures "$scored" \
+    --batch "$engine_batch" --forms cuda cuda-fp8 "cuda, bfloat16" "cuda, uint8" ft-mode1 ft-mode2 \
+    --output "$out/cuda_accuracy.md"
+made=("deploy --policy cuda" "bfloat16 --policy cuda --float-type bfloat16" "uint8 --policy cuda --uint8-input")
+if no_float8=$(grep '^no float8' "$out/environment.log"); then
+    skip export_fp8 "$no_float8"
+else
+    made+=("fp8 --policy cuda-fp8")
+    forms+=("$work/fp8/swin_micro_digits_fp8_cuda.safetensors")
 fi
-swin_quant bench bench "$deployed" --checkpoint "$calibrated" --batch "$digits_batch" --rounds 2 --seconds 0.2 \
+all='for form in "${@:3}"; do "$0" -m swin_quant export "$1" --for cuda --output "$2/${form%% *}" ${form#* } || exit; done'
+step export bash -c "$all" "$PYTHON" "$calibrated" "$work" "${made[@]}" # each: folder and flags
+on_digits=(--data-path digits --batch "$engine_batch")
+swin_quant verify verify "$deployed" --checkpoint "$calibrated" "${on_digits[@]}" --pictures "$engine_batch"
+swin_quant evaluate evaluate "${forms[@]}" --checkpoint "$calibrated" "${on_digits[@]}"
+swin_quant run run "$deployed" "${on_digits[@]}" --output "$work/run"
+swin_quant predict predict "$uint8" docs/images/report.png
+# One picture at a time, for whose kernels `predict` has waited.
+if "$PYTHON" -c 'import starlette, uvicorn, prometheus_client' > /dev/null 2>&1; then
+    step serve "$PYTHON" benchmarks/serve.py "$uint8" --clients 2 --seconds 1 --hanging 1 --max-batch 1
+else
+    skip serve "no starlette, uvicorn or prometheus_client here"
+fi
+swin_quant align align "$calibrated" "$deployed" --policy cuda --data-path digits --batch 8 --pictures 8
+if [ "$device" = cuda ]; then # a CPU has nothing to tune
+    step tune "$PYTHON" -m swin_quant tune "$deployed" --batch "$engine_batch" --seconds $(($(limit_of tune) / 2))
+fi
+swin_quant bench bench "$deployed" --checkpoint "$calibrated" --batch "$engine_batch" --rounds 2 --seconds 0.2 \
     --threads 1 # the GPU's work needs no more, and in a dry run several would wait for each other on a busy CPU
 qat=("${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --teacher "$trained" --epochs 1)
 swin_quant finetune finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"

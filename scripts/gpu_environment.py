@@ -30,6 +30,7 @@ NEEDED = (
 )
 BY_ALL = {"torch", "timm", "yacs", "termcolor", "numpy", "rich", "yaml"}
 COMPILERS = ("gcc", "clang")
+FLOAT8 = (8, 9)
 SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
 
 
@@ -52,6 +53,8 @@ def main(device: str) -> int:
             f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, CUDA {torch.version.cuda}, "
             f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
         )
+        if (major, minor) < FLOAT8:
+            print(f"no float8: the GPU is of compute capability {major}.{minor}, tensor cores have it from 8.9 on")
     else:
         print("torch finds no GPU")
     if shutil.which("nvidia-smi"):

@@ -2,11 +2,13 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from shown import PARSERS
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
@@ -60,13 +62,14 @@ def test_no_such_interpreter_ends_it_too(tmp_path):
 def test_only_files_of_the_run_before_are_deleted(tmp_path, bare):
     out = tmp_path / "found"
     out.mkdir()
-    for name in ("README.md", "mine.log", "kernels.log", "memory.md"):
+    for name in ("README.md", "mine.log", "kernels.log", "memory.md", "cuda_engine.json"):
         (out / name).write_text("before")
     (out / "steps.tsv").write_text("kernels\t3\tpassed\n")
     check(tmp_path, **bare)
     assert {file.name for file in out.iterdir()} == {
         "README.md",
         "mine.log",
+        "cuda_engine.json",  # the next run goes on with it
         "environment.log",
         "steps.tsv",
         "summary.md",
@@ -80,27 +83,86 @@ def noting(tmp_path):
     file = tmp_path / "bin" / "python"
     file.write_text('#!/bin/sh\n{ printf \'%s\\037\' "$@"; echo; } >> "$NOTES"\necho 1 passed\n')
     file.chmod(0o755)
-    return {"PYTHON": "bin/python", "OUT": "found", "NOTES": str(tmp_path / "notes")}
+    return {"PYTHON": "bin/python", "OUT": "found", "NOTES": str(tmp_path / "notes"), "CIFAR": "digits"}
+
+
+def noted(tmp_path):
+    """The words of every call of that interpreter."""
+    return [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, device):
     result = check(tmp_path, "--device", device, **noting)
     assert result.returncode == 0 and "... failed" not in result.stdout, result.stdout
-    given = [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
+    given = noted(tmp_path)
     commands = {}
     for words in given:
         if "swin_quant" in words:
             command, *rest = words[words.index("swin_quant") + 1 :]
-            commands[command] = PARSERS[command].parse_args(rest)
-    on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "bench"}
+            commands.setdefault(command, []).append(PARSERS[command].parse_args(rest))
+    on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "run", "predict", "align", "bench"}
     assert set(commands) == on_device | {"export"} | ({"tune"} if device == "cuda" else set())
-    assert {commands[command].device for command in on_device} == {device}
-    deployed = {str(commands[command].artifact) for command in commands if command in ("verify", "tune")}
-    assert len(deployed) == 1 and commands["bench"].files == [*deployed]
+    assert {one.device for command in on_device for one in commands[command]} == {device}
+    files = {str(one.artifact) for command in ("verify", "run", "tune") for one in commands.get(command, ())}
+    assert len(files) == 1 and commands["bench"][0].files == [*files] and commands["align"][0].b in files
+    forms = {(*one.policy, one.float_type, one.uint8_input): one.output for one in commands["export"]}
+    assert {("cuda", "bfloat16"), ("cuda-fp8", None)} <= {form[:2] for form in forms} and len(forms) == 4
+    evaluated = [str(Path(file).parent) for one in commands["evaluate"] for file in one.files]
+    assert sorted(evaluated) == sorted(forms.values())  # each form in the folder that it was exported to
+    assert commands["predict"][0].model.endswith("_int8_uint8_cuda.safetensors")
+    assert all((SCRIPT.parents[1] / image).is_file() for image in commands["predict"][0].images)
     benchmarks = [words for words in given if words[0].startswith("benchmarks/")]
     assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks)
-    assert {Path(words[0]).stem for words in benchmarks} == {"cuda_engine", "cuda_accuracy", "memory", "qat_step"}
+    assert {Path(words[0]).stem for words in benchmarks} == {
+        "cuda_engine",
+        "cuda_accuracy",
+        "memory",
+        "qat_step",
+        "serve",
+    }
+
+
+def accuracy(tmp_path):
+    """What the step is given."""
+    return next(words for words in noted(tmp_path) if words[0] == "benchmarks/cuda_accuracy.py")
+
+
+def test_accuracy_is_told_to_0_02_points_of_v1_and_v2_under_every_policy(tmp_path, noting):
+    check(tmp_path, **noting)
+    words = accuracy(tmp_path)
+    assert 100 / int(words[words.index("--pictures") + 1]) <= 0.02
+    assert {"cuda", "cuda-fp8", "ft-mode1", "ft-mode2"} <= set(words) and "digits" in words
+    models = [word.partition("=") for word in words if word.startswith("swin")]
+    trained = [words[words.index("--output") + 1] for words in noted(tmp_path) if "train" in words]
+    assert [cfg for cfg, _, _ in models] == ["swin_digits", "swinv2_digits"]
+    assert [str(Path(file).parent) for _, _, file in models] == trained
+
+
+def test_accuracy_is_that_of_cifar_10_where_it_is_given(tmp_path, noting):
+    (tmp_path / "cifar").mkdir()
+    (tmp_path / "cifar" / "val.zip").touch()
+    result = check(tmp_path, **noting | {"CIFAR": "cifar"})
+    words = accuracy(tmp_path)
+    assert words[words.index("--data-path") + 1] == str(tmp_path / "cifar") and "--models" not in words
+    assert "train_v2 ... skipped: it is for accuracy on the digits" in result.stdout
+    assert "| train_v2 | 0 | skipped: " in (tmp_path / "found" / "summary.md").read_text()
+    result = check(tmp_path, **noting | {"CIFAR": "none"})
+    assert result.returncode == 2 and f"CIFAR {tmp_path / 'none'}: holds no val.zip" in result.stderr
+
+
+def test_what_a_gpu_or_a_machine_has_not_is_skipped_with_its_reason(tmp_path, noting):
+    file = tmp_path / "bin" / "python"
+    old = (
+        """case "$*" in *environment*) echo "no float8: the GPU is of 8.0" ;; "-c import starlette"*) exit 1 ;; esac"""
+    )
+    file.write_text(file.read_text() + f"{old}\n")
+    result = check(tmp_path, **noting)
+    summary = (tmp_path / "found" / "summary.md").read_text()
+    assert result.returncode == 0 and "| export_fp8 | 0 | skipped: no float8: the GPU is of 8.0 |" in summary
+    assert "| serve | 0 | skipped: no starlette" in summary
+    (evaluated,) = (words for words in noted(tmp_path) if "evaluate" in words and "--policy" not in words)
+    assert not any("fp8" in word for word in evaluated) and any("bfloat16" in word for word in evaluated)
 
 
 def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
@@ -116,6 +178,22 @@ def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
         "gpu/test_arithmetic.py",
     ):
         assert f"tests/{tests}" in before and (SCRIPT.parents[1] / "tests" / tests).exists()
+
+
+@pytest.mark.parametrize(("capability", "said"), [((8, 0), True), ((8, 9), False), ((12, 0), False)])
+def test_an_old_gpu_is_said_to_have_no_float8(monkeypatch, capsys, capability, said):
+    there = {
+        "is_available": True,
+        "mem_get_info": (1, 1),
+        "get_device_name": "A100",
+        "get_device_capability": capability,
+    }
+    for name, value in there.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    runpy.run_path(str(SCRIPT.with_name("gpu_environment.py")))["main"]("cuda")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("no float8: ") for line in lines) == said
 
 
 CLOCK = """timeout() {
@@ -159,7 +237,7 @@ def test_a_step_that_takes_too_long_says_how_far_it_came(tmp_path, noting):
         """case "$*" in *"tests/backends/cuda "*) trap 'echo "== 3 passed in 4s =="; exit 2' INT; sleep 60 ;; esac\n"""
     )
     file.write_text(file.read_text() + hangs)
-    result = check(tmp_path, "--seconds", "30", **noting)
+    result = check(tmp_path, "--seconds", "50", **noting)
     assert result.returncode == 1
     shown = result.stdout.partition("# GPU check: ")[2]
     assert "| kernels |" in shown and "s: 3 passed in 4s |" in shown
