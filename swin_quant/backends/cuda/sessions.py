@@ -185,7 +185,7 @@ def check_out(out: Tensor | None, count: int, network: Network, tensors: Mapping
     classes, device = network.spec.geometry.classes, next(iter(tensors.values())).device
     if out is not None and (out.shape != (count, classes) or out.dtype != torch.float32 or out.device != device):
         raise UsageError(
-            f"‹out›: must be float32 {count} x {classes} on {device}, not "
+            f"out: must be float32 {count} x {classes} on {device}, not "
             f"{str(out.dtype).removeprefix('torch.')} {' x '.join(map(str, out.shape))} on {out.device}"
         )
 
