@@ -21,7 +21,7 @@ def markdown(table: ReportTable[Row]) -> str:
 
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is; underscores inside words mean nothing to it and stay readable."""
-    text = re.sub(r"[\\`*~\[\]]|\b_|_\b", r"\\\g<0>", html.escape(text, quote=False))
+    text = re.sub(r"[\\`*~\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", html.escape(text, quote=False))
     return text.replace("|", "&#124;").replace("\n", " ")  # parsers differ on a backslash before a pipe
 
 

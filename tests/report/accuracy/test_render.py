@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
@@ -155,6 +155,7 @@ def test_marks_of_footnotes_are_beside_the_rows_they_are_about():
 
 
 @given(policy=TEXTS, dataset=TEXTS, engine=st.text(alphabet="|\\`*_~[]<&\n\r ab=-+@'\"", max_size=20))
+@example(policy="", dataset="__0__", engine="")
 @settings(max_examples=60, deadline=None)
 def test_no_text_adds_a_column_or_a_line_to_markdown(policy, dataset, engine):
     place = {**DATASET, "name": dataset}
