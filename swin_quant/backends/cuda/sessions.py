@@ -74,8 +74,8 @@ class GraphSession:
 
     The work is queued on the stream of the caller, and nothing waits for it before the session is dropped; of pictures
     on the GPU, as the network takes them, a call allocates the logits that it returns, if it is not told where they are
-    to be written, and no more. Programs are
-    captured when a batch first needs them, for `sizes` up to `largest`, with the fusions that pay on `machine`.
+    to be written, and no more. Programs are captured when a batch first needs them, for `sizes` up to `largest`, with
+    the fusions that pay on `machine`.
     """
 
     def __init__(
