@@ -53,7 +53,7 @@ BESIDE = ("Δ", "±", "agree %", "SQNR dB")
 COLUMNS = ("model", "form", "by", "acc@1", *(f"float: {one}" for one in BESIDE), *(f"pair: {one}" for one in BESIDE))
 CHANGED = ("model", "form", "what", "acc@1", *BESIDE)
 ENGINE = "the engine"
-CLOSEST = f"{ENGINE}, float32, fake-quant's weights"
+CLOSEST = f"{ENGINE}, float32"
 HEAD = """# Accuracy of the CUDA engine's arithmetic
 
 Micro Swins of examples/checkpoints, written by `python benchmarks/cuda_accuracy.py`; 80 training pictures calibrate.
@@ -64,13 +64,13 @@ model in torch, then (*pair*) of the engine beside what it stands for, on the sa
 of 5,000; what chance does is in ±, and what it comes from under the last title. Speed is not measured here.
 """
 APART = """{} pictures of val, all beside fake-quant as it is: the engine, and fake-quant that rounds one thing as the
-engine does. *Float32*: in place of every half of the engine; *fake-quant's weights*: rounded as it rounds them.
+engine does. *Float32*: in place of every half of the engine.
 
 A value near a tie goes the other way for a difference in the last bit, and moves those behind it: whatever is changed,
 be it how sums are rounded, ends in other logits, and in pictures that flip either way. The residual stream in float16
 makes nearly all of the difference in dB, and so does each of the other halves alone, where it changes a value: they do
-not add up, and which way top-1 goes is another with each. With none of them, and the same weights, the engine is as
-near to fake-quant as that is to itself with sums in float64: nothing else is different.
+not add up, and which way top-1 goes is another with each. With none of them the engine is as near to fake-quant as that
+is to itself with sums in float64: nothing else is different.
 """
 
 
@@ -200,7 +200,7 @@ def compile_all(artifacts, batch: int) -> None:
 def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str]]:
     """Beside fake-quant the engine, and fake-quant with one thing changed: lines of a table, and what they come to."""
     import torch
-    from cuda_rounding import CHANGES, SUMS, in_float32, weights_apart, weights_as_fake_quant
+    from cuda_rounding import CHANGES, SUMS, in_float32
 
     from swin_quant.backends.cuda.engine import load
     from swin_quant.data.loader import Batch
@@ -227,22 +227,17 @@ def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str
             with change(model):
                 found[what] = logits(run)
         with in_float32():
-            found[f"{ENGINE}, float32"] = engine(form)
-            with weights_as_fake_quant():
-                found[CLOSEST] = engine(form)
+            found[CLOSEST] = engine(form)
         answers = {what: partial(lambda after, _: after, after) for what, after in found.items()}
         scores = evaluate(answers, [Batch(images, labels, [], [])], cpu)
         for what, score in scores.items():
             yield [name, form, what, f"{score.acc1:.2f}", *(beside(score) if what != FAKE_QUANT else [""] * 4)], ""
-        apart, weights = weights_apart(model)
         sums = scores[SUMS]
         yield (
             [],
             f"* {name}, {form}: {scores[ENGINE].sqnr_db:.1f} dB between the engine and fake-quant, "
-            f"{scores[CLOSEST].sqnr_db:.1f} with nothing in half and fake-quant's weights, {sums.sqnr_db:.1f} "
-            f"between fake-quant and itself with sums in float64, whose top-1 is {sums.delta_acc1:+.2f} ± "
-            f"{sums.delta_acc1_se:.2f} points from its own. Packing, which divides weights by their steps in float64, "
-            f"takes another level for {apart} of {weights:,}.",
+            f"{scores[CLOSEST].sqnr_db:.1f} with nothing in half, {sums.sqnr_db:.1f} between fake-quant and itself with "
+            f"sums in float64, whose top-1 is {sums.delta_acc1:+.2f} ± {sums.delta_acc1_se:.2f} points from its own.",
         )
 
 

@@ -14,14 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.kernels import attention
-from swin_quant.backends.cuda.network import pack
-from swin_quant.backends.cuda.packing import Packing
-from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.engines.engine import HALF_TYPES
-from swin_quant.quant.fake_quant import TINY_AMAX, round_to_grid_
-from swin_quant.quant.linear import QuantLinear
 
 SUMS, ALL = "sums of linears in float64", "all four"
 # Where the residual stream, and V2's branches in front of their norms, go to memory.
@@ -117,32 +111,3 @@ def in_float32() -> Iterator[None]:
     wide = SimpleNamespace(**vars(torch) | {"float16": torch.float32})
     with patch.dict(HALF_TYPES, float16=torch.float32), patch.object(attention, "torch", wide):
         yield
-
-
-@contextmanager
-def weights_as_fake_quant() -> Iterator[None]:
-    """Packing divides weights by their steps in float32."""
-
-    def quantized(self: Packing, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
-        node = layer._weight_quantizer
-        amax = node.range_for(layer.weight).reshape(-1).expand(len(layer.weight))
-        step = torch.where(amax > TINY_AMAX, amax / self.largest, torch.inf)
-        levels = round_to_grid_(layer.weight / step[:, None], *node.grid)
-        return levels, torch.where(amax > TINY_AMAX, step, 0.0).double() * self.step(f"{name}._input_quantizer")
-
-    with patch.object(Packing, "quantized", quantized):
-        yield
-
-
-def weights_apart(model: nn.Module) -> tuple[int, int]:
-    """How many weights are packed as another level than fake-quant's, and how many there are; of the policy applied."""
-    spec = spec_for(model)
-    packed = _levels(model, spec)
-    with weights_as_fake_quant():
-        simulated = _levels(model, spec)
-    return int((packed != simulated).sum()), packed.numel()
-
-
-def _levels(model: nn.Module, spec: NetworkSpec) -> Tensor:
-    tensors = pack(model, spec).tensors  # type: ignore[arg-type]
-    return torch.cat([tensors[f"{name}.weight"].float().flatten() for name in spec.linears() if name in spec.quantized])

@@ -77,6 +77,15 @@ def coarsest(qmin: int, qmax: int) -> int:
     return 32 if (qmin, qmax) == E4M3 else 1
 
 
+def quantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
+    """The levels of `x` on the grid of `fake_quant`, and the scale that they are multiplied with: float32 of x's shape
+    and of amax's. Both are 0 where a range is at or below `TINY_AMAX`."""
+    alive = amax > TINY_AMAX
+    scale = torch.where(alive, amax.float() / qmax, torch.inf)
+    levels = round_to_grid_(x.float() / scale, qmin, qmax)  # in place: a large tensor is moved, not computed
+    return levels, torch.where(alive, scale, 0.0)
+
+
 @torch.library.custom_op("swin_quant::fake_quant", mutates_args=())
 def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax; E4M3's for its ends.
@@ -90,10 +99,8 @@ def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """The op's arithmetic in torch's operations; contiguous."""
-    alive = amax > TINY_AMAX
-    scale = torch.where(alive, amax.float() / qmax, torch.inf)
-    levels = round_to_grid_(x.float() / scale, qmin, qmax)  # in place: a large tensor is moved, not computed
-    return levels.mul_(torch.where(alive, scale, 0.0)).to(x.dtype).contiguous()
+    levels, scale = quantize(x, amax, qmin, qmax)
+    return levels.mul_(scale).to(x.dtype).contiguous()
 
 
 @fake_quant.register_fake

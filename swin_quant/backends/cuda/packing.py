@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE
-from swin_quant.quant.fake_quant import TINY_AMAX, grid, round_to_grid_
+from swin_quant.quant.fake_quant import TINY_AMAX, grid, quantize
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import named_nodes
 
@@ -99,12 +99,11 @@ class Packing:
             self._float(f"{name}.bias", bias)
 
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
-        """Levels [N, K], and the float64 [N] that a sum of their products is multiplied with."""
+        """Levels [N, K] as fake-quant has them, and the float64 [N] that a sum of their products is multiplied with."""
         node = layer._weight_quantizer
-        amax = node.range_for(layer.weight).double().reshape(-1).expand(len(layer.weight))
-        step = torch.where(amax > TINY_AMAX, amax / self.largest, 0.0)
-        levels = layer.weight.double() / torch.where(step > 0, step, torch.inf)[:, None]
-        return round_to_grid_(levels, *node.grid), step * self.step(f"{name}._input_quantizer")
+        levels, step = quantize(layer.weight, node.range_for(layer.weight), *node.grid)
+        steps = step.double().reshape(-1).expand(len(levels))
+        return levels, steps * self.step(f"{name}._input_quantizer")
 
     def attention(self, at: str, attn: Any, stage: int) -> None:
         """Scales of the two products, position biases, and in V2 the lengths of q and k."""
