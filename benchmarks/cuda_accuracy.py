@@ -236,8 +236,9 @@ def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str
         yield (
             [],
             f"* {name}, {form}: {scores[ENGINE].sqnr_db:.1f} dB between the engine and fake-quant, "
-            f"{scores[CLOSEST].sqnr_db:.1f} with nothing in half, {sums.sqnr_db:.1f} between fake-quant and itself with "
-            f"sums in float64, whose top-1 is {sums.delta_acc1:+.2f} ± {sums.delta_acc1_se:.2f} points from its own.",
+            f"{scores[CLOSEST].sqnr_db:.1f} with nothing in half, {sums.sqnr_db:.1f} between fake-quant and itself "
+            f"with sums in float64, whose top-1 is {sums.delta_acc1:+.2f} ± {sums.delta_acc1_se:.2f} points from its "
+            "own.",
         )
 
 
