@@ -47,7 +47,7 @@ WIDER = (
     "swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
 )
 HALF = *MODELS[:2], *MODELS[3:5]
-FLOAT8 = MODELS[0], MODELS[3]
+FLOAT8 = MODELS
 OTHERS = MODELS[:1]  # in bfloat16 and with such a stream, and FasterTransformer's arithmetic
 TITLES = {
     "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",

@@ -68,9 +68,9 @@ def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Ro
     return rows
 
 
-def modelled_us(launch: Launch, machine: Machine, fp8: bool = False) -> float:
+def modelled_us(launch: Launch, machine: Machine) -> float:
     """The floor, and for fused kernels the limits of their programs."""
-    floor = floor_of([launch], machine, fp8=fp8)
+    floor = floor_of([launch], machine)
     if launch.op not in _PROGRAMS:
         return floor.us
     programs, weights = programs_of(launch)
@@ -101,7 +101,8 @@ def _gemm_norm(launch: Launch) -> tuple[int, float]:
 
 def _mlp(launch: Launch) -> tuple[int, float]:
     w, m = launch.operands["w"], launch.operands["a"].shape[0]
-    return -(-m // mlp_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize).rows), 2 * w.nbytes
+    normed = launch.arguments.get("norm_weight") is not None
+    return -(-m // mlp_tiles(m, w.shape[0], w.shape[1], w.dtype, normed).rows), 2 * w.nbytes
 
 
 def _attention_norm(launch: Launch) -> tuple[int, float]:

@@ -64,7 +64,7 @@ def call(
 
     (m, c), hidden = a.shape, w1.shape[0]
     least = least_step(a.element_size())
-    t = (tiles or mlp_tiles(m, c, hidden, a.element_size())).holding(columns=least, inner=least)
+    t = (tiles or mlp_tiles(m, c, hidden, a.dtype, norm_weight is not None)).holding(columns=least, inner=least)
     t = t.dividing(columns=c, inner=hidden)
     arguments = {
         "a": a,

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from swin_quant.backends.cuda.kernels.call import power_of_two
 from swin_quant.base.errors import SwinQuantError
 
@@ -177,14 +179,17 @@ def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
     return Tiles(rows, columns, _divisor(k, inner), warps, stages=2)
 
 
-def mlp_tiles(m: int, c: int, hidden: int, itemsize: int) -> Tiles:
+def mlp_tiles(m: int, c: int, hidden: int, operand: torch.dtype, normed: bool = False) -> Tiles:
     """For a whole MLP of c channels: `inner` hidden ones at a time, tokens and sums in parts of `columns`.
 
     Four warps, which 64 rows of 384 channels do not fit, nor 64 of 256 in half precision. Of 384 in half precision the
-    next weights do not fit beside these on GPUs with 99 KB for a program: they are not fetched ahead.
+    next weights do not fit beside these on GPUs with 99 KB for a program: they are not fetched ahead. 64 rows of 256
+    channels in float8 spill on 9.0 with parts of 64, and if V2's norm follows (`normed`) on 10.0 with any.
     """
-    most = 64 if c < WIDE and c * itemsize <= WIDE else 32
-    rows, columns = _fewer(m, most), _divisor(c, 64)
+    itemsize = operand.itemsize
+    wide_float8 = operand == torch.float8_e4m3fn and c > WIDE // 2
+    most = 64 if c < WIDE and c * itemsize <= WIDE and not (wide_float8 and normed) else 32
+    rows, columns = _fewer(m, most), _divisor(c, 32 if wide_float8 and most == 64 else 64)
     inner = _divisor(hidden, 64 if c * itemsize <= WIDE // 2 or most < 64 or (rows < 64 and itemsize == 1) else 32)
     warps = min(4, own_warps(rows, inner), own_warps(rows, columns))
     return Tiles(rows, columns, inner, warps, stages=2 if c * itemsize < 2 * WIDE else 1)

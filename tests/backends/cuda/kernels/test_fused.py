@@ -166,11 +166,20 @@ def test_attention_projection_and_norm(run, seed, dtype, m, batch, channels, pos
 
 
 @few
-@example(seed=1, dtype=FLOAT8, side=3, batch=2, v2=False)
-@example(seed=2, dtype=FLOAT8, side=3, batch=1, v2=True)
-@given(seed=seeds, dtype=operands, side=st.sampled_from([1, 3, 7]), batch=st.integers(1, 3), v2=st.booleans())
-def test_mlp(run, seed, dtype, side, batch, v2):
-    arguments = whole_mlp(Draw(seed), dtype, side, batch, 96, v2)
+@example(seed=1, dtype=FLOAT8, side=3, batch=2, channels=96, v2=False)
+@example(seed=2, dtype=FLOAT8, side=3, batch=1, channels=96, v2=True)
+@example(seed=3, dtype=FLOAT8, side=7, batch=1, channels=256, v2=False)
+@example(seed=4, dtype=FLOAT8, side=7, batch=1, channels=256, v2=True)
+@given(
+    seed=seeds,
+    dtype=operands,
+    side=st.sampled_from([1, 3, 7]),
+    batch=st.integers(1, 3),
+    channels=st.just(96),
+    v2=st.booleans(),
+)
+def test_mlp(run, seed, dtype, side, batch, channels, v2):
+    arguments = whole_mlp(Draw(seed), dtype, side, batch, channels, v2)
     step = LARGEST_WEIGHT * arguments["scale"].max().item() if dtype == torch.int8 else 1e-2
     near(run, "mlp", ["out"], arguments, step * (4 if v2 else 1))  # a norm of a branch of about one
 
