@@ -195,5 +195,5 @@ def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any])
     known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
     wanted = {key: value for key, value in given.items() if value is not None and value is not False}
     if idle := [key for key in wanted if key not in known]:
-        raise UsageError(f"--{idle[0].replace('_', '-')}: means nothing to ‹backend› {backend.name} with {precision}")
+        raise UsageError(f"‹{idle[0]}›: means nothing to ‹backend› {backend.name} with {precision}")
     return function(exports.options)(precision=precision, **exports.fixed, **wanted)

@@ -108,5 +108,5 @@ def _peak(products: str, machine: Machine, fp8: bool) -> float:
 def gpu_of(machine: Machine) -> GpuFacts:
     """What kernels must know of it. UsageError for a machine that they do not run on."""
     if machine.gpu is None:
-        raise UsageError(f"{machine.description}: is no GPU that the CUDA engine runs on: its file has no ‹gpu›")
+        raise UsageError(f"{machine.description}: is no GPU that the CUDA engine runs on: its file has no key `gpu`")
     return machine.gpu
