@@ -62,7 +62,8 @@ def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa
     if engine.max_batch:
         sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
     preprocess(Image.new("RGB", (preprocess.size, preprocess.size)))  # what it needs is imported now
-    for size in sizes or _prepared(engine.sizes, limits.max_batch):
+    # The largest first: where programs take turns in memory, it is that of all.
+    for size in reversed(sizes or _prepared(engine.sizes, limits.max_batch)):
         with torch.inference_mode():
             outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
     names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []

@@ -92,6 +92,22 @@ def test_batches_are_filled_up_and_graphs_are_kept(sessions, images):
     assert session.captured(5) is session.captured(6)
 
 
+def test_batches_of_several_sizes_take_turns_in_one_memory(sessions, images):
+    session, _ = sessions("swin")
+    given = [images.cuda(), images[:5].flip(0).cuda()]
+    expected = [session(one) for one in given]
+    blocks = {one.bound.images.untyped_storage().data_ptr() for one in session._captured.values()}
+    assert len(session._captured) == 2 and len(blocks) == 1
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    found = []
+    for turn in range(10):
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append(session(given[turn % 2]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(logits, expected[turn % 2]) for turn, logits in enumerate(found))
+
+
 def test_replaying_allocates_nothing(sessions, images):
     captured = sessions("swin")[0].captured(16)
     captured.bound.images.copy_(images)

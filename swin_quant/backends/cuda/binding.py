@@ -34,6 +34,12 @@ class Bound:
             call()
 
 
+def memory(nbytes: int, device: torch.device) -> Tensor:
+    """A block for the buffers of programs of so many bytes, and of smaller ones that take turns with them."""
+    with torch.inference_mode(False):  # made in the first call, it is written by later ones outside of that mode too
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+
 def by_kernels(device: torch.device) -> bool:
     """Whether Triton's kernels run there, rather than their references."""
     return device.type == "cuda" or by_interpreter()
@@ -50,14 +56,15 @@ def bind(
     scalars: Mapping[str, float],
     device: torch.device,
     tuned: TileTable = NO_TILES,
+    block: Tensor | None = None,
 ) -> Bound:
-    """`program` on a device, which has the packed `tensors`. Allocates its buffers; nothing is allocated later.
+    """`program` on a device, which has the packed `tensors`. Nothing is allocated later.
 
-    Kernels that were `tuned` run with those tiles, others with their own.
+    Kernels that were `tuned` run with those tiles, others with their own. `block`: for its buffers, see `memory`.
     """
     known = dict(tensors)
-    with torch.inference_mode(False):  # made in the first call, they are written by later ones outside of that mode too
-        block = torch.zeros(program.nbytes, dtype=torch.uint8, device=device)
+    block = memory(program.nbytes, device) if block is None else block
+    with torch.inference_mode(False):
         for name, buffer in program.buffers.items():
             at = program.places[name]
             known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)

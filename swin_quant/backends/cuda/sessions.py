@@ -1,6 +1,7 @@
 """Batches of any size through programs of a few: on a GPU, each one a CUDA graph that was captured once.
 
-A session may be called from several threads: a program has one place for its pictures, so that they take turns.
+A session may be called from several threads, which take turns: a program has one place for its pictures, and on a GPU
+all of a session have one block of memory.
 While one captures a program, others must not wait for the whole GPU (`torch.cuda.synchronize`): CUDA ends the capture.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.binding import Bound, bind
+from swin_quant.backends.cuda.binding import Bound, bind, memory
 from swin_quant.backends.cuda.choosing import fused_program
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
@@ -66,7 +67,6 @@ class Captured:
 
     bound: Bound
     graph: Any
-    done: Any  # the event behind the last replay: streams of the caller take turns
 
 
 class GraphSession:
@@ -75,7 +75,7 @@ class GraphSession:
     The work is queued on the stream of the caller, and nothing waits for it before the session is dropped; of pictures
     on the GPU, as the network takes them, a call allocates the logits that it returns, if it is not told where they are
     to be written, and no more. Programs are captured when a batch first needs them, for `sizes` up to `largest`, with
-    the fusions that pay on `machine`.
+    the fusions that pay on `machine`. One that is captured behind a larger one works in its memory.
     """
 
     def __init__(
@@ -93,10 +93,12 @@ class GraphSession:
         ):
             self.tensors = {name: tensor.to(device) for name, tensor in network.tensors.items()}
         self._captured: dict[int, Captured] = {}
+        self._block: Tensor | None = None
+        self._done = torch.cuda.Event()  # behind the last replay: streams of the caller take turns
         self._lock = threading.RLock()
         # Dropped memory is given on when the stream that it was made on is done; those of callers may still replay.
         # (`record_stream` would ask these streams themselves: that of another library may be gone by then.)
-        weakref.finalize(self, _wait_for, self._captured).atexit = False
+        weakref.finalize(self, _wait_for, self._done).atexit = False
 
     def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures. With `out`, such
@@ -114,13 +116,13 @@ class GraphSession:
             check_out(out, count, self.network, self.tensors)
             with self._lock:
                 captured, stream = self.captured(count), torch.cuda.current_stream()
-                stream.wait_event(captured.done)
+                stream.wait_event(self._done)
                 # What may fail comes before the replay.
                 logits = torch.empty_like(captured.bound.logits[:count]) if out is None else out
                 captured.bound.images[:count].copy_(given, non_blocking=True)
                 captured.graph.replay()
                 logits.copy_(captured.bound.logits[:count])
-                captured.done.record(stream)
+                self._done.record(stream)
             return logits.to(images.device) if out is None else out
 
     def captured(self, batch: int) -> Captured:
@@ -143,32 +145,34 @@ class GraphSession:
 
     def _made(self, program: Program, tuned: TileTable) -> Captured:
         with gpu_told(f"a batch of {program.batch}", self.device, program.nbytes):
-            return self._capture(bind(program, self.tensors, self.network.scalars, self.device, tuned))
+            if self._block is None or self._block.nbytes < program.nbytes:
+                self._block = memory(program.nbytes, self.device)
+            bound = bind(program, self.tensors, self.network.scalars, self.device, tuned, self._block)
+            return self._capture(bound)
 
     def _capture(self, bound: Bound) -> Captured:
         # A capture that fails may leave torch's stream as the current one: the caller's is put back in any case.
         with _CAPTURING, torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
             stream, callers = torch.cuda.Stream(), torch.cuda.current_stream()
+            callers.wait_event(self._done)
             stream.wait_stream(callers)
             try:
                 with torch.cuda.stream(stream):
                     bound()  # compiles what was not compiled yet, which no graph may contain
-            finally:  # what ran before it failed may still write, and the memory is the caller's again
+            finally:  # what ran before it failed may still write, and the memory is the others' again
                 callers.wait_stream(stream)
+                self._done.record(callers)
             graph = torch.cuda.CUDAGraph()
             # torch's own stream is one of the GPU that first had a graph; in its own mode, of all threads, another
             # thread that allocates meanwhile would end the capture.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 bound()
-            done = torch.cuda.Event()
-            done.record()
-        return Captured(bound, graph, done)
+        return Captured(bound, graph)
 
 
-def _wait_for(programs: Mapping[int, Captured]) -> None:
+def _wait_for(done: Any) -> None:
     with suppress(RuntimeError):  # of a GPU that failed, which its call has told
-        for one in programs.values():
-            one.done.synchronize()
+        done.synchronize()
 
 
 def sizes(largest: int) -> list[int]:

@@ -69,9 +69,8 @@ def sessions(calibrated, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream.name == "captures")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
-    monkeypatch.setattr(
-        GraphSession, "_capture", lambda self, bound: Captured(bound, SimpleNamespace(replay=bound), done)
-    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: done)
+    monkeypatch.setattr(GraphSession, "_capture", lambda self, bound: Captured(bound, SimpleNamespace(replay=bound)))
 
     def make(preprocess=None, machine=None):
         model = calibrated("swin")
@@ -87,6 +86,17 @@ def test_batches_are_filled_up_and_programs_are_kept(sessions):
     for count in (16, 5, 6, 16):
         torch.testing.assert_close(session(images[:count]), whole[:count], rtol=0, atol=0.01)
     assert sorted(session._captured) == [6, 16]
+
+
+def test_a_smaller_batch_works_in_the_memory_of_a_larger_one(sessions):
+    """Whatever was there, in what is not filled of it as well."""
+    session, images = sessions.make(), pictures(16)
+    places = {count: session.captured(count).bound.images.untyped_storage().data_ptr() for count in (4, 16, 12, 1)}
+    assert places[16] == places[12] == places[1] != places[4]
+    whole = HostSession(session.network)(images)
+    for count in (16, 1, 4, 11, 16, 3):
+        session._block.fill_(0x7F)  # NaN, as halves
+        torch.testing.assert_close(session(images[:count]), whole[:count], rtol=0, atol=0.01)
 
 
 def test_logits_are_written_where_the_caller_says(sessions):
@@ -124,7 +134,7 @@ def test_a_session_of_a_gpu_that_failed_ends_without_a_word(sessions, monkeypatc
     def lost():
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    session.captured(1).done.synchronize = lost
+    session._done.synchronize = lost
     del session
     assert not said
 
@@ -195,6 +205,7 @@ def test_of_weights_that_do_not_fit_no_batch_is_blamed(monkeypatch):
     network = SimpleNamespace(tensors={"w": torch.zeros(2**20, device="meta")})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 8000 * 2**20))
     monkeypatch.setattr(torch.Tensor, "to", full)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
     with pytest.raises(SwinQuantError, match="the weights needs 4 MB, 1 of 8000 MB are free: end what else") as e:
         GraphSession(network, torch.device("cuda"), 64)
     assert "batch" not in str(e.value)
