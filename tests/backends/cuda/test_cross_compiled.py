@@ -115,14 +115,15 @@ LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
         ("swinv2_base_patch4_window8_256", "float", "mlp", {"C": 256}, 80),
         ("swin_base_patch4_window7_224", "fp8", "mlp", {"C": 256}, 90),
         ("swinv2_base_patch4_window8_256", "fp8", "mlp", {"C": 256}, 100),
+        ("swin_base_patch4_window7_224", "fp8", "gemm", {"N": 128, "K": 128}, 100),
     ],
 )
 def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     """With 64 rows of 192 and 384 channels behind attention, parts of 128 of 512, two stages of 64 keys, 4 warps for
     normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; seven by the compiler's
     own choice of registers; with 64 rows of 4 warps; the widest in half precision, of which two are too large for a
-    program's shared memory with 32 rows and with the next weights fetched ahead; and with 64 rows of 256 channels in
-    float8, in parts of 64, or of which V2 has the norm."""
+    program's shared memory with 32 rows and with the next weights fetched ahead; and in float8 with 64 rows of 256
+    channels in parts of 64, or of which V2 has the norm, and with steps of 128 in a projection."""
     launches = program_of(spec_of_model(model, precision), 32).launches
     found = [call for call in cases([*launches, *candidates(launches)]) if call.name == name]
     *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one, unless told

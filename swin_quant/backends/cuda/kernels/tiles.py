@@ -13,6 +13,7 @@ REGISTERS = 8192  # float32 values that a program of row kernels holds at once
 WARP_SUMS = 32 * 128  # float32 values that a warp holds at most, beside what they are made of
 MOST = 1 << 20  # values that Triton lets a tensor have
 MOST_WARPS = 32  # of a program, on every GPU
+LINE = 128  # bytes of the cache
 LEAST_STEP = 32  # bytes along K that a tensor core takes at once
 WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
 
@@ -65,11 +66,10 @@ def least_step(itemsize: int) -> int:
     return max(16, LEAST_STEP // itemsize)
 
 
-def gemm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
-    """For a [m, k] and w [n, k] of elements of `itemsize` bytes."""
+def gemm_tiles(m: int, n: int, k: int, itemsize: int, longest: int = LINE) -> Tiles:
+    """For a [m, k] and w [n, k] of elements of `itemsize` bytes; `longest`: bytes of a step along K, at most."""
     columns = next(side for side in (128, 64, 32) if side == 32 or 3 * -(-n // side) * side <= 4 * n)
-    # K in bytes: a line of the cache, down to a tensor core's step.
-    steps = [max(size // itemsize, least_step(itemsize)) for size in (128, 64, LEAST_STEP)]
+    steps = [max(size // itemsize, least_step(itemsize)) for size in (LINE, 64, LEAST_STEP) if size <= longest]
     inner = next((step for step in steps if k % step == 0), steps[-1])
     rows = 128
     while rows > 32 and -(-m // rows) * -(-n // columns) < FILLED:
