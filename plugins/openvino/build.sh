@@ -1,12 +1,18 @@
 #!/bin/sh
-# Builds libswin_quant_plugins.so into FOLDER (default: build/ beside this), against the OpenVINO that PYTHON imports:
-# with CMake, or by g++ alone where CMake is missing (or NO_CMAKE is set).
-#     [PYTHON=python3] [DOMAIN=swin_quant] [NO_CMAKE=1] plugins/openvino/build.sh [FOLDER]
+# Builds libswin_quant_plugins.so into FOLDER (default: build/ beside this), against the OpenVINO that PYTHON imports
+# (default: that of .venv, else python3): with CMake, or by g++ alone where CMake is missing (or NO_CMAKE is set).
+#     [PYTHON=FILE] [DOMAIN=swin_quant] [NO_CMAKE=1] plugins/openvino/build.sh [FOLDER]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/build}
 domain=${DOMAIN:-swin_quant}
-root=$("${PYTHON:-python3}" -c 'import importlib.util as u; print(u.find_spec("openvino").submodule_search_locations[0])')
+venv=$here/../../.venv/bin/python
+[ -x "$venv" ] || venv=python3
+python=${PYTHON:-$venv}
+root=$("$python" -c 'import os, openvino; print(os.path.dirname(openvino.__file__))' 2> /dev/null) || {
+    echo "build.sh: $python imports no openvino: pip install it there, or set PYTHON to an interpreter that does" >&2
+    exit 1
+}
 mkdir -p "$out"
 if [ -z "${NO_CMAKE:-}" ] && command -v cmake > /dev/null; then
     cmake -S "$here" -B "$out" -DCMAKE_BUILD_TYPE=Release -DOpenVINO_DIR="$root/cmake" -DDOMAIN="$domain"

@@ -154,6 +154,15 @@ def test_the_plugins_are_built_by_cmake(tmp_path):
     openvino.Core().add_extension(str(tmp_path / "libswin_quant_plugins.so"))
 
 
+@pytest.mark.parametrize("library", ["openvino", "torch"])
+def test_what_builds_plugins_says_whose_library_it_misses(library, tmp_path):
+    script = Path(__file__).parents[3] / "plugins" / library / "build.sh"
+    folder, environment = tmp_path / "built", os.environ | {"PYTHON": "false"}
+    done = subprocess.run(["bash", script, folder], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and not folder.exists()
+    assert done.stderr.startswith(f"build.sh: false imports no {library}: ") and done.stderr.count("\n") == 1
+
+
 def test_a_library_that_is_none(plugged, tmp_path):
     pytest.importorskip("openvino")
     file = tmp_path / "libnone.so"
