@@ -1,7 +1,8 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--int4] [--without-amx] [--extension LIBRARY] [--output docs/results/cpu_engines.md]
+        [--rounds 5] [--int4] [--without-amx] [--passes fast] [--extension LIBRARY]
+        [--output docs/results/cpu_engines.md]
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
 comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
@@ -10,6 +11,7 @@ the working folder already is not made again.
 
 --int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
 CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
+--passes: of our files, behind their calibration, as NNCF's default has some: they cost calibration, and no latency.
 --extension: also with attention as the compiled operator (plugins/openvino/build.sh).
 """
 
@@ -18,6 +20,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.registry import engine_named
@@ -74,6 +78,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
+    parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
     parser.add_argument("--extension", type=Path, help="libswin_quant_plugins.so")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
     parser.add_argument("--output", type=Path)
@@ -87,13 +92,14 @@ def main() -> None:
     side = model.image_size
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
     reference = Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
+    better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
     if args.int4:
         contenders = [reference, on("openvino", plain, "openvino float32"),
-                      on("onnxruntime", plain, "onnxruntime float32"), *int4(model, card, args.work)]  # fmt: skip
+                      on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
     else:
-        contenders = [reference, *theirs(model, plain, args.work), *ours(model, card, args.work, not args.without_amx)]
+        contenders = [reference, *theirs(model, plain, args.work), *ours(better, card, folder, not args.without_amx)]
         if args.extension:
-            contenders += plugged(model, card, args.work, args.extension)
+            contenders += plugged(better, card, folder, args.extension)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, contenders, plan, side, noise(16, 3, side))
     if args.without_amx:
@@ -184,12 +190,14 @@ def heading(args: argparse.Namespace) -> str:
              "--seconds": (args.seconds, SECONDS)}  # fmt: skip
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
     flags += [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
+    flags += [f"--passes {args.passes}"] if args.passes else []
     flags += ["--extension LIBRARY"] if args.extension else []
     hidden = " AMX is hidden from every library (tests/standin/older_cpu.c)." if args.without_amx else ""
     return (
         f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
         f"{', weights of 4 bits' if args.int4 else ''}\n\n"
         f"Random weights, seeded noise: latencies are real, accuracies would mean nothing.{hidden} "
+        f"{f'Our files have the passes `{args.passes}` behind their calibration. ' if args.passes else ''}"
         f"Written by `{' '.join(['python benchmarks/cpu_engines.py', *flags])}`."
         f"{args.note and f' {args.note}'}\n\n"
     )
@@ -215,6 +223,12 @@ def calibrated(name: str, folder: Path) -> tuple:
     record = {"file": file.name, "sha256": sha256_of(file)}
     preprocess = Preprocess.from_config(cfg).to_dict()
     return model, RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, checkpoint=record), file
+
+
+def improved(model: Classifier, passes: str, folder: Path) -> tuple[Classifier, Path]:
+    """Another of the same function, calibrated with `passes`, and the folder of its files."""
+    made = sq.calibrate(deepcopy(model), seeded(CALIBRATION, model.image_size).split(8), "qdq", passes=passes)
+    return made.module, folder / f"passes_{Path(passes).stem}"
 
 
 def is_convolutional(model: Classifier) -> bool:

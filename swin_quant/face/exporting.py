@@ -1,5 +1,6 @@
 """`export`, and an artifact as something to call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,15 @@ class Exported:
         return self.artifact.card
 
     def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
-             device: str = "cpu") -> Engine:  # fmt: skip
+             device: str = "cpu", extensions: Sequence[str | Path] = ()) -> Engine:  # fmt: skip
         """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits. None: that it was made for.
 
-        `device`: cpu or cuda, torch's current GPU. UsageError for an engine that is not installed, or does not run such
-        artifacts.
+        `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
+        UsageError for an engine that is not installed, or does not run such artifacts.
         """
         name = names_of_engines(self.artifact, [engine] if engine else None)[0]
-        options = EngineOptions(threads=threads, float_type=float_type, device=device)
+        libraries = tuple(map(str, extensions))
+        options = EngineOptions(threads=threads, float_type=float_type, device=device, extensions=libraries)
         (loaded,) = load_engines(self.artifact, [name], options).values()
         return loaded
 

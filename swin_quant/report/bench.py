@@ -50,7 +50,7 @@ def notes(report: BenchReport) -> list[str]:
     """What the figures mean and were measured with."""
     plan, versions = report.plan, report.versions
     bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
-    libraries = dict.fromkeys(row.library for row in report.rows if row.library)
+    libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
     said = [
         f"{report.name} on {versions.get('cpu')}; threads: {plan.threads}; {plan.rounds} interleaved rounds of "
         f"{plan.seconds:g} s each, a process for each row; torch {versions.get('torch')}"

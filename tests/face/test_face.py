@@ -291,6 +291,13 @@ def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
     assert own.read_bytes() == b"mine"
 
 
+def test_an_engine_is_given_libraries_with_operators(model, tmp_path):
+    pytest.importorskip("openvino")
+    exported = sq.export(model, "openvino", tmp_path, precision="float")
+    with pytest.raises(UsageError, match="libnone.so: no such file"):
+        exported.load(extensions=[tmp_path / "libnone.so"])
+
+
 @pytest.mark.slow
 def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
     pytest.importorskip("onnxruntime")
