@@ -92,20 +92,24 @@ def test_batches_are_filled_up_and_graphs_are_kept(sessions, images):
     assert session.captured(5) is session.captured(6)
 
 
+def on_two_streams(session, given):
+    """Logits of ten calls: of one and the other of `given`, each on a stream of its own, queued without a pause."""
+    streams, found = [torch.cuda.Stream(), torch.cuda.Stream()], []
+    torch.cuda.synchronize()
+    for turn in range(10):
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append(session(given[turn % 2]))
+    torch.cuda.synchronize()
+    return found
+
+
 def test_batches_of_several_sizes_take_turns_in_one_memory(sessions, images):
     session, _ = sessions("swin")
     given = [images.cuda(), images[:5].flip(0).cuda()]
     expected = [session(one) for one in given]
     blocks = {one.bound.images.untyped_storage().data_ptr() for one in session._captured.values()}
     assert len(session._captured) == 2 and len(blocks) == 1
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    found = []
-    for turn in range(10):
-        with torch.cuda.stream(streams[turn % 2]):
-            found.append(session(given[turn % 2]))
-    torch.cuda.synchronize()
-    assert all(torch.equal(logits, expected[turn % 2]) for turn, logits in enumerate(found))
+    assert all(map(torch.equal, on_two_streams(session, given), 5 * expected))
 
 
 def test_replaying_allocates_nothing(sessions, images):
@@ -133,15 +137,7 @@ def test_streams_of_the_caller_take_turns(sessions, images):
     session, _ = sessions("swin")
     given = [images.cuda(), images.flip(0).cuda()]
     expected = [session(one) for one in given]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    found = []
-    for turn in range(10):
-        with torch.cuda.stream(streams[turn % 2]):
-            found.append(session(given[turn % 2]))
-    torch.cuda.synchronize()
-    for turn, logits in enumerate(found):
-        assert torch.equal(logits, expected[turn % 2])
+    assert all(map(torch.equal, on_two_streams(session, given), 5 * expected))
 
 
 def test_a_session_that_is_dropped_is_replayed_to_the_end(sessions, images):
