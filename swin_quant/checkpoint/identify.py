@@ -114,7 +114,8 @@ def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], fi
     unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
-    log.info("%s: is of the configuration %s%s, %d classes%s", file, chosen.name, rest, cfg.MODEL.NUM_CLASSES, unlike)
+    log.info("%s: is of the configuration %s%s, %d classes%s%s", file, chosen.name, rest, cfg.MODEL.NUM_CLASSES, unlike,
+             _beside(file))  # fmt: skip
     return cfg
 
 
@@ -133,8 +134,14 @@ def _of_its_own(near: Candidate, known: Geometry, given: Mapping[str, Any], file
     cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), given)
     guessed = [f"{key} {_at(cfg, key)}" for key in _PREPARATION if key not in given]
     guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
-    log.info("%s: %s, so the configuration is its own%s", file, unlike, guesses)
+    log.info("%s: %s, so the configuration is its own%s%s", file, unlike, guesses, _beside(file))
     return cfg
+
+
+def _beside(file: Path) -> str:
+    """A config is not read unasked: what lies there may be another model's."""
+    config = file.with_suffix(".yaml")
+    return f"; if {config.name} beside it is its configuration, give ‹cfg› {config}" if config.is_file() else ""
 
 
 def _place(key: str, known: Geometry) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, called
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -214,7 +214,8 @@ def load(
     if config is None:
         from swin_quant.checkpoint.identify import config_for
 
-        cfg = config_for(checkpoint, wanted)
+        with called(cfg="config"):
+            cfg = config_for(checkpoint, wanted)
     else:
         cfg = config if isinstance(config, CfgNode) else load_config(find_config(config))
         cfg = from_dict(to_dict(cfg), "load", wanted) if wanted else cfg

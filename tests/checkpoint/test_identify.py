@@ -158,6 +158,17 @@ def test_a_geometry_of_its_own_says_so(weights, caplog):
     assert "the nearest is swin_digits" in caplog.text and "TEST.CROP" in caplog.text
 
 
+@pytest.mark.parametrize("state", [lambda: on_meta(config()), lambda: shipped("swin_tiny_patch4_window7_224")[1]])
+def test_a_configuration_beside_it_is_named_and_not_read(state, weights, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "swin_quant")
+    (tmp_path / "own.v2.yaml").write_text("no: [configuration")
+    config_for(weights(state(), "own.v2.pth"))
+    assert f"; if own.v2.yaml beside it is its configuration, give cfg {tmp_path}/own.v2.yaml" in caplog.text
+    caplog.clear()
+    config_for(weights(state(), "other.pth"))
+    assert "is its configuration" not in caplog.text
+
+
 def test_a_geometry_of_its_own_without_a_size_names_the_nearest(weights):
     tiny = {"PATCH_SIZE": 4, "EMBED_DIM": 96, "NUM_HEADS": [3, 6, 12, 24], "WINDOW_SIZE": 7}
     cfg = config("swin", image=448, DEPTHS=[2, 2, 8, 2], **tiny)

@@ -16,7 +16,7 @@ import swin_quant as sq
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import is_range
-from swin_quant.config import load_config
+from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
@@ -289,6 +289,15 @@ def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
     with pytest.raises(sq.UsageError, match="swin_micro_calib.pth: was not written by `save` of swin_micro"):
         sq.export(model, "onnx", tmp_path)
     assert own.read_bytes() == b"mine"
+
+
+def test_a_checkpoint_that_fits_several_configurations_asks_for_config_as_it_is_called_here(tmp_path):
+    cfg = load_config(find_config("swinv2_tiny_patch4_window8_256"))
+    state = {key: value for key, value in build_model(cfg).state_dict().items() if not key.endswith(("_amax", "index"))}
+    without = {key: value for key, value in state.items() if not key.endswith(("attn_mask", "coords_table"))}
+    torch.save(without, tmp_path / "mine.pth")
+    with pytest.raises(UsageError, match="give config NAME"):
+        sq.load(tmp_path / "mine.pth")
 
 
 def test_an_engine_is_given_libraries_with_operators(model, tmp_path):
