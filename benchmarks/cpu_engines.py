@@ -226,7 +226,7 @@ def calibrated(name: str, folder: Path) -> tuple:
 
 
 def improved(model: Classifier, passes: str, folder: Path) -> tuple[Classifier, Path]:
-    """Another of the same function, calibrated with `passes`, and the folder of its files."""
+    """A copy of the float model, calibrated with `passes`, and the folder of its files: the model stays as it is."""
     made = sq.calibrate(deepcopy(model), seeded(CALIBRATION, model.image_size).split(8), "qdq", passes=passes)
     return made.module, folder / f"passes_{Path(passes).stem}"
 

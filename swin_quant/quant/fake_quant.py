@@ -77,7 +77,7 @@ def coarsest(qmin: int, qmax: int) -> int:
     return 32 if (qmin, qmax) == E4M3 else 1
 
 
-def quantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
+def to_levels(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
     """The levels of `x` on the grid of `fake_quant`, and the scale that they are multiplied with: float32 of x's shape
     and of amax's. Both are 0 where a range is at or below `TINY_AMAX`."""
     alive = amax > TINY_AMAX
@@ -99,7 +99,7 @@ def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """The op's arithmetic in torch's operations; contiguous."""
-    levels, scale = quantize(x, amax, qmin, qmax)
+    levels, scale = to_levels(x, amax, qmin, qmax)
     return levels.mul_(scale).to(x.dtype).contiguous()
 
 

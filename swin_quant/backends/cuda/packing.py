@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE
-from swin_quant.quant.fake_quant import TINY_AMAX, grid, quantize
+from swin_quant.quant.fake_quant import TINY_AMAX, grid, to_levels
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import named_nodes
 
@@ -101,7 +101,7 @@ class Packing:
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
         """Levels [N, K] as fake-quant has them, and the float64 [N] that a sum of their products is multiplied with."""
         node = layer._weight_quantizer
-        levels, step = quantize(layer.weight, node.range_for(layer.weight), *node.grid)
+        levels, step = to_levels(layer.weight, node.range_for(layer.weight), *node.grid)
         steps = step.double().reshape(-1).expand(len(levels))
         return levels, steps * self.step(f"{name}._input_quantizer")
 
