@@ -16,7 +16,6 @@ CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu
 """
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from cpu_rivals import CALIBRATION, nncf_contenders, own_quantization, seeded
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -43,7 +42,6 @@ from swin_quant.checkpoint import save_calibrated
 from swin_quant.config import find_config, load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
@@ -58,7 +56,6 @@ from swin_quant.report.screen import print_table
 from swin_quant.tasks.lineup import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
-CALIBRATION = 16  # pictures
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # unless said
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
@@ -250,110 +247,6 @@ def on(
     options = EngineOptions(usable_cores(), float_type, extensions=extensions)
     load = partial(artifact_engine, str(artifact.file), engine_named(engine), options)
     return Contender(name, load, artifact.file, f"{engine} float32")
-
-
-def nncf_contenders(float_file: str, folder: Path, side: int, convolutional: bool) -> list[Contender]:
-    """NNCF's quantization, for transformers if it is one, as it comes and without SmoothQuant, beside bfloat16."""
-    if not importlib.util.find_spec("nncf"):
-        print("nncf is not installed: left out")
-        return []
-    import nncf
-    import openvino
-
-    data = nncf.Dataset([picture[None].numpy() for picture in seeded(CALIBRATION, side)])
-    off = nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
-    ways = {"default": {}, "no SmoothQuant": {
-        "advanced_parameters": nncf.AdvancedQuantizationParameters(smooth_quant_alphas=off)}}  # fmt: skip
-    found = []
-    for name, extra in ways.items():
-        file = folder / f"nncf_{name.replace(' ', '_')}.xml"
-        if not file.exists():
-            model = openvino.Core().read_model(float_file)
-            kind = None if convolutional else nncf.ModelType.TRANSFORMER
-            quantized = nncf.quantize(model, data, model_type=kind, subset_size=CALIBRATION, **extra)
-            openvino.save_model(quantized, str(file), compress_to_fp16=False)
-        load = partial(openvino_ir, str(file), usable_cores())
-        found.append(
-            Contender(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
-        )
-    return found
-
-
-def openvino_ir(file: str, threads: int) -> Engine:
-    """An IR file as our own engine runs ONNX: latency, one stream, shapes fixed."""
-    import openvino
-
-    core = openvino.Core()
-    settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads,
-                "INFERENCE_PRECISION_HINT": "bf16"}  # fmt: skip
-    compiled = {}
-
-    def run(images: Tensor) -> Tensor:
-        if tuple(images.shape) not in compiled:
-            model = core.read_model(file)
-            model.reshape(list(images.shape))
-            compiled[tuple(images.shape)] = core.compile_model(model, "CPU", settings).create_infer_request()
-        request = compiled[tuple(images.shape)]
-        request.infer([images.numpy()], share_inputs=True)
-        return torch.from_numpy(request.get_output_tensor(0).data.copy())
-
-    return Engine("openvino", "int8", "NNCF", run)
-
-
-def own_quantization(float_file: str, folder: Path, side: int, everything: bool = False) -> Contender:
-    """ONNX Runtime's static quantization: uint8 activations, int8 weights a column, linears alone, no quantized result.
-
-    That is the fastest of its settings for transformers (products of two activations stay float). `everything`: all
-    that it quantizes if nothing is said, for convolutional networks.
-    """
-    import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
-    graph = onnx.load(float_file).graph
-    stored = {tensor.name for tensor in graph.initializer}
-    linears = [node.name for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in stored]
-
-    class Pictures(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.left = iter(seeded(CALIBRATION, side))
-
-        def get_next(self) -> dict | None:
-            picture = next(self.left, None)
-            return None if picture is None else {graph.input[0].name: picture[None].numpy()}
-
-    some = {} if everything else {
-        "nodes_to_quantize": linears, "extra_options": {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
-    }  # fmt: skip
-    file = folder / f"onnxruntime_own{'_all' if everything else ''}.onnx"
-    if not file.exists():
-        quantize_static(
-            float_file, str(file), Pictures(), quant_format=QuantFormat.QDQ, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, **some,
-        )  # fmt: skip
-    load = partial(onnxruntime_file, str(file), usable_cores())
-    return Contender(
-        f"onnxruntime int8 its own, {'all' if everything else 'linears'}", load, file, "onnxruntime float32"
-    )
-
-
-def onnxruntime_file(file: str, threads: int) -> Engine:
-    """Any ONNX file on ONNX Runtime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
-
-    return Engine("onnxruntime", "int8", "its own", run)
-
-
-def seeded(count: int, side: int) -> Tensor:
-    """Noise pictures, others than those that logits are compared on."""
-    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
 
 
 if __name__ == "__main__":
