@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cuda_files import (
     BFLOAT,
@@ -37,6 +36,7 @@ from cuda_files import (
     runs,
     shown,
 )
+from cuda_judged import Judged, judged, wrong
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "cuda_accuracy.md"
@@ -48,7 +48,6 @@ JUDGED = (FLOAT, "cuda", "cuda-fp8", BFLOAT, BYTES, "ft-mode1", "ft-mode2")
 SOFTMAX_FORMS = ("cuda, softmax half", "cuda, softmax int8")
 TRACED = ("cuda", "cuda-fp8")  # whose difference from fake-quant is taken apart
 BATCH, COMPILING = 100, 120.0  # pictures; seconds at most in which kernels are compiled before they are needed
-MOST_APART, ERRORS, MOST_DB = 0.02, 3, 1.0  # points of top-1, standard errors, dB: see `wrong`
 BESIDE = ("Δ", "±", "agree %", "SQNR dB")
 COLUMNS = ("model", "form", "by", "acc@1", *(f"float: {one}" for one in BESIDE), *(f"pair: {one}" for one in BESIDE))
 CHANGED = ("model", "form", "what", "acc@1", *BESIDE)
@@ -81,49 +80,6 @@ class Section:
     title: str
     text: str
     wrong: list[str]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Scores of what an engine stands for and of the engine, beside the float model; and of the engine beside that."""
-
-    before: Any
-    engine: Any
-    pair: Any
-
-
-def judged(float32, before, engine, batches, device) -> Judged:
-    """All on the same pictures, which pass once."""
-    from swin_quant.engines.scores import Sums, scores_of, tally
-
-    pair = Sums()
-
-    def watch(batch, answers) -> None:
-        pair.add(answers["engine"].logits, batch.labels.to(device), answers["before"].logits)
-
-    sums = tally({"float32": float32, "before": before, "engine": engine}, batches, device, watch=watch)
-    found = [*sums.values(), pair]
-    _, *rest = scores_of("abcd", [list(vars(one).values()) for one in found]).values()
-    return Judged(*rest)
-
-
-def wrong(found: Judged) -> str:
-    """What is, if anything.
-
-    Roundings on ties amplify whatever is in another order, so that pictures near a border flip either way: more than
-    three standard errors is no chance. What the two add to the float logits is a mean over all of them, and sharper.
-    """
-    pair = found.pair
-    most = max(
-        MOST_APART, 100 / pair.pictures, ERRORS * pair.delta_acc1_se
-    )  # one picture is the least that can be told
-    if abs(pair.delta_acc1) > most + 1e-9:
-        return f"top-1 differs by {pair.delta_acc1:+.2f} points: {most:.2f} at most"
-    if None not in (found.before.sqnr_db, found.engine.sqnr_db):
-        less = found.before.sqnr_db - found.engine.sqnr_db
-        if less > MOST_DB:
-            return f"SQNR to the float model is {less:.1f} dB less: {MOST_DB:.0f} at most"
-    return ""
 
 
 def rows_of(model: str, form: str, found: Judged) -> list[list[str]]:
