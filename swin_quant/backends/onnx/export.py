@@ -64,6 +64,10 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
 }
 
 
+# The first format of files that has all of an opset (onnx/docs/Versioning.md): runtimes refuse files of a later one.
+_IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
+
+
 def _amax(node: Quantizer) -> Tensor:
     return node.known_amax if node.symmetric else node.tensor_range
 
@@ -209,6 +213,7 @@ def to_onnx(
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # whoever wants shapes infers them
     add_functions(proto, plugging.nodes, options.version)
+    proto.ir_version = _IR_VERSIONS[options.version]
     proto.producer_name, proto.producer_version = "swin_quant", swin_quant.__version__
     return proto
 

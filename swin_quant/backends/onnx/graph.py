@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from swin_quant.backends.onnx.pairs import constant, make_unsigned, raise_pairs, share_pairs
+from swin_quant.backends.onnx.pairs import constant, keep_integer, make_unsigned, raise_pairs, share_pairs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -21,6 +21,7 @@ def finish(model: "ir.Model", opset: int, unsigned: bool = False) -> None:
     simplify(model)
     share_pairs(model.graph)
     raise_pairs(model.graph)
+    keep_integer(model.graph)
     if unsigned:
         make_unsigned(model.graph)
     if opset == 17:

@@ -73,6 +73,39 @@ def make_unsigned(graph: "ir.Graph") -> None:
     _drop_unread(graph)
 
 
+def keep_integer(graph: "ir.Graph") -> None:
+    """The bias behind a product of two pairs gets two dimensions, [1, out]: the same sum, by broadcasting.
+
+    ONNX Runtime merges a product of known shape and a bias of one dimension into a float Gemm, before it looks for
+    integer products. A batch that is fixed on loading makes the shape known.
+    """
+    import onnx_ir as ir
+
+    for node in graph:
+        if node.op_type != "Add" or not all(map(_is_dequantized, _factors(node))):
+            continue
+        for bias in node.inputs:
+            if (
+                bias is not None
+                and bias.is_initializer()
+                and len(bias.uses()) == 1
+                and constant(bias).numpy().ndim == 1
+            ):
+                bias.const_value = ir.tensor(constant(bias).numpy()[None], name=bias.name)
+                bias.shape = ir.Shape(constant(bias).shape)
+
+
+def _factors(addition: "ir.Node") -> "list[ir.Value | None]":
+    """Both inputs of the product that an addition reads; [None] where it reads none."""
+    makers = [value.producer() for value in addition.inputs if value is not None]
+    return next((list(maker.inputs) for maker in makers if maker is not None and maker.op_type == "MatMul"), [None])
+
+
+def _is_dequantized(value: "ir.Value | None") -> bool:
+    maker = value.producer() if value is not None else None
+    return maker is not None and maker.op_type == "DequantizeLinear"
+
+
 def constant(value: "ir.Value | None") -> Any:
     """The tensor of a value that is an initializer."""
     if value is None or value.const_value is None:

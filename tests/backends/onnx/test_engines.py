@@ -39,6 +39,25 @@ def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
     assert ops.count("Gather") == 2 and "Cast" not in ops
 
 
+@KINDS
+def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, tmp_path):
+    """A session of the user's own, with no setting but the batch: ONNX Runtime merged such linears into float Gemms."""
+    import onnxruntime
+
+    def products(file, batch=None):
+        settings = onnxruntime.SessionOptions()
+        settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+        if batch:
+            settings.add_free_dimension_override_by_name("batch", batch)
+        onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+        ops = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+        return sum(ops.count(op) for op in ("MatMulIntegerToFloat", "QLinearMatMul", "QGemm"))
+
+    symbolic = products(exported(kind).file)
+    assert symbolic >= 12
+    assert products(exported(kind).file, 2) == products(exported(kind, batch=2).file) == symbolic
+
+
 @pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("target", ["portable", "tensorrt"])

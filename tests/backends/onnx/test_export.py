@@ -68,6 +68,7 @@ def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quanti
     file = exported(kind, opset=opset).file
     model = onnx.load(file)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
+    assert model.ir_version == onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=False)
     onnx.shape_inference.infer_shapes(model, strict_mode=True, check_type=True, data_prop=True)
     assert_quantized_alike(run(file, images)["logits"], kind)
 
