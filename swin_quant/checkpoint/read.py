@@ -1,9 +1,10 @@
 """Reading the tensors of a weights file that somebody else wrote, without running anything it holds."""
 
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,19 @@ _NOT_WEIGHTS = (
 )
 
 _WRAPPERS = ("model", "state_dict")
+_SAID = ("config", "args", "arch")  # what those who train put beside the weights to say of which model they are
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights came from: the file, the SHA-256 of its bytes, its container, its convention of names, and
-    whether it holds ranges."""
+    """Where weights came from: the file, the SHA-256 of its bytes, its container, its convention of names, whether it
+    holds ranges, and what it says of itself beside its tensors: plain data, unchecked."""
 
     path: Path
     sha256: str
     format: str
     calibrated: bool = False
+    said: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def record(self) -> SourceRecord:
         """The `source` section of a run card."""
@@ -61,9 +64,14 @@ def read_state_dict(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], So
     is_safetensors = path.suffix == ".safetensors" or _has_header(head)
     if not is_safetensors and not head.startswith((_ZIP, _PICKLE)):
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
-    content = _read_safetensors(path, head) if is_safetensors else read_pickled(path)
+    if is_safetensors:
+        return _unwrap(path, _read_safetensors(path, head)), Source(
+            path, sha256_of(path), "safetensors", said={"metadata": _metadata(path)}
+        )
+    content = read_pickled(path)
     state = _unwrap(path, content)
-    return state, Source(path, sha256_of(path), "safetensors" if is_safetensors else "pth")
+    said = {key: content[key] for key in _SAID if isinstance(content.get(key), Mapping | str)}
+    return state, Source(path, sha256_of(path), "pth", said=said)
 
 
 def _sniff(path: Path) -> bytes:
@@ -99,6 +107,13 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
         return load_file(path)
     except Exception as error:  # SafetensorError, and what torch says of types and shapes that it has not
         raise SwinQuantError(f"{path}: is cut short or not a safetensors file ({_first_line(error)})") from error
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file that was read says beside its tensors."""
+    with open_plain(path) as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return dict(header.get("__metadata__") or {})
 
 
 def read_pickled(path: Path) -> Any:
