@@ -39,7 +39,8 @@ def resized(image, settings):
         target = (target, longer) if image.width <= image.height else (longer, target)
     image = image.resize(tuple(target), method)
     if side := settings["crop"]:
-        left, top = (int(round((length - side) / 2)) for length in image.size)
+        down = settings.get("crop_offset") == "rounded down"
+        left, top = ((length - side) // 2 if down else int(round((length - side) / 2)) for length in image.size)
         image = image.crop((left, top, left + side, top + side))
     return image
 

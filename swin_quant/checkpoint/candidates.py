@@ -9,7 +9,6 @@ from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.checkpoint.geometry import Geometry, differing
-from swin_quant.checkpoint.sources import name_of
 from swin_quant.config import architecture, load_config
 from swin_quant.config.files import shipped_configs
 
@@ -36,6 +35,14 @@ def fitting(known: Geometry) -> list[Candidate]:
     return [each for each in same if not differing(known, each.geometry)] or same
 
 
+def windows_of(name: str, known: Geometry) -> Geometry:
+    """The windows of the architecture that timm calls so, which others have whose sizes its builder was given."""
+    own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(name)), {})
+    windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
+    stages = len(known.get("DEPTHS", ()))
+    return {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
+
+
 def nearest(known: Geometry) -> Candidate:
     """The shipped configuration that contradicts `known` in the fewest keys, and of those by the least."""
     return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_unlike, known))
@@ -51,12 +58,12 @@ def _entries(value: Any) -> list[float]:
     return value if isinstance(value, list) else [value]
 
 
-def choose(candidates: Sequence[Candidate], known: Geometry, file: Path) -> Candidate:
-    """The one that the file is of: as its name says, or the plainest of those that differ in their training only.
+def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
+    """The one that a model of that name is of, or the plainest of those that differ in their training only.
 
-    UsageError names them where they are different models.
+    UsageError names them, and the file, where they are different models.
     """
-    left = _named_alike(candidates, _plain(name_of(file))) or candidates
+    left = _named_alike(candidates, _plain(name)) or candidates
     if len({each.model for each in left}) > 1:
         keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
         raise UsageError(

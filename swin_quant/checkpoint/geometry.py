@@ -68,6 +68,35 @@ def differing(one: Geometry, other: Geometry) -> list[str]:
     return [key for key in other if key in one and one[key] != other[key]]
 
 
+def unlike(told: Geometry, key: str, value: Any) -> bool:
+    """Whether the model that is `told`, with another value of `key`, computes otherwise."""
+    try:
+        return _in_use({**told, key: value}) != _in_use(told)
+    except (ArithmeticError, TypeError, ValueError):  # of a value that no model has
+        return True
+
+
+def _in_use(told: Geometry) -> Geometry:
+    """A geometry in which all that is computed alike is told alike: windows as maps clip them, a pretrained window
+    that is the stage's own, hidden widths in place of their ratio, what queries are scaled by."""
+    used = dict(told)
+    stages = range(len(told.get("DEPTHS", ())))
+    patch, width, heads = told.get("PATCH_SIZE"), told.get("EMBED_DIM"), told.get("NUM_HEADS")
+    if window := told.get("WINDOW_SIZE"):
+        maps = [told["IMG_SIZE"] // patch >> i if patch and "IMG_SIZE" in told else window for i in stages]
+        windows = [min(window, side) for side in maps]
+        used["WINDOW_SIZE"] = windows[0] if windows else window
+        if len(told.get("PRETRAINED_WINDOW_SIZES", ())) == len(stages):
+            pretrained = zip(told["PRETRAINED_WINDOW_SIZES"], windows, strict=True)
+            used["PRETRAINED_WINDOW_SIZES"] = [size or window for size, window in pretrained]
+    if width and "MLP_RATIO" in told:
+        used["MLP_RATIO"] = [int((width << stage) * told["MLP_RATIO"]) for stage in stages]
+    if width and heads and len(heads) == len(stages):
+        own = [((width << stage) // heads[stage]) ** -0.5 for stage in stages]
+        used["QK_SCALE"] = [told.get("QK_SCALE") or scale for scale in own]
+    return used
+
+
 _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
 
 

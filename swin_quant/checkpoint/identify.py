@@ -2,10 +2,10 @@
 
 What they leave open (the size of the pictures where no mask is stored, how pictures are prepared always) is what its
 publisher says beside it, or that of the shipped configuration of the same geometry. Where several fit that mean
-different models, the user has to say which.
+different models, the user has to say which. A configuration that the user gives is compared with what is published.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,26 @@ from swin_quant.base.progress import log
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone
-from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest
+from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest, windows_of
 from swin_quant.checkpoint.footprint import check_footprint
-from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows
+from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows, unlike
 from swin_quant.checkpoint.published import published
+from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.timm_models import of_timm, timm_config_name
 from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
-from swin_quant.config import default_config, from_dict, load_config
+from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
+from swin_quant.config.load import written
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.config.values import merge
+from swin_quant.config.values import at, merge
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
 _OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # what some files do not tell, and the user may
+_OF_THE_HEAD = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor ever tells the first; few files lack the second
-_PREPARATION = ("TEST.CROP", "TEST.CROP_RATIO", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
 _MOST_STAGES = 16
+_USUAL = "TEST.SHAPE"  # no guess: only few say anything else than the default
 
 
 def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None) -> CfgNode:
@@ -56,14 +59,71 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     told = _told(weights)
     if kind != LOGITS:
         told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # no part of it
-    public = published(file, str(told["TYPE"]))
-    known = _known(told, public, overrides, file)
+    said = published(weights.source, told, overrides.keys())
+    known = _known(told, said.keys, overrides, file)
     candidates = fitting(known)
-    chosen = choose(candidates, known, file) if candidates else None
-    prepared = {key: value for key, value in public.items() if key in _PREPARATION}
-    cfg = (_of_shipped if chosen else _of_its_own)(chosen or nearest(known), known, prepared | dict(overrides), file)
+    if not candidates and said.named:
+        known = windows_of(said.named, known) | known
+    chosen = choose(candidates, known, said.named or name_of(file), file) if candidates else None
+    given = {place: value for place, value in said.keys.items() if place.rpartition(".")[2] not in told}
+    cfg = (_of_shipped if chosen else _of_its_own)(chosen or nearest(known), known, given | dict(overrides), file)
     check_footprint(cfg, file)
     return cfg
+
+
+def config_given(
+    name: str | Path,
+    checkpoint: Checkpoint | None,
+    opts: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> CfgNode:
+    """The configuration that the user names, as `load_config` reads it, and what it leaves open as published."""
+    path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
+    cfg = load_config(path, opts, overrides, whole=False)
+    if isinstance(checkpoint, Weights) or (checkpoint is not None and local_file(checkpoint).is_file()):
+        cfg = agreed(cfg, checkpoint, written(path) | explicit, explicit)
+    return from_dict(to_dict(cfg), str(path))
+
+
+def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set[str] = frozenset()) -> CfgNode:
+    """`cfg` with what the publisher of a checkpoint without card says, where the user `stated` nothing.
+
+    Where he stated that pictures are prepared otherwise, it is his word, and a warning. UsageError where he stated
+    another model than is published, unless one by one (`explicit`).
+    """
+    file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
+    if card_of(file) is not None:
+        return cfg
+    weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file)
+    told = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
+    if told["TYPE"] != cfg.MODEL.TYPE:
+        return cfg  # which loading refuses
+    said = published(weights.source, told, explicit, stated)
+    node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _geometry_of(cfg)
+    taken, other = {}, []
+    for place, value in said.keys.items():
+        key, used = place.rpartition(".")[2], at(cfg, place)
+        if place in _OF_THE_HEAD or not (unlike(own, key, value) if key in own else used != value):
+            continue
+        if place not in stated:
+            taken[place] = value
+        elif place.startswith(node):
+            raise UsageError(
+                f"{file}: {said.where[place]} gives {place} {value}, and the configuration {used}: set {place} to say "
+                "which it is"
+            )
+        else:
+            other.append(f"{said.where[place]} gives {place} {value}, the configuration {used}")
+    if other:
+        log.warning("%s: is used otherwise than published: %s", file, listed(other, len(other)))
+    if taken:
+        shown = listed((f"{place} {value} ({said.where[place]})" for place, value in taken.items()), len(taken))
+        log.info("%s: as is published, where the configuration leaves it open: %s", file, shown)
+    return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
+
+
+def _geometry_of(cfg: CfgNode) -> Geometry:
+    return {"IMG_SIZE": cfg.DATA.IMG_SIZE, **architecture(cfg)}
 
 
 def _told(weights: Weights) -> Geometry:
@@ -85,7 +145,7 @@ def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, An
     cfg = default_config()
     merge(cfg, {"MODEL.TYPE": told["TYPE"], **public}, f"what describes {file}")
     merge(cfg, {place: overrides[place] for place in places.values() if place in overrides}, "command line")
-    return told | {key: _at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
+    return told | {key: at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
 
 
 def _check_stages(weights: Weights, told: Geometry) -> None:
@@ -108,9 +168,7 @@ def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], fi
     if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # a model of the user's, trained from ours
         own["MODEL.NAME"] = name_of(file)
     cfg, shipped = load_config(chosen.file, overrides={**own, **given}), load_config(chosen.file)
-    other = [
-        f"{key} {_at(cfg, key)} ({_at(shipped, key)})" for key in _PREPARATION if _at(cfg, key) != _at(shipped, key)
-    ]
+    other = [f"{key} {at(cfg, key)} ({at(shipped, key)})" for key in HOW_PREPARED if at(cfg, key) != at(shipped, key)]
     unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
@@ -132,7 +190,7 @@ def _of_its_own(near: Candidate, known: Geometry, given: Mapping[str, Any], file
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), given)
-    guessed = [f"{key} {_at(cfg, key)}" for key in _PREPARATION if key not in given]
+    guessed = [f"{key} {at(cfg, key)}" for key in HOW_PREPARED if key not in given and key != _USUAL]
     guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
     log.info("%s: %s, so the configuration is its own%s%s", file, unlike, guesses, _beside(file))
     return cfg
@@ -146,10 +204,3 @@ def _beside(file: Path) -> str:
 
 def _place(key: str, known: Geometry) -> str:
     return _ELSEWHERE.get(key, f"MODEL.{str(known['TYPE']).upper()}.{key}")
-
-
-def _at(cfg: CfgNode, place: str) -> Any:
-    node = cfg
-    for name in place.split("."):
-        node = node[name]
-    return node

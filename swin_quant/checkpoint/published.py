@@ -1,79 +1,246 @@
 """What the publisher of a checkpoint says of it beside the weights, as keys of our configuration.
 
-timm's `config.json` (or, for what is in the hub's cache alone, timm itself) says how its pictures are prepared;
-transformers' `config.json` has what its tensors do not tell, and `preprocessor_config.json` the preparation.
+It stands in the file (Microsoft's pickled `config`, metadata of safetensors), or beside it: transformers' or timm's
+`config.json`, `preprocessor_config.json`. For what is in the hub's cache alone timm itself says it. Every key is
+honoured, known to be of no matter, refused, or named in a warning, as the tables of `publishers` have it.
 """
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import read_json
+from swin_quant.base.progress import log
+from swin_quant.base.schema import show
+from swin_quant.checkpoint.framing import prepared_by_processor
+from swin_quant.checkpoint.geometry import Geometry, unlike
 from swin_quant.checkpoint.hub import WEIGHTS
+from swin_quant.checkpoint.publishers import (
+    ARGUMENTS,
+    MICROSOFT,
+    PROCESSOR,
+    TIMM,
+    TRANSFORMERS,
+    Only,
+    Sets,
+    Table,
+)
+from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.sources import timm_name
+from swin_quant.config import default_config
+from swin_quant.config.timm import prepared
+from swin_quant.config.values import at, merge
 
-_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # PIL's numbers
+_SWINS = ("swin", "swinv2")
+_TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer, whose processor may lie above it
+_FLAT = {"img_size", "window_size", "embed_dim"}  # a pickled config of any of these is of a builder's arguments
+_NAMED = {  # where a processor and timm say it
+    "DATA.IMG_SIZE": ("size", "input_size"),
+    "DATA.INTERPOLATION": ("resample", "interpolation"),
+    "DATA.MEAN": ("image_mean", "mean"),
+    "DATA.STD": ("image_std", "std"),
+    "TEST.CROP": ("do_center_crop", "crop_mode"),
+    "TEST.CROP_RATIO": ("crop_size", "crop_pct"),
+    "TEST.SHAPE": ("size", "crop_mode"),
+}
 
 
-def published(file: Path, kind: str) -> dict[str, Any]:
-    """Dotted keys -> values for the checkpoint `file` of MODEL.TYPE `kind`, unchecked; empty where nobody says a thing.
+@dataclass(frozen=True)
+class Said:
+    """All that is said of one file.
 
-    Only a file that is called as in a repository has its description beside it. A broken one is an error that names
-    it: what it would have said must not be guessed instead.
+    Attributes:
+        keys: dotted keys of our configuration -> values, of their types.
+        where: the same keys -> the file and key that says it.
+        refusals: what we do not compute or prepare -> the keys that lift it if the user sets them.
+        unknown: keys that no table has.
+        raw: `transformers`, `processor`, `timm` or `config` -> what was written, for who reads the names of classes.
     """
-    if file.name not in WEIGHTS:
-        return {}
-    config = _described(file.with_name("config.json"))
-    if "architecture" in config:
-        pretrained = config.get("pretrained_cfg", config)
-        given = _of_timm(_mapping(pretrained), _mapping(config.get("model_args")), kind)
-    elif config.get("model_type") in ("swin", "swinv2"):
-        processor = _described(file.with_name("preprocessor_config.json"))
-        given = _of_transformers(config, kind) | _of_processor(processor)
-    elif (name := timm_name(file)) is not None:
-        given = _of_timm(import_timm().get_pretrained_cfg(name).to_dict(), {}, kind)
-    else:
-        given = {}
-    return {key: value for key, value in given.items() if value is not None}
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    raw: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def named(self) -> str | None:
+        """The architecture, as timm calls it."""
+        name = self.raw.get("timm", {}).get("architecture")
+        return name if isinstance(name, str) else None
+
+    def say(self, place: str, value: Any, where: str) -> None:
+        """Note a value unless it is None; two who say different things are a refusal that the user lifts."""
+        if value is None:
+            return
+        if place in self.keys and self.keys[place] != value:
+            problem = f"{self.where[place]} gives {place} {self.keys[place]}, {where} {value}"
+            self.refusals[problem] = (place,)
+        self.keys.setdefault(place, value)
+        self.where.setdefault(place, where)
+
+    def read(self, table: Table, given: Mapping[str, Any], where: str, node: str) -> None:
+        """Take each key of `given` as `table` has it."""
+        for key, value in given.items():
+            rule, place = table.get(key), f"{where}: {show(key)[1:-1]}"
+            value = value if _is_plain(value) else type(value).__name__
+            if isinstance(rule, Sets):
+                self.say(rule.place.format(node=node), rule.read(value), place)
+            elif isinstance(rule, Only) and value not in rule.values:
+                self.refusals[f"{place} is {show(value)}, which is not what is done here"] = rule.unless
+            elif rule is None:
+                self.unknown.append(place)
+
+    def contradictions(self, told: Geometry, explicit: Set[str]) -> list[str]:
+        """What is said of the architecture and what the tensors tell, where they are of different models."""
+        sized = {"IMG_SIZE": self.keys["DATA.IMG_SIZE"]} if "DATA.IMG_SIZE" in self.keys else {}
+        return [
+            f"{self.where[place]} gives {place} {show(value)}, and the tensors tell {show(told[key])}"
+            for place, value in self.keys.items()
+            if place not in explicit
+            and (key := place.rpartition(".")[2]) in told
+            and unlike({**sized, **told}, key, value)
+        ]
+
+    def checked(self, explicit: Set[str], settled: Set[str]) -> "Said":
+        """With values of the types of their keys, less those that are `explicit`. Errors name who says it."""
+        cfg = default_config()
+        keys = {place: value for place, value in self.keys.items() if place not in explicit}
+        for place, value in keys.items():
+            merge(cfg, {place: value}, self.where[place])
+        for problem, unless in self.refusals.items():
+            if not {*unless} & (explicit | settled):
+                advice = f": set {' or '.join(unless)} to say how it shall be" if unless else ": not supported"
+                raise UsageError(f"{problem}{advice}")
+        if self.unknown:
+            log.warning("%s: no such key is known here, and nothing comes of it", listed(self.unknown, 8))
+        return replace(self, keys={place: at(cfg, place) for place in keys})
 
 
-def _of_timm(pretrained: Mapping[str, Any], model: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    ratio, mode = pretrained.get("crop_pct"), pretrained.get("crop_mode", "center")
-    return {
-        "DATA.IMG_SIZE": _side(model.get("img_size") or _without_channels(pretrained.get("input_size"))),
-        f"MODEL.{kind.upper()}.WINDOW_SIZE": _side(model.get("window_size")),
-        "DATA.INTERPOLATION": pretrained.get("interpolation"),
-        "DATA.MEAN": pretrained.get("mean"),
-        "DATA.STD": pretrained.get("std"),
-        "TEST.CROP": None if ratio is None else mode != "squash",
-        "TEST.CROP_RATIO": ratio,
-    }
+def published(
+    source: Source, told: Geometry, explicit: Set[str] = frozenset(), settled: Set[str] = frozenset()
+) -> Said:
+    """What is said of a checkpoint whose tensors tell `told`, less the keys that the user set (`explicit`).
+
+    These, and those that a configuration's file has `settled`, lift refusals. UsageError where what is said
+    contradicts the tensors or itself, or is of what we do not compute. A description beside a file that is not called
+    as in a repository may be another's: where it contradicts the tensors it is left unread, which a warning says.
+    """
+    node, file = f"MODEL.{str(told['TYPE']).upper()}", source.path
+    said, beside = Said(), Said()
+    _of_itself(said, source, node)
+    try:
+        _of_repository(beside, file, node)
+    except SwinQuantError as error:
+        if file.name in WEIGHTS:
+            raise
+        log.warning("%s; it is left unread", error)
+        beside = Said()
+    if file.name not in WEIGHTS and (other := beside.contradictions(told, explicit)):
+        log.warning("%s: describes another model than %s is, and is left unread: %s", file.with_name("config.json"),
+                    file.name, other[0])  # fmt: skip
+        beside = Said()
+    if not beside.raw and not said.raw and (name := timm_name(file)) is not None:
+        given = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
+        _of_timm(beside, given, f"timm's {name}", node)
+    for place, value in beside.keys.items():
+        said.say(place, value, beside.where[place])
+    said = replace(said, refusals=said.refusals | beside.refusals, unknown=said.unknown + beside.unknown,
+                   raw=said.raw | beside.raw)  # fmt: skip
+    said = said.checked(explicit, settled)
+    if other := said.contradictions(told, explicit):
+        raise UsageError(f"{file}: {other[0]}: set that key to say which it is")
+    return said
 
 
-def _of_transformers(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    node = f"MODEL.{kind.upper()}"
-    more = {f"{node}.PRETRAINED_WINDOW_SIZES": config.get("pretrained_window_sizes")} if kind == "swinv2" else {}
-    return {
-        "DATA.IMG_SIZE": _side(config.get("image_size")),
-        f"{node}.WINDOW_SIZE": _side(config.get("window_size")),
-        **more,
-    }
+def _of_itself(said: Said, source: Source, node: str) -> None:
+    """What the file holds beside its tensors."""
+    config = source.said.get("config")
+    if isinstance(config, Mapping):
+        where = f"{source.path}: config"
+        said.raw["config"] = config
+        if _FLAT & config.keys():
+            said.read(ARGUMENTS, config, where, node)
+        elif "MODEL" in config:
+            said.read(MICROSOFT, dict(_microsoft(config, node)), where, node)
+    metadata = {key: _parsed(value) for key, value in source.said.get("metadata", {}).items()}
+    for key in ("config", "config.json"):
+        metadata |= _mapping(metadata.get(key))
+    if any(key in metadata for key in ("pretrained_cfg", "architecture", "input_size")):
+        metadata.pop("format", None)
+        _of_timm(said, metadata, f"metadata of {source.path}", node)
+    elif metadata.get("model_type") in _SWINS:
+        _of_transformers(said, metadata, f"metadata of {source.path}", node)
 
 
-def _of_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """ViTImageProcessor resizes to `size`, others to its shorter side and crop the centre."""
-    size = processor.get("size")
-    shorter = size.get("shortest_edge") if isinstance(size, dict) else None
-    crop, method = _side(processor.get("crop_size")), processor.get("resample")
-    crops = processor.get("do_center_crop") is True and type(crop) is int and type(shorter) is int and shorter > 0
-    return {
-        "DATA.INTERPOLATION": _RESAMPLING.get(method) if type(method) is int else None,
-        "DATA.MEAN": processor.get("image_mean"),
-        "DATA.STD": processor.get("image_std"),
-        "TEST.CROP": crops if processor else None,
-        "TEST.CROP_RATIO": crop / shorter if crops else None,
-    }
+def _of_repository(said: Said, file: Path, node: str) -> None:
+    """What lies beside the file."""
+    path = file.with_name("config.json")
+    config = _described(path)
+    if config.get("model_type") in _SWINS:
+        _of_transformers(said, config, str(path), node)
+        above = (file.parent.parent,) if _TRAINERS.fullmatch(file.parent.name) else ()
+        beside = [folder / "preprocessor_config.json" for folder in (file.parent, *above)]
+        if (processor := next(filter(Path.is_file, beside), None)) is not None:
+            given = _described(processor)
+            said.raw["processor"] = given
+            said.read(PROCESSOR, given, str(processor), node)
+            preparation, refusals = prepared_by_processor(given, str(processor))
+            for place, value in preparation.items():
+                said.say(place, value, f"{processor}: {_NAMED[place][0]}")
+            said.refusals.update(refusals)
+        else:
+            log.warning("%s: lies there without preprocessor_config.json: how pictures are prepared is not said", path)
+    elif "architecture" in config or "pretrained_cfg" in config:
+        _of_timm(said, config, str(path), node)
+    elif config and file.name in WEIGHTS:
+        log.warning("%s: is no description of a Swin or of a model of timm: nothing comes of it", path)
+
+
+def _of_transformers(said: Said, config: Mapping[str, Any], where: str, node: str) -> None:
+    said.raw["transformers"] = config
+    said.say("MODEL.TYPE", config["model_type"], f"{where}: model_type")
+    names = config.get("id2label")
+    if "num_labels" not in config and isinstance(names, Mapping):
+        said.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
+    table = (
+        TRANSFORMERS
+        if node.endswith("V2")
+        else {k: v for k, v in TRANSFORMERS.items() if k != "pretrained_window_sizes"}
+    )
+    said.read(table, config, where, node)
+
+
+def _of_timm(said: Said, config: Mapping[str, Any], where: str, node: str) -> None:
+    """Both layouts of timm's description: all in one, or `pretrained_cfg` and `model_args` apart."""
+    said.raw["timm"] = config
+    for key in ("pretrained_cfg", "model_args"):
+        if not isinstance(config.get(key, {}), Mapping | None):
+            raise UsageError(f"{where}: {key} must be a mapping, not {show(config[key])}")
+    arguments, weights = config.get("model_args") or {}, config.get("pretrained_cfg") or config
+    top = {key: value for key, value in config.items() if key not in ("pretrained_cfg", "model_args")}
+    whole = {**weights, **top}  # as timm reads it, too
+    said.read(TIMM, whole, where, node)
+    if not node.endswith("TIMM"):
+        said.read(ARGUMENTS, arguments, f"{where}: model_args", node)
+    sized = {"input_size": None} if arguments.get("img_size") and whole.get("fixed_input_size") else {}
+    for place, value in prepared(whole | sized).items():
+        said.say(place, value, f"{where}: {_NAMED[place][1]}")
+
+
+def _microsoft(config: Mapping[str, Any], node: str) -> Iterator[tuple[str, Any]]:
+    """The keys of the model's own section by their names, those of DATA, MODEL and TEST by their places. The rest is
+    of training, or of other models."""
+    for section in ("DATA", "MODEL", "TEST"):
+        for key, value in _mapping(config.get(section)).items():
+            if not isinstance(value, Mapping):
+                yield f"{section}.{key}", value
+    yield from _mapping(_mapping(config.get("MODEL")).get(node.rpartition(".")[2])).items()
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -84,14 +251,15 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _without_channels(size: Any) -> Any:
-    return size[1:] if isinstance(size, list | tuple) else size
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Mapping)
 
 
-def _side(size: Any) -> Any:
-    """One number for a square that is given by one or both of its sides; anything else as it is, to be refused."""
-    if isinstance(size, dict):
-        size = [size.get("height"), size.get("width")]
-    if isinstance(size, list | tuple):
-        return size[0] if len(size) == 2 and size[0] == size[1] else list(size) or None
-    return size
+def _parsed(text: str) -> Any:
+    """A value of safetensors' metadata, which are all text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -30,7 +30,7 @@ def timm_config_name(weights: Weights) -> str | None:
 def of_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
     """The config of `named`, with what its publisher and its head say, under `overrides`; errors of `load_config`."""
     options = _beside(weights).get("model_args")
-    said = {key: value for key, value in published(weights.source.path, "timm").items() if "WINDOW" not in key}
+    said = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
     if isinstance(options, dict) and options:
         said["MODEL.TIMM.OPTIONS"] = json.dumps({key: value for key, value in options.items() if key != "img_size"})
     if (classes := _classes(weights)) is not None:

@@ -105,20 +105,19 @@ def _step(args: argparse.Namespace, sides: list[Side]) -> None:
 
 
 def _sides(args: argparse.Namespace, world: World) -> list[Side]:
-    from swin_quant.config import load_config
-    from swin_quant.config.files import find_config
+    from swin_quant.checkpoint.identify import config_given
     from swin_quant.quant.policies import load_policy
     from swin_quant.tasks.align import is_dump, side_of
 
     places = [place for place in (args.a, args.b) if place]
     policies = _one_each("--policy", args.policy, len(places))
     engines = _one_each("--engine", args.engines, len(places))
-    cfg = load_config(find_config(args.cfg), args.opts or ()) if args.cfg else None
     sides = []
     for place, policy, engine in zip(places, policies, engines, strict=True):
         dumped = is_dump(place)
         checkpoint = not dumped and deployed.is_checkpoint(place)
         chosen = load_policy(policy) if policy and checkpoint else None
+        cfg = config_given(args.cfg, place if checkpoint else None, args.opts or ()) if args.cfg else None
         on = engine if not dumped and not checkpoint else None
         sides.append(side_of(place, chosen, on, deployed.engine_options(args, world), world, cfg))
     return sides

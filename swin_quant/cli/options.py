@@ -194,15 +194,14 @@ def config_of(args: argparse.Namespace, keys: Mapping[str, str] = CONFIG_KEYS) -
 
     `keys`: the options that set keys, where not all of them do.
     """
-    from swin_quant.checkpoint.identify import config_for
-    from swin_quant.config import find_config, load_config
+    from swin_quant.checkpoint.identify import config_for, config_given
 
     args.checkpoint = found(args.checkpoint)
     given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in keys.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
     opts = args.opts or ()
     if args.cfg:
-        cfg = load_config(find_config(args.cfg), opts, overrides)
+        cfg = config_given(args.cfg, args.checkpoint, opts, overrides)
     elif args.checkpoint:
         if len(opts) % 2:
             raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")

@@ -81,10 +81,10 @@ def recipe_of(args: argparse.Namespace, recipe: Recipe, **more: Any) -> Recipe:
 
 def request_of(args: argparse.Namespace, cfg: CfgNode, folder: Path) -> Request:
     """What the options ask for besides config and recipe."""
-    from swin_quant.config import find_config, load_config
+    from swin_quant.checkpoint.identify import config_given
     from swin_quant.tasks.train import Request
 
-    teacher_cfg = load_config(find_config(args.teacher_cfg)) if args.teacher_cfg else None
+    teacher_cfg = config_given(args.teacher_cfg, args.teacher) if args.teacher_cfg else None
     return Request(
         folder=folder,
         start=args.checkpoint,

@@ -10,15 +10,17 @@ from swin_quant.base.errors import UsageError
 from swin_quant.config.defaults import default_config
 from swin_quant.config.files import layers
 from swin_quant.config.geometry import check_geometry
-from swin_quant.config.values import merge
+from swin_quant.config.values import leaves, merge
 
 
-def load_config(path: str | Path, opts: Sequence[str] = (), overrides: Mapping[str, Any] | None = None) -> CfgNode:
+def load_config(
+    path: str | Path, opts: Sequence[str] = (), overrides: Mapping[str, Any] | None = None, whole: bool = True
+) -> CfgNode:
     """Defaults <- BASE files <- the file <- opts <- overrides, checked and frozen.
 
     `opts` alternates keys and values as typed by the user, `overrides` maps dotted keys to values (leave out flags
     that were not given). BASE is resolved here, so the returned tree stands by itself. Raises UsageError, which names
-    the key and the file, `--opts` or the command line.
+    the key and the file, `--opts` or the command line. Unless `whole`, the tree is neither checked nor frozen.
     """
     cfg = default_config()
     for file, tree in layers(Path(path), (), []):
@@ -27,9 +29,15 @@ def load_config(path: str | Path, opts: Sequence[str] = (), overrides: Mapping[s
         raise UsageError(f"‹opts› takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
     merge(cfg, dict(zip(opts[::2], opts[1::2], strict=True)), "‹opts›")
     merge(cfg, overrides or {}, "command line")
-    check_geometry(cfg, str(path))
-    cfg.freeze()
+    if whole:
+        check_geometry(cfg, str(path))
+        cfg.freeze()
     return cfg
+
+
+def written(path: str | Path) -> set[str]:
+    """The dotted keys that a configuration's file and those of its BASE set."""
+    return {key for _, tree in layers(Path(path), (), []) for key, _ in leaves(tree)} - {"BASE"}
 
 
 def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None = None) -> CfgNode:

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,8 @@ _NOT_OPTIONS = (
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir",
     "features_only", "num_classes", "scriptable", "exportable", "no_jit", "in_chans", "drop_path_rate", "drop_rate",
 )  # fmt: skip
+CROP_RATIO = 0.875  # timm's defaults, of its PretrainedCfg
+_DATA = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _LONGEST = 4096
 _LARGEST = 2**14  # channels, pixels, blocks: what is far beyond any model is a slip, and would take all memory
 _KINDS: dict[str, Any] = {
@@ -54,17 +56,26 @@ def tree_of(name: str) -> dict[str, Any]:
     _, height, width = said.get("input_size") or (3, 224, 224)
     if height != width:
         raise UsageError(f"timm:{name}: is for pictures of {height} x {width}: only square ones are supported")
-    data = {"IMG_SIZE": height, "INTERPOLATION": said.get("interpolation"), "MEAN": _floats(said.get("mean")),
-            "STD": _floats(said.get("std"))}  # fmt: skip
-    test = {"CROP": said.get("crop_mode") != "squash", "CROP_RATIO": said.get("crop_pct")}
     model = {"TYPE": "timm", "NAME": name, "DROP_PATH_RATE": 0.0, "TIMM": {"ARCHITECTURE": architecture}}
     model["NUM_CLASSES"] = said.get("num_classes") or 1000
-    parts = {"DATA": data, "MODEL": model, "TEST": test}
-    return {part: {key: value for key, value in keys.items() if value is not None} for part, keys in parts.items()}
+    return {"MODEL": model, "DATA.IMG_SIZE": height, **prepared(said)}
 
 
-def _floats(values: Any) -> list[float] | None:
-    return [float(value) for value in values] if values else None
+def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+    """How pictures are prepared by a `pretrained_cfg` of timm, unchecked, by dotted keys; timm's defaults where it is
+    silent, but none for the size, which is the model's own. Squashed whole, a picture is not cropped."""
+    size, ratio = pretrained.get("input_size"), pretrained.get("crop_pct")
+    ratio = CROP_RATIO if ratio in (None, 0) else ratio
+    squashes = pretrained.get("crop_mode") == "squash"
+    square = isinstance(size, list | tuple) and len(size) == 3 and size[1] == size[2]
+    named = _DATA | {key: value for key, value in pretrained.items() if key in _DATA and value is not None}
+    return {
+        **({} if size is None else {"DATA.IMG_SIZE": size[2] if square else size}),
+        **{f"DATA.{key.upper()}": list(value) if isinstance(value, tuple) else value for key, value in named.items()},
+        "TEST.CROP": not (squashes and ratio == 1),
+        "TEST.CROP_RATIO": ratio,
+        "TEST.SHAPE": "squashed" if squashes and ratio != 1 else "square",
+    }
 
 
 def options_of(cfg: CfgNode, source: str) -> dict[str, Any]:

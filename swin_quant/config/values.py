@@ -65,6 +65,14 @@ def _kind(example: Any) -> Any:
     return _Text if isinstance(example, str) else type(example)
 
 
+def at(cfg: CfgNode, place: str) -> Any:
+    """The value of a dotted key."""
+    node = cfg
+    for name in place.split("."):
+        node = node[name]
+    return node
+
+
 def need(holds: bool, source: str, problem: str) -> None:
     """UsageError that names the source, unless it holds."""
     if not holds:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
 _LARGEST = 1e6  # of mean and std: beyond all scales that pictures have
 MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
-SQUARE, SHORTER, WHOLE = SHAPES = ("square", "shorter", "whole")
+SQUARE, FLOORED, SQUASHED, SHORTER, WHOLE = SHAPES = ("square", "floored", "squashed", "shorter", "whole")
 _Mean = Annotated[float, within(least=-_LARGEST, most=_LARGEST)]
 _Std = Annotated[float, within(above=0, most=_LARGEST)]
 
@@ -47,8 +47,9 @@ class Preprocess:
         interpolation: one of INTERPOLATIONS.
         mean, std: of the RGB channels, on a scale of 0 to 1.
         crop_ratio: the side of the crop to that of the picture: Microsoft's 224 / 256, timm's crop_pct.
-        shape: square is the above. For models that take any size: shorter resizes the shorter side to size and crops
-            nothing, whole leaves the picture as it is.
+        shape: square is the above, where the crop's offset is rounded to the nearest, as by torchvision, half to even;
+            floored rounds it down, as transformers does; squashed resizes both sides to int(size / crop_ratio). For
+            models that take any size: shorter resizes the shorter side to size and crops nothing, whole leaves all.
 
     Raises:
         UsageError: a field is of the wrong type or out of range.
@@ -93,7 +94,15 @@ class Preprocess:
     @property
     def is_square(self) -> bool:
         """Whether all pictures come out alike. Where they do not, they are taken one by one."""
-        return self.shape == SQUARE
+        return self.shape in (SQUARE, FLOORED, SQUASHED)
+
+    @property
+    def resized(self) -> int | list[int] | None:
+        """What a picture is resized to before any crop: its shorter side, height and width, or nothing at all."""
+        if not self.is_square:
+            return self.size if self.shape == SHORTER else None
+        side = int(self.size / self.crop_ratio) if self.crop else self.size
+        return side if self.crop and self.shape != SQUASHED else [side, side]
 
     def pixels(self, images: Tensor) -> Tensor:
         """The pixels that `images` [B, 3, H, W] were normalised from: uint8 [B, H, W, 3], exactly; others rounded."""
@@ -162,14 +171,19 @@ def _evaluation(preprocess: Preprocess) -> Callable[[Image.Image], Tensor]:
     import_torchvision()
     from torchvision import transforms as tv
 
-    size, method = preprocess.size, tv.InterpolationMode(preprocess.interpolation)
-    if preprocess.shape != SQUARE:
-        geometry = [tv.Resize(size, method)] if preprocess.shape == SHORTER else []
-    elif preprocess.crop:
-        geometry = [tv.Resize(int(size / preprocess.crop_ratio), method), tv.CenterCrop(size)]
-    else:
-        geometry = [tv.Resize((size, size), method)]
+    method = tv.InterpolationMode(preprocess.interpolation)
+    geometry: list[Callable[..., Any]] = []
+    if preprocess.resized is not None:
+        geometry.append(tv.Resize(preprocess.resized, method))
+    if preprocess.is_square and preprocess.crop:
+        floored = preprocess.shape == FLOORED
+        geometry.append(partial(_floored_crop, preprocess.size) if floored else tv.CenterCrop(preprocess.size))
     return tv.Compose([*geometry, tv.ToTensor(), tv.Normalize(preprocess.mean, preprocess.std)])
+
+
+def _floored_crop(size: int, image: Image.Image) -> Image.Image:
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    return image.crop((left, top, left + size, top + size))
 
 
 @lru_cache(maxsize=8)

@@ -20,8 +20,8 @@ from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import save_float
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.checkpoint.sources import local_file
-from swin_quant.config import from_dict, load_config, to_dict
-from swin_quant.config.files import find_config
+from swin_quant.config import from_dict, to_dict
+from swin_quant.config.values import leaves
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.face.policy import policy as named_policy
@@ -211,14 +211,16 @@ def load(
     wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
     checkpoint = local_file(checkpoint)
-    if config is None:
-        from swin_quant.checkpoint.identify import config_for
+    from swin_quant.checkpoint.identify import agreed, config_for, config_given
 
-        with called(cfg="config"):
+    with called(cfg="config"):
+        if config is None:
             cfg = config_for(checkpoint, wanted)
-    else:
-        cfg = config if isinstance(config, CfgNode) else load_config(find_config(config))
-        cfg = from_dict(to_dict(cfg), "load", wanted) if wanted else cfg
+        elif isinstance(config, CfgNode):
+            cfg = from_dict(to_dict(config), "load", wanted) if wanted else config
+            cfg = agreed(cfg, checkpoint, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
+        else:
+            cfg = config_given(config, checkpoint, (), wanted)
     chosen = [named_policy(policy) if isinstance(policy, str) else policy] if policy else []
     world = World(device=torch.device(device))
     subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)

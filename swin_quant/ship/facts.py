@@ -14,7 +14,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.preprocess import SHORTER, SQUARE, Preprocess
+from swin_quant.data.preprocess import FLOORED, SHORTER, Preprocess
 
 SCHEMA = "swin-quant/package/1"
 MODEL = "model.onnx"  # what Triton looks for, and OpenVINO Model Server takes
@@ -80,8 +80,9 @@ class PackageFacts:
         """All steps from a picture to the input, as the reference implementation reads them."""
         p = self.preprocess
         return {
-            "resize": int(p.size / p.crop_ratio) if p.crop else [p.size, p.size],
+            "resize": p.resized,
             "crop": p.size if p.crop else None,
+            **({"crop_offset": "rounded down"} if p.crop and p.shape == FLOORED else {}),
             "interpolation": p.interpolation,
             "colours": "RGB",
             "scale": 255,
@@ -119,7 +120,7 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
         raise UsageError(f"{artifact.file}: is of {kind}: only ONNX files are packaged: export with ‹backend› onnx")
     file = verified(artifact)
     preprocess = Preprocess.from_dict(artifact.card.preprocess)
-    if file.image_size is None or preprocess.shape != SQUARE:
+    if file.image_size is None or not preprocess.is_square:
         what = "resizes only the shorter side" if preprocess.shape == SHORTER else "takes pictures of any size"
         raise UsageError(f"{card_path(artifact.file)}: {what}: only classifiers and embeddings are packaged")
     if file.functions and artifact.record["options"].get("target") == "openvino":

@@ -22,7 +22,6 @@ from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.preprocess import SQUARE
 from swin_quant.engines.options import EngineOptions
 from swin_quant.serving.app import Service, build_app
 from swin_quant.serving.limits import ServiceLimits
@@ -53,7 +52,7 @@ def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa
     """
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
-    if kind == FEATURES or preprocess.shape != SQUARE:
+    if kind == FEATURES or not preprocess.is_square:
         raise UsageError(f"{artifact.file}: gives maps, or takes pictures of any size: serve a classifier or embedding")
     chosen, limits = one_engine(artifact, how.engines), how.limits
     sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()

@@ -135,11 +135,12 @@ def test_a_folder_is_a_snapshot(tmp_path):
         read_weights(folder)
 
 
-def test_a_description_of_another_file_means_nothing(tmp_path):
-    files = {"config.json": {"model_type": "swin", "image_size": 64}, "mine.safetensors": weights()}
+def test_a_description_of_another_file_means_nothing(tmp_path, caplog):
+    files = {"config.json": {"model_type": "swinv2", "image_size": 64}, "mine.safetensors": weights()}
     file = snapshot(tmp_path / "my-swin", files) / "mine.safetensors"
     with pytest.raises(UsageError, match="leave DATA.IMG_SIZE open"):
         config_for(file)
+    assert "config.json: describes another model than mine.safetensors is, and is left unread" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,10 @@ def test_a_description_of_another_file_means_nothing(tmp_path):
         ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"mean": "red"}}, "DATA.MEAN must be a list"),
         ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"input_size": 7}}, "IMG_SIZE 7"),
         ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"crop_pct": {}}}, "CROP_RATIO must be a number"),
-        ({"architecture": "swin", "pretrained_cfg": [], "model_args": 3}, "leave DATA.IMG_SIZE open"),
+        (
+            {"architecture": "swin", "pretrained_cfg": [], "model_args": 3},
+            "config.json: pretrained_cfg must be a mapping",
+        ),
         (b"{", "is not a description of a checkpoint: its JSON cannot be read"),
     ],
 )

@@ -14,7 +14,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
-from swin_quant.data.preprocess import SQUARE, Preprocess
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.layers import Swin
 
@@ -57,7 +57,7 @@ def export(
     check_batch(spec, options.batch)
     assert isinstance(model, Swin)
     preprocess = Preprocess.from_dict(card.preprocess) if spec.pixels else None
-    if preprocess and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):
+    if preprocess and (not preprocess.is_square or model.in_chans != len(preprocess.mean)):
         raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
     beyond, halves = card.calibration["beyond_half"] if card.calibration else [], _in_half(spec)
     kept = [node for node in beyond if node in halves or node.rpartition(".")[2].startswith(_STREAMS)]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.preprocess import SQUARE, Preprocess
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 
 
@@ -18,7 +18,7 @@ def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess |
         raise UsageError(f"‹softmax› and ‹top_k› are of logits, and this model gives {model.output_kind}")
     if options.top_k and options.top_k > model.classes:
         raise UsageError(f"‹top_k› {options.top_k}: the model has {model.classes} classes")
-    if options.uint8_input and preprocess and (preprocess.shape != SQUARE or model.in_chans != len(preprocess.mean)):
+    if options.uint8_input and preprocess and (not preprocess.is_square or model.in_chans != len(preprocess.mean)):
         raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
 
 

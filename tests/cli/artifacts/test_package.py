@@ -304,12 +304,15 @@ def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
         files.append(tmp_path / f"{number}.{kind}")
         image.save(files[-1])
     pictures = NamedPictures(list(map(str, files)))
-    for crop, ratio, method, size in [
+    for crop, ratio, method, size, *shape in [
         (False, 0.875, "bicubic", 32), (True, 0.875, "bicubic", 32), (True, 0.9, "bilinear", 24),
         (True, 1.0, "lanczos", 31), (False, 0.875, "nearest", 48), (True, 0.95, "box", 33),
+        (True, 0.9, "bicubic", 32, "floored"), (True, 0.8, "bicubic", 24, "squashed"),
     ]:  # fmt: skip
-        transform = Preprocess(size, crop, method, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), ratio)
-        settings = {"resize": int(size / ratio) if crop else [size, size], "crop": size if crop else None,
+        transform = Preprocess(size, crop, method, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), ratio, *shape)
+        pair = not crop or shape == ["squashed"]
+        settings = {"resize": [int(size / ratio) if crop else size] * 2 if pair else int(size / ratio),
+                    "crop": size if crop else None, "crop_offset": "rounded down" if shape == ["floored"] else None,
                     "interpolation": method, "mean": transform.mean, "std": transform.std,
                     "type": "float32"}  # fmt: skip
         for index, file in enumerate(files):

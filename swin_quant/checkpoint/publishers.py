@@ -1,0 +1,226 @@
+"""The keys that publishers use, source by source, and what becomes of each: data that `published` reads.
+
+A key that no table has is a warning by its name: nothing is passed over in silence.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Honoured: the key of our configuration that it sets; `{node}` stands for MODEL.SWIN or MODEL.SWINV2."""
+
+    place: str
+    read: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True)
+class Only:
+    """The values that mean what our networks compute, or how pictures are prepared here; any other is refused.
+
+    `unless`: who sets one of these keys has said what shall be done instead.
+    """
+
+    values: tuple[Any, ...]
+    unless: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of no matter for what is computed: training, bookkeeping, provenance. `names`: of the classes."""
+
+    names: bool = False
+
+
+@dataclass(frozen=True)
+class Together:
+    """Honoured with others of its table, by a function of its source."""
+
+
+Table: TypeAlias = Mapping[str, Sets | Only | Told | Together]
+NOTHING, NAMES, TOGETHER = Told(), Told(names=True), Together()
+HOW_PREPARED = ("TEST.CROP", "TEST.CROP_RATIO", "TEST.SHAPE", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
+_FRAMED = ("TEST.CROP", "TEST.SHAPE")
+
+
+def _each(rule: Told | Together | Only, names: str) -> dict[str, Sets | Only | Told | Together]:
+    return dict.fromkeys(names.split(), rule)
+
+
+def side(size: Any) -> Any:
+    """One number for a square that is given by one or both of its sides; anything else as it is, to be refused."""
+    if isinstance(size, Mapping) and set(size) == {"height", "width"}:
+        size = [size["height"], size["width"]]
+    if isinstance(size, list | tuple):
+        return size[0] if size and all(each == size[0] for each in size) and len(size) <= 2 else list(size)
+    return size
+
+
+def entries(value: Any) -> Any:
+    """A list for what may be a tuple."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+_SAME: Final = {  # the architecture, which most call alike
+    "patch_size": Sets("{node}.PATCH_SIZE", side),
+    "embed_dim": Sets("{node}.EMBED_DIM"),
+    "depths": Sets("{node}.DEPTHS", entries),
+    "num_heads": Sets("{node}.NUM_HEADS", entries),
+    "window_size": Sets("{node}.WINDOW_SIZE", side),
+    "mlp_ratio": Sets("{node}.MLP_RATIO"),
+    "qkv_bias": Sets("{node}.QKV_BIAS"),
+    "pretrained_window_sizes": Sets("{node}.PRETRAINED_WINDOW_SIZES", entries),
+}
+
+# config.json of transformers' Swin and Swinv2. Their exact GELU has two names.
+TRANSFORMERS: Table = {
+    **_SAME,
+    "image_size": Sets("DATA.IMG_SIZE", side),
+    "num_channels": Sets("{node}.IN_CHANS"),
+    "use_absolute_embeddings": Sets("{node}.APE"),
+    "num_labels": Sets("MODEL.NUM_CLASSES"),
+    "path_norm": Only((True,)),
+    "hidden_act": Only(("gelu", "gelu_python")),
+    "layer_norm_eps": Only((1e-5,)),
+    "problem_type": Only((None, "single_label_classification")),
+    "quantization_config": Only((None,)),
+    **_each(NAMES, "id2label label2id"),
+    **_each(
+        NOTHING,
+        # of training, of other heads than the classifier's, and what follows from the keys above
+        "attention_probs_dropout_prob hidden_dropout_prob drop_path_rate initializer_range encoder_stride hidden_size "
+        "num_layers num_hidden_layers num_attention_heads out_features out_indices stage_names _out_features "
+        "_out_indices is_decoder is_encoder_decoder "
+        # of every model of transformers
+        "architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path _commit_hash "
+        "_attn_implementation _attn_implementation_autoset attn_implementation _attn_implementation_internal "
+        "_experts_implementation output_attentions output_hidden_states return_dict use_return_dict "
+        "chunk_size_feed_forward finetuning_task task_specific_params torchscript use_bfloat16 pruned_heads "
+        "tie_weights tie_word_embeddings tie_encoder_decoder tokenizer_class bos_token_id eos_token_id pad_token_id "
+        "sep_token_id decoder_start_token_id cross_attention_hidden_size add_cross_attention use_cache prefix "
+        "tf_legacy_loss gradient_checkpointing auto_map "
+        # of text that older versions of transformers would have generated
+        "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature "
+        "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+        "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
+        "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+        "begin_suppress_tokens",
+    ),
+}
+
+# preprocessor_config.json of transformers.
+PROCESSOR: Table = {
+    **_each(
+        TOGETHER,
+        "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
+        "image_mean image_std resample image_processor_type feature_extractor_type",
+    ),
+    "do_pad": Only((None, False), _FRAMED),
+    "size_divisor": Only((None,), _FRAMED),
+    "do_thumbnail": Only((None, False), _FRAMED),
+    "do_align_long_axis": Only((None, False), _FRAMED),
+    "do_flip_channel_order": Only((None, False)),
+    "do_grayscale": Only((None, False)),
+    "rescale_offset": Only((None, False), ("DATA.MEAN", "DATA.STD")),
+    **_each(
+        NOTHING,
+        "do_convert_rgb data_format input_data_format device disable_grouping return_tensors pad_size image_seq_length "
+        "include_top do_reduce_labels processor_class auto_map _valid_processor_keys _processor_class "
+        "image_processor_class transformers_version",
+    ),
+}
+
+# timm's description of weights: `pretrained_cfg`, or in older files all of config.json.
+TIMM: Table = {
+    **_each(TOGETHER, "input_size crop_pct interpolation mean std"),
+    "crop_mode": Only((None, "center", "squash"), _FRAMED),
+    "crop_border_pixels": Only((None, 0), _FRAMED),
+    "num_classes": Sets("MODEL.NUM_CLASSES"),
+    "global_pool": Only((None, "avg")),
+    "label_offset": Only((None, 0, False)),
+    **_each(NAMES, "labels label_names label_descriptions"),
+    **_each(
+        NOTHING,
+        # `architecture` is read by who asks which model it is
+        "architecture model_args pretrained_cfg url file state_dict hf_hub_id hf_hub_filename source tag custom_load "
+        "test_input_size min_input_size fixed_input_size test_crop_pct pool_size test_pool_size num_features "
+        "first_conv classifier license description origin_url paper_name paper_ids notes "
+        "model_type architectures torch_dtype dtype transformers_version initializer_range do_pooling problem_type",
+    ),
+}
+
+# What builders of Swin are called with: timm's `model_args`, Microsoft's own classes.
+ARGUMENTS: Table = {
+    **_SAME,
+    "img_size": Sets("DATA.IMG_SIZE", side),
+    "in_chans": Sets("{node}.IN_CHANS"),
+    "num_classes": Sets("MODEL.NUM_CLASSES"),
+    "qk_scale": Sets("{node}.QK_SCALE"),
+    "ape": Sets("{node}.APE"),
+    "patch_norm": Sets("{node}.PATCH_NORM"),
+    "act_layer": Only((None, "gelu")),
+    "norm_layer": Only((None, "layernorm", "LayerNorm")),
+    "global_pool": Only((None, "avg")),
+    "head_dim": Only((None,)),
+    "always_partition": Only((None, False)),
+    **_each(
+        NOTHING,
+        "drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init use_checkpoint fused_window_process "
+        "strict_img_size dynamic_img_size embed_layer device dtype",
+    ),
+}
+
+# Microsoft's tree, its section of the model's TYPE and what is beside it.
+MICROSOFT: Table = {
+    **{key.upper(): rule for key, rule in {**ARGUMENTS, **_SAME}.items() if isinstance(rule, Sets)},
+    "DATA.IMG_SIZE": Sets("DATA.IMG_SIZE"),
+    "DATA.INTERPOLATION": Sets("DATA.INTERPOLATION"),
+    "DATA.MEAN": Sets("DATA.MEAN", entries),
+    "DATA.STD": Sets("DATA.STD", entries),
+    "TEST.CROP": Sets("TEST.CROP"),
+    "TEST.CROP_RATIO": Sets("TEST.CROP_RATIO"),
+    "TEST.SHAPE": Sets("TEST.SHAPE"),
+    "MODEL.TYPE": Sets("MODEL.TYPE"),
+    "MODEL.NUM_CLASSES": Sets("MODEL.NUM_CLASSES"),
+    "NORM_BEFORE_MLP": Only((None, "ln")),
+    **_each(
+        NOTHING,
+        "MODEL.NAME MODEL.PRETRAINED MODEL.RESUME MODEL.DROP_RATE MODEL.DROP_PATH_RATE MODEL.LABEL_SMOOTHING "
+        "MODEL.OUTPUT_KIND MODEL.PRETRAINED_TYPE "
+        "DATA.BATCH_SIZE DATA.DATA_PATH DATA.DATASET DATA.ZIP_MODE DATA.CACHE_MODE DATA.PIN_MEMORY DATA.NUM_WORKERS "
+        "DATA.MASK_PATCH_SIZE DATA.MASK_RATIO DATA.DEBUG TEST.SEQUENTIAL TEST.SHUFFLE",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What a class of transformers' processors does where its file is silent."""
+
+    size: Any = 224
+    to_square: bool = True  # where a size is one number
+    crops: bool = False
+    crop_size: Any = 224
+    resample: int = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    crop_pct: float | None = None  # of those that crop small pictures and warp large ones
+
+
+_CLIP = Processor(
+    size={"shortest_edge": 224},
+    to_square=False,
+    crops=True,
+    mean=(0.48145466, 0.4578275, 0.40821073),
+    std=(0.26862954, 0.26130258, 0.27577711),
+)
+PROCESSORS: Mapping[str, Processor] = {  # by the name of the class, less ImageProcessor or FeatureExtractor
+    "ViT": Processor(resample=2),
+    "DeiT": Processor(size=256, crops=True),
+    "Bit": _CLIP,
+    "CLIP": _CLIP,
+    "ConvNext": Processor(size={"shortest_edge": 384}, to_square=False, crop_pct=224 / 256),
+    "MobileNetV2": Processor(size={"shortest_edge": 256}, to_square=False, crops=True, resample=2),
+}

@@ -1,0 +1,370 @@
+"""What a publisher says beside the weights: honoured as transformers, timm and Microsoft's code mean it, or refused."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import swin_quant as sq
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.publishers import MICROSOFT, PROCESSOR, TIMM, TRANSFORMERS, Sets
+from swin_quant.config import from_dict, to_dict
+from swin_quant.config.values import at, leaves
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.models import build_model
+
+KEYS = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+SWIN = {"model_type": "swin", "image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2],
+        "num_heads": [1, 2], "window_size": 4, "id2label": {str(i): f"class {i}" for i in range(10)}}  # fmt: skip
+VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+ARGUMENTS = {"img_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
+
+
+def cfg_of(kind="swin", **keys):
+    keys = KEYS | ({"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}) | keys
+    tree = {"DATA": {"IMG_SIZE": 32}, "MODEL": {"TYPE": kind, "NUM_CLASSES": 10, kind.upper(): keys}}
+    return from_dict(tree, "test")
+
+
+def trained(kind="swin", **keys):
+    """A model whose every key tells in its logits."""
+    model = build_model(cfg_of(kind, **keys))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def bare(model):
+    """As timm and transformers write it: without tables."""
+    return {key: value for key, value in model.state_dict().items() if not key.endswith(TABLES)}
+
+
+def folder_of(folder, name="model.safetensors", model=None, metadata=None, **files):
+    folder.mkdir(exist_ok=True)
+    save_file(bare(model or trained()), folder / name, metadata)
+    for stem, content in files.items():
+        (folder / f"{stem}.json").write_text(json.dumps(content))
+    return folder / name
+
+
+def picture(width=53, height=40):
+    levels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(levels)
+
+
+def prepared(file, image=None, **overrides):
+    return Preprocess.from_config(config_for(file, overrides))(image or picture())
+
+
+@pytest.fixture
+def heard(caplog):
+    caplog.set_level(logging.INFO, "swin_quant")
+    return caplog
+
+
+# Pixels of 0 to 255 after the two last steps of a processor, by the definition of each.
+@pytest.mark.parametrize(
+    ("said", "levels"),
+    [
+        ({}, lambda x: (x / 255 - 0.5) / 0.5),
+        ({"do_normalize": False}, lambda x: x / 255),
+        ({"do_rescale": False, "image_mean": [100, 110, 120.0], "image_std": [50.0] * 3},
+         lambda x: (x - torch.tensor([100.0, 110, 120]).view(3, 1, 1)) / 50),
+        ({"do_rescale": False, "do_normalize": False}, lambda x: x),
+        ({"rescale_factor": 1 / 127.5, "image_mean": 1.0, "image_std": [1.0] * 3}, lambda x: x / 127.5 - 1),
+        ({"rescale_factor": 1 / 128, "do_normalize": False}, lambda x: x / 128),
+        ({"rescale_factor": 0.00392156862745098}, lambda x: (x / 255 - 0.5) / 0.5),
+    ],
+)  # fmt: skip
+def test_pixels_are_rescaled_and_normalised_as_the_processor_does(tmp_path, said, levels):
+    file = folder_of(tmp_path / "a", config=SWIN, preprocessor_config=VIT | said)
+    image = picture(32, 32)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+    torch.testing.assert_close(prepared(file, image), levels(pixels), rtol=1e-5, atol=2e-5)
+
+
+FRAMES = {
+    "an int is a square": ({"size": 32}, (32, 32), None),
+    "height and width": ({"size": {"height": 32, "width": 32}}, (32, 32), None),
+    "shorter side and crop": ({"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32}, 40, 32),
+    "an odd shorter side": (
+        {"size": {"shortest_edge": 37}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}}, 37, 32),
+    "squashed, then cropped": (
+        {"image_processor_type": "DeiTImageProcessor", "size": {"height": 40, "width": 40}, "crop_size": 32},
+        (40, 40), 32),
+    "an int is a shorter side": (
+        {"image_processor_type": "BitImageProcessor", "size": 36, "crop_size": {"height": 32, "width": 32}}, 36, 32),
+    "ConvNext's share": ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 32}}, 36, 32),
+    "ConvNext's own share": (
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "image_processor_type": None, "size": 32,
+         "crop_pct": 0.8}, 40, 32),
+    "a fast one": ({"image_processor_type": "ViTImageProcessorFast", "size": {"height": 32, "width": 32}}, (32, 32),
+                   None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "resized", "crop"), FRAMES.values(), ids=FRAMES)
+@pytest.mark.parametrize("number, method", [(2, "BILINEAR"), (3, "BICUBIC"), (0, "NEAREST"), (1, "LANCZOS")])
+def test_pictures_are_framed_as_the_processor_does(tmp_path, said, resized, crop, number, method):
+    same = {"do_normalize": False, "resample": number}
+    file = folder_of(tmp_path / "a", config=SWIN, preprocessor_config={**VIT, **same, **said})
+    image = picture()
+    width, height = (int(resized * 53 / 40), resized) if isinstance(resized, int) else resized
+    expected = np.array(image.resize((width, height), getattr(Image.Resampling, method)))
+    if crop:
+        top, left = (height - crop) // 2, (width - crop) // 2
+        expected = expected[top : top + crop, left : left + crop]
+    ours = (prepared(file, image) * 255).round().permute(1, 2, 0).numpy()
+    assert ours.shape == (32, 32, 3) and np.array_equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "words"),
+    [
+        ({"hidden_act": "relu"}, {}, "hidden_act is 'relu'"),
+        ({"hidden_act": "gelu_new"}, {}, "hidden_act is 'gelu_new'"),
+        ({"layer_norm_eps": 1e-3}, {}, "layer_norm_eps is 0.001"),
+        ({"problem_type": "multi_label_classification"}, {}, "problem_type is 'multi_label_classification'"),
+        ({}, {"do_resize": False}, "do_resize is false"),
+        ({}, {"do_pad": True}, "do_pad is True"),
+        ({}, {"do_flip_channel_order": True}, "do_flip_channel_order is True"),
+        ({}, {"size": {"height": 32, "width": 64}}, "size {'height': 32, 'width': 64} is no square"),
+        ({}, {"size": {"longest_edge": 32}}, "size {'longest_edge': 32} is no square and no shorter side"),
+        ({}, {"size": {"shortest_edge": 32}}, "without do_center_crop keeps the shape of pictures"),
+        ({}, {"size": 32, "do_center_crop": True, "crop_size": 48}, "crop_size 48 is no square inside of the 32"),
+        ({}, {"rescale_factor": 0}, "rescale_factor must be a positive number, not 0"),
+        ({}, {"resample": 9}, "DATA.INTERPOLATION"),
+        ({}, {"image_std": [0, 0, 0]}, "DATA.STD"),
+        ({}, {"image_processor_type": "PoolFormerImageProcessor"}, "'PoolFormerImageProcessor' is no processor"),
+        ({}, {"size": 64}, "image_size gives DATA.IMG_SIZE 32"),
+        ({"image_size": [32, 64]}, {}, "DATA.IMG_SIZE must be a whole number"),
+        ({"embed_dim": 32}, {}, "embed_dim gives MODEL.SWIN.EMBED_DIM 32, and the tensors tell 16"),
+        ({"qkv_bias": False}, {}, "qkv_bias gives MODEL.SWIN.QKV_BIAS False, and the tensors tell True"),
+        ({"use_absolute_embeddings": True}, {}, "use_absolute_embeddings gives MODEL.SWIN.APE True"),
+        ({"window_size": 8}, {}, "window_size gives MODEL.SWIN.WINDOW_SIZE 8, and the tensors tell 4"),
+        ({"id2label": {"0": "cat"}}, {}, "id2label gives MODEL.NUM_CLASSES 1, and the tensors tell 10"),
+        ({"model_type": "swinv2"}, {}, "model_type gives MODEL.TYPE 'swinv2', and the tensors tell 'swin'"),
+    ],
+)
+def test_what_we_do_not_do_is_refused_by_its_key(tmp_path, config, processor, words):
+    file = folder_of(tmp_path / "a", config=SWIN | config, preprocessor_config=VIT | processor)
+    with pytest.raises(SwinQuantError) as caught:
+        Preprocess.from_config(config_for(file))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("processor", "overrides"),
+    [
+        ({"do_resize": False}, {"TEST.CROP": False}),
+        ({"size": {"shortest_edge": 32}}, {"TEST.CROP": False}),
+        ({"size": 64}, {"DATA.IMG_SIZE": 32}),
+        ({"image_processor_type": "MyImageProcessor"}, {"TEST.CROP": "False"}),
+    ],
+)
+def test_the_users_word_lifts_a_refusal(tmp_path, processor, overrides):
+    file = folder_of(tmp_path / "a", config=SWIN, preprocessor_config=VIT | processor)
+    cfg = config_for(file, overrides)
+    assert (cfg.DATA.IMG_SIZE, cfg.TEST.CROP) == (32, False)
+
+
+@pytest.mark.parametrize("files", [{"config": SWIN | {"lore": 1}}, {"preprocessor_config": VIT | {"lore": 1}}])
+def test_a_key_that_nobody_knows_is_a_warning(tmp_path, files, heard):
+    config_for(folder_of(tmp_path / "a", **({"config": SWIN, "preprocessor_config": VIT} | files)))
+    assert ".json: lore: no such key is known here" in heard.text
+
+
+def test_what_lies_beside_a_file_of_another_name_is_its_own_if_it_fits(tmp_path, heard):
+    said = {"config": SWIN, "preprocessor_config": VIT | {"do_normalize": False}}
+    file = folder_of(tmp_path / "a", "renamed.safetensors", **said)
+    assert config_for(file).DATA.MEAN == [0, 0, 0]
+    file = folder_of(tmp_path / "b", "renamed.safetensors", **{**said, "config": SWIN | {"embed_dim": 32}})
+    assert config_for(file, {"DATA.IMG_SIZE": 32}).DATA.MEAN == [0.485, 0.456, 0.406]
+    assert "config.json: describes another model than renamed.safetensors is, and is left unread" in heard.text
+    assert "embed_dim gives MODEL.SWIN.EMBED_DIM 32" in heard.text
+
+
+def test_a_trainers_checkpoint_has_its_processor_above(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_normalize": False}))
+    file = folder_of(tmp_path / "run" / "checkpoint-100", config=SWIN)
+    assert config_for(file).DATA.STD == [1, 1, 1]
+
+
+PRETRAINED = {"input_size": [3, 32, 32], "crop_pct": 0.9, "interpolation": "bilinear", "mean": [0.4] * 3,
+              "std": [0.3] * 3, "num_classes": 10}  # fmt: skip
+TIMMS = {"architecture": "swin_tiny_patch4_window7_224", "model_args": ARGUMENTS}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"crop_mode": "squash"}, {"crop_mode": "squash", "crop_pct": 1.0}, {"crop_pct": 1.0}, {"crop_pct": None},
+     {"interpolation": "bicubic", "std": [0.1, 0.2, 0.3]}],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["config.json", "all in one", "metadata", "metadata of all"])
+def test_pictures_are_prepared_as_by_timm(tmp_path, said, where):
+    pretrained = PRETRAINED | said
+    apart, one = TIMMS | {"pretrained_cfg": pretrained}, TIMMS | pretrained
+    text = {key: json.dumps(value) if not isinstance(value, str) else value for key, value in apart.items()}
+    file = {
+        "config.json": lambda: folder_of(tmp_path / "a", config=apart),
+        "all in one": lambda: folder_of(tmp_path / "a", config=one),
+        "metadata": lambda: folder_of(tmp_path / "a", "b.safetensors", metadata={"format": "pt", **text}),
+        "metadata of all": lambda: folder_of(tmp_path / "a", metadata={"config": json.dumps(apart)}),
+    }[where]()
+    data = import_timm().data
+    theirs = data.create_transform(**data.resolve_data_config({}, pretrained_cfg=pretrained))
+    assert torch.equal(prepared(file), theirs(picture()))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"pretrained_cfg": PRETRAINED | {"crop_mode": "border"}}, "crop_mode is 'border'"),
+        ({"pretrained_cfg": PRETRAINED | {"input_size": [3, 32, 64]}}, "input_size .3, 32, 64."),
+        ({"pretrained_cfg": PRETRAINED | {"label_offset": 1}}, "label_offset is 1"),
+        ({"model_args": ARGUMENTS | {"act_layer": "relu"}}, "model_args: act_layer is 'relu'"),
+        ({"model_args": ARGUMENTS | {"global_pool": "max"}}, "model_args: global_pool is 'max'"),
+        ({"model_args": ARGUMENTS | {"window_size": [4, 2]}}, "WINDOW_SIZE"),
+        ({"model_args": ARGUMENTS | {"always_partition": True}}, "model_args: always_partition is True"),
+    ],
+)
+def test_what_timm_says_and_we_do_not_do_is_refused(tmp_path, said, words):
+    file = folder_of(tmp_path / "a", config={**TIMMS, "pretrained_cfg": PRETRAINED, **said})
+    with pytest.raises(SwinQuantError, match=words):
+        config_for(file)
+
+
+def test_a_model_of_timm_has_its_logits(tmp_path):
+    """V2's windows are told by no tensor: those that its builder was given are taken, or else of its architecture."""
+    sizes = {"patch_size": 2, "embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "img_size": 32}
+    images = torch.randn(2, 3, 32, 32)
+    for number, more in enumerate(({}, {"window_size": 4, "pretrained_window_sizes": (6, 6)})):
+        theirs = import_timm().create_model("swinv2_tiny_window8_256", **sizes, **more, num_classes=10).eval()
+        for parameter in theirs.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_file({k: v for k, v in theirs.state_dict().items() if not k.endswith(TABLES)}, folder / "mine.safetensors")
+        said = {"architecture": "swinv2_tiny_window8_256", "pretrained_cfg": PRETRAINED, "model_args": sizes | more}
+        (folder / "config.json").write_text(json.dumps(said))
+        with torch.no_grad():
+            torch.testing.assert_close(
+                sq.load(folder / "mine.safetensors")(images), theirs(images), rtol=1e-3, atol=1e-3
+            )
+
+
+def pickled(file, model, config):
+    torch.save({"model": bare(model), "config": config}, file)
+    return file
+
+
+def tree(kind, **keys):
+    """Microsoft's tree of a model, as plain dictionaries."""
+    return to_dict(cfg_of(kind, **keys)) | {"FUSED_LAYERNORM": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [("swin", "QK_SCALE", 0.3), ("swinv2", "PRETRAINED_WINDOW_SIZES", [6, 6]), ("swinv2", "WINDOW_SIZE", 8)],
+)
+@pytest.mark.parametrize("form", ["tree", "arguments"])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_pickled_config_is_the_model_that_is_built(tmp_path, kind, key, value, form, given):
+    model = trained(kind, **{key: value})
+    said = tree(kind, **{key: value}) if form == "tree" else ARGUMENTS | {key.lower(): value}
+    file = pickled(tmp_path / "x.pth", model, said)
+    left_open = to_dict(cfg_of(kind))
+    del left_open["MODEL"][kind.upper()][key]
+    (tmp_path / "own.json").write_text(json.dumps(left_open))
+    (tmp_path / "own.yaml").write_text(json.dumps(left_open))  # which JSON is, too
+    images = torch.randn(2, 3, 32, 32)
+    loaded = sq.load(file, tmp_path / "own.yaml") if given else sq.load(file)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), model(images))
+
+
+def test_a_configuration_of_another_model_than_is_published_is_refused(tmp_path, heard):
+    file = pickled(tmp_path / "x.pth", trained(QK_SCALE=0.3), tree("swin", QK_SCALE=0.3))
+    other = cfg_of("swin", QK_SCALE=0.5)
+    (tmp_path / "own.yaml").write_text(json.dumps(to_dict(other)))
+    for config in (other, tmp_path / "own.yaml"):
+        with pytest.raises(UsageError, match=r"config: QK_SCALE gives MODEL.SWIN.QK_SCALE 0.3, and the configuration"):
+            sq.load(file, config)
+    assert config_for(file, {"MODEL.SWIN.QK_SCALE": 0.5}).MODEL.SWIN.QK_SCALE == 0.5, "the user's word is last"
+
+
+def test_a_configuration_that_prepares_otherwise_is_the_users_word_and_a_warning(tmp_path, heard):
+    file = folder_of(tmp_path / "a", config=SWIN, preprocessor_config=VIT | {"do_normalize": False})
+    (tmp_path / "own.yaml").write_text(json.dumps({**to_dict(cfg_of()), "DATA": {"IMG_SIZE": 32, "STD": [0.2] * 3}}))
+    cfg = sq.load(file, tmp_path / "own.yaml").config
+    assert cfg.DATA.STD == [0.2] * 3 and cfg.DATA.MEAN == [0, 0, 0]
+    assert "image_std gives DATA.STD [1.0, 1.0, 1.0], the configuration [0.2, 0.2, 0.2]" in heard.text
+    assert "image_mean" in heard.text, "what the configuration leaves open is said, too"
+
+
+def test_clipped_windows_are_no_other_model(tmp_path):
+    """Microsoft's files say the window of the paper, whatever the maps clip."""
+    model = trained("swinv2", WINDOW_SIZE=8, PRETRAINED_WINDOW_SIZES=[8, 8])
+    torch.save({"model": model.state_dict(), "config": tree("swinv2", WINDOW_SIZE=8)}, tmp_path / "x.pth")
+    assert config_for(tmp_path / "x.pth").MODEL.SWINV2.WINDOW_SIZE == 8
+
+
+def test_tables_know_the_keys_of_timm_and_of_our_tree():
+    from timm.models import PretrainedCfg
+
+    assert set(PretrainedCfg().to_dict()) <= set(TIMM)
+    ours = {key for key, _ in leaves(to_dict(cfg_of()))}
+    own = {key.removeprefix("MODEL.SWIN.") for key in ours if key.startswith(("DATA.", "TEST.", "MODEL.SWIN."))}
+    assert own | {key for key in ours if key.count(".") == 1 and key.startswith("MODEL.")} <= set(MICROSOFT)
+    for table in (TIMM, TRANSFORMERS, PROCESSOR, MICROSOFT):
+        for rule in [rule for rule in table.values() if isinstance(rule, Sets)]:
+            kind = "SWINV2" if "PRETRAINED" in rule.place else "SWIN"
+            at(cfg_of(kind.lower()), rule.place.format(node=f"MODEL.{kind}"))
+
+
+@pytest.fixture
+def transformers():
+    sq.base.compat.import_torchvision()
+    return pytest.importorskip("transformers")
+
+
+def test_tables_know_the_keys_of_transformers(transformers):
+    for config in (transformers.SwinConfig(), transformers.Swinv2Config()):
+        assert set(config.to_dict()) <= set(TRANSFORMERS)
+    for name in ("ViT", "DeiT", "Bit", "CLIP", "ConvNext", "MobileNetV2"):
+        assert set(getattr(transformers, f"{name}ImageProcessor")().to_dict()) <= set(PROCESSOR)
+
+
+@pytest.mark.parametrize("said", [{}, {"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 127.5}])
+@pytest.mark.parametrize("name, frame", [
+    ("ViT", {"size": {"height": 32, "width": 32}}), ("DeiT", {"size": {"height": 40, "width": 40}, "crop_size": 32}),
+    ("Bit", {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}), ("Bit", {"size": 32,
+    "crop_size": 32}), ("ConvNext", {"size": {"shortest_edge": 32}}),
+    ("MobileNetV2", {"size": {"shortest_edge": 36}, "crop_size": 32}),
+])  # fmt: skip
+def test_logits_of_a_picture_are_those_of_transformers(tmp_path, transformers, name, frame, said):
+    kinds = {"swin": (transformers.SwinConfig, transformers.SwinForImageClassification),
+             "swinv2": (transformers.Swinv2Config, transformers.Swinv2ForImageClassification)}  # fmt: skip
+    processor = getattr(transformers, f"{name}ImageProcessorPil")(**frame, **said)
+    pixels = processor(picture(), return_tensors="pt")["pixel_values"].float()
+    for kind, (config, network) in kinds.items():
+        more = {"pretrained_window_sizes": [6, 6]} if kind == "swinv2" else {}
+        same = {key: value for key, value in SWIN.items() if key != "model_type"}
+        model = network(config(**same, **more)).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        model.save_pretrained(tmp_path / kind)
+        processor.save_pretrained(tmp_path / kind)
+        ours = sq.load(tmp_path / kind)
+        image = Preprocess.from_config(ours.config)(picture())[None]
+        torch.testing.assert_close(image, pixels, rtol=1e-5, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(image), model(pixels).logits, rtol=2e-3, atol=2e-3)
