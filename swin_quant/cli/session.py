@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from swin_quant.base.errors import UsageError, memory_told, speaking
 from swin_quant.cli import COMMANDS
 from swin_quant.cli.guard import guarded
+from swin_quant.cli.several import Store, apart
 
 FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
@@ -20,12 +21,16 @@ FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and which takes no abbreviated flags."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("action", None, Store)
+
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """UsageError for what cannot be parsed."""
         for word in arguments:
             if re.fullmatch(r"--[\w-]+=--", word):  # argparse makes an empty list of it
                 self.error(f"argument {word[:-3]}: expected one argument")
-        args = self.parse_args(arguments)
+        args = self.parse_args(apart(arguments, self._actions))
         if len(getattr(args, "ways", ())) > 1:  # said after flags that there are not
             self.error("CHECKPOINT and --checkpoint are the same: give one of them")
         return args
