@@ -14,16 +14,16 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.checkpoint.mindspore import to_mindspore
 from swin_quant.checkpoint.mindspore_file import ckpt_of
-from swin_quant.checkpoint.ranges import SUFFIX, finite_positive, is_range
+from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX, finite_positive, is_range
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.quantizer import named_nodes, row_ranges
 
 
-def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict[str, Tensor]":
+def calibrated_state(model: nn.Module, by_channel: bool = False, ends: bool = True) -> "OrderedDict[str, Tensor]":
     """A bare state_dict in FasterTransformer's layout (docs/reference, sections 1.1 to 1.3), on the CPU.
 
     Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
-    read them all, whichever a policy enables. Beside those of activations lie both ends, which its importers pass over.
+    read them all, whichever a policy enables. Beside those of activations lie both `ends`, which it does not know.
     Per-channel ranges that are those of the weight's own rows become their maximum, of which they are found again;
     others stay [out, 1], and so do all `by_channel`. Raises when a node has no positive, finite range.
     """
@@ -33,14 +33,18 @@ def calibrated_state(model: nn.Module, by_channel: bool = False) -> "OrderedDict
     state = OrderedDict()
     rows = {} if by_channel else {f"{name}{SUFFIX}": layer.weight for name, layer in weighted_layers(model).items()}
     for key, value in model.state_dict().items():
+        if key.endswith(BOUNDS) and not ends:
+            continue
         derived = key in rows and value.dim() > 0 and torch.equal(row_ranges(rows[key], value.max()), value)
         state[key] = _portable(value.max() if derived else value)
     return state
 
 
-def save_calibrated(model: nn.Module, path: str | os.PathLike[str], by_channel: bool = False) -> None:
-    """Write `calibrated_state(model, by_channel)` to `path`, atomically."""
-    _save(calibrated_state(model, by_channel), path)
+def save_calibrated(
+    model: nn.Module, path: str | os.PathLike[str], by_channel: bool = False, ends: bool = True
+) -> None:
+    """Write `calibrated_state(model, by_channel, ends)` to `path`, atomically."""
+    _save(calibrated_state(model, by_channel, ends), path)
 
 
 def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> None:

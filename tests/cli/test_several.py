@@ -5,7 +5,9 @@ import argparse
 import pytest
 from shown import PARSERS
 
-OURS = {name: parser for name, parser in PARSERS.items() if any(not action.option_strings for action in parser._actions)}
+OURS = {
+    name: parser for name, parser in PARSERS.items() if any(not action.option_strings for action in parser._actions)
+}
 SEVERAL = [
     (name, action)
     for name, parser in OURS.items()

@@ -1,7 +1,8 @@
 """Export to FasterTransformer: the calibrated checkpoint for its scripts, and the very list that its op takes.
 
 Files of one export: <NAME>_<kind>_sm‹sm›.safetensors with its run card and manifest, load_weights.py, and the
-checkpoint. All are written to a folder of their own beside them and moved when the last is complete, the card last.
+checkpoint, with FasterTransformer's keys and no other. All are written to a folder of their own beside them and moved
+when the last is complete, the card last.
 """
 
 import os
@@ -93,7 +94,7 @@ def export(
     file = folder / f"{name}.safetensors"
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
-            others = _write(model, card.name, case, source, Path(scratch) / file.name)
+            others = _write(model, card.name, _calibrated(card, folder, file), case, source, Path(scratch) / file.name)
             _refuse_to_lose(folder / others[0].name, others[0], file)
             card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
             for part in (*others, Path(scratch) / file.name):
@@ -123,11 +124,18 @@ def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case
     return case
 
 
-def _write(model: Swin, name: str, case: Case, source: WeightSource, file: Path) -> list[Path]:
+def _calibrated(card: RunCard, folder: Path, file: Path) -> str:
+    """What the checkpoint for FasterTransformer is called: as by its own scripts, but beside that which is exported."""
+    name = f"{card.name}_calib.pth"
+    exported = card.checkpoint and (folder / name).is_file() and sha256_of(folder / name) == card.checkpoint["sha256"]
+    return f"{file.stem}_calib.pth" if exported else name
+
+
+def _write(model: Swin, name: str, calibrated: str, case: Case, source: WeightSource, file: Path) -> list[Path]:
     """Write every file of the export beside `file`; those besides it, the checkpoint first."""
-    checkpoint = file.with_name(f"{name}_calib.pth" if case.form.int8 else f"{file.stem}.pth")
+    checkpoint = file.with_name(calibrated if case.form.int8 else f"{file.stem}.pth")
     if case.form.int8:
-        save_calibrated(model, checkpoint)  # refuses nodes without a positive range, by name
+        save_calibrated(model, checkpoint, ends=False)  # refuses nodes without a positive range, by name
     else:
         save_float(model, checkpoint)
     tensors: dict[str, Tensor] = {}

@@ -1,9 +1,11 @@
 """An export: its files, the loader script, the check, and what is refused when files are not whole or not their own."""
 
+import hashlib
 import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.engines.options import EngineOptions
+from swin_quant.quant.quantizer import Role, named_nodes
 
 
 def names(folder):
@@ -48,7 +51,22 @@ def test_the_checkpoint_is_one_that_its_scripts_load(exported, calibrated, kind)
     load_calibrated(again, artifact.file.with_name("micro_calib.pth"))
     state = torch.load(artifact.file.with_name("micro_calib.pth"), weights_only=True)
     assert "layers.0.blocks.0.attn.qkv._input_quantizer._amax" in state
-    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    assert {key for key in model.state_dict() if not key.endswith("_bounds")} == state.keys()  # which it loads strictly
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
+
+
+def test_the_checkpoint_lies_beside_the_one_that_is_exported(calibrated, card, tmp_path):
+    model, file = calibrated(), tmp_path / "micro_calib.pth"
+    for node in named_nodes(model).values():
+        if node.role is not Role.GEMM_WEIGHT:
+            node.bounds = torch.tensor([-1.0, 2.0])
+    save_calibrated(model, file)
+    before = file.read_bytes()
+    record = {"file": file.name, "sha256": hashlib.sha256(before).hexdigest()}
+    artifact = export(model, replace(card(), checkpoint=record), tmp_path)
+    state = torch.load(tmp_path / "micro_int8_sm80_calib.pth", weights_only=True)
+    assert file.read_bytes() == before and open_artifact(artifact.file)
+    assert len(state) == len(torch.load(file, weights_only=True)) - sum("_bounds" in key for key in model.state_dict())
 
 
 @pytest.mark.parametrize("float_kind", ["float16", "float32"])
