@@ -69,12 +69,11 @@ def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.base.progress import log
-    from swin_quant.config.families import families
     from swin_quant.data.sources import has_split
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.engines.scoring import open_labelled
-    from swin_quant.quant.policies import load_policy
     from swin_quant.tasks.calibrate import calibrate_checkpoint
+    from swin_quant.tasks.calibrated import unnamed_policy
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.recalibrate import calibrated_beside, recalibrate
 
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     if statistics and not args.checkpoint and not args.cfg:
         args.checkpoint = str(calibrated_beside(statistics))
     cfg = options.config_of(args)
-    policies = options.policies_of(args) or [load_policy(families()[cfg.MODEL.TYPE].policy)]
+    policies = options.policies_of(args) or [unnamed_policy(cfg)]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
     plan = plan_of(args, cfg.SEED)

@@ -13,7 +13,6 @@ from swin_quant.base.errors import called
 from swin_quant.base.progress import track
 from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
-from swin_quant.config.families import Family, families
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.calibration import Method
@@ -24,7 +23,7 @@ from swin_quant.quant.passes.state import all_or_nothing
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures
-from swin_quant.tasks.calibrated import calibrated_again
+from swin_quant.tasks.calibrated import calibrated_again, unnamed_policy
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 
@@ -55,7 +54,7 @@ def calibrate(
     """
     model = model if isinstance(model, Model) else Model(model)
     if policy is None:
-        policy = families()[model.config.MODEL.TYPE].policy if model.card.config else Family.policy
+        policy = unnamed_policy(model.config if model.card.config else None)
     policy = load_policy(policy) if isinstance(policy, str) else policy
     if isinstance(passes, str):
         plan = PassPlan.of(load_passes(passes))

@@ -21,8 +21,11 @@ from swin_quant.cards.records import (
     TrainingRecord,
 )
 from swin_quant.checkpoint import Source, save_calibrated
+from swin_quant.config.families import Family, families
 from swin_quant.config.outputs import FEATURES
 from swin_quant.quant.calibration import Calibration
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy
 from swin_quant.quant.spread import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 
@@ -89,6 +92,14 @@ def original(before: RunCard | None, source: Source | None) -> SourceRecord | No
     if before and (before.source or before.has_own_weights):
         return before.source
     return source.record() if source else None
+
+
+def unnamed_policy(cfg: CfgNode | None) -> Policy:
+    """The policy to calibrate under where nobody names one: that of the model's family. It is said."""
+    policy = load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
+    log.info("policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
+             "which engine each is", policy.name, policy.description.rstrip("."))  # fmt: skip
+    return policy
 
 
 def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:

@@ -113,10 +113,11 @@ def _exported(
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:
     """The policy of a target where the user names none.
 
-    One that the checkpoint was trained under stays, and one of the user's own, whatever it is called; one in float8
-    does where the target has one, too. FasterTransformer takes the card's. Else it is the best built-in one of the
-    target: calibration found the ranges of all nodes. One of before zero points did not find both ends of them: for
-    such a `checkpoint` it is the best without.
+    It is the run card's, so that what was calibrated and scored is what is exported: one of the user's own, whatever it
+    is called, one that the model was trained under, and a built-in one that the target takes; FasterTransformer takes
+    no other. Else it is the best built-in one of the target, and a warning says that the card's results are not of it:
+    calibration found the ranges of all nodes. Ranges of before zero points lack an end: for such a `checkpoint` it is
+    the best without.
     """
     exports = backend_of(target).exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
@@ -128,21 +129,35 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             raise UsageError(f"‹backend› {target} needs the policy {' or '.join(fitting)}, {has}: give ‹policy›")
         return own
     offered = [load_policy(name) for name in fitting]
-    if own is not None and own.has_float8 and any(policy.has_float8 for policy in offered):
+    if own is None or card is None:
+        return _best(offered, target, checkpoint)
+    if not is_ours:
+        if own.name in builtin_policies():
+            log.warning("policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
+                        described(own), own.name, own.name)  # fmt: skip
         return own
-    if own is None or (is_ours and not (card and card.training)):
-        best = _best(offered, target, checkpoint)
-        if own is not None and own.has_float8:
-            log.warning("policy %s of the run card is in float8, and %s gets %s: ‹policy› %s keeps it",
-                        own.name, target, best.name, own.name)  # fmt: skip
-        return best
-    if is_ours and own.name not in fitting:
+    is_made = bool(card.training or card.calibration or card.results)
+    fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
+    if card.training and not fits:
         log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
                     own.name, target, fitting[0])  # fmt: skip
-    elif not is_ours and own.name in builtin_policies():
-        log.warning("policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
-                    described(own), own.name, own.name)  # fmt: skip
+    elif not fits:
+        return _instead(own, _best(offered, target, checkpoint), target, card)
+    elif own.name != fitting[0]:
+        log.info("policy %s, as calibrated: %s runs %s best, which ‹policy› %s takes: score it first",
+                 own.name, target, fitting[0], fitting[0])  # fmt: skip
     return own
+
+
+def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
+    """The best of a target, said where it is not that of the run card."""
+    if own.sha256 != best.sha256:
+        whose = "the run card and its results" if card.results else "the run card"
+        why = "in float8" if own.has_float8 else f"not for {target}"
+        log.warning("policy %s of %s is %s, and %s gets %s: `swin-quant evaluate` with ‹policy› %s scores that one, "
+                    "‹policy› %s keeps the other",
+                    own.name, whose, why, target, best.name, best.name, own.name)  # fmt: skip
+    return best
 
 
 def backend_of(name: str) -> Backend:
