@@ -2,13 +2,14 @@
 
 from swin_quant.checkpoint.load import load_calibrated, load_float
 from swin_quant.checkpoint.read import Source, read_state_dict
-from swin_quant.checkpoint.save import calibrated_state, save_calibrated, save_float
+from swin_quant.checkpoint.save import calibrated_bytes, calibrated_state, save_calibrated, save_float
 from swin_quant.checkpoint.weights import Checkpoint, Weights, is_calibrated, read_weights
 
 __all__ = [
     "Checkpoint",
     "Source",
     "Weights",
+    "calibrated_bytes",
     "calibrated_state",
     "is_calibrated",
     "load_calibrated",

@@ -40,11 +40,16 @@ def calibrated_state(model: nn.Module, by_channel: bool = False, ends: bool = Tr
     return state
 
 
+def calibrated_bytes(model: nn.Module, by_channel: bool = False, ends: bool = True) -> memoryview:
+    """`calibrated_state` as the content of a file: the same model gives the same bytes."""
+    return _serialised(calibrated_state(model, by_channel, ends))
+
+
 def save_calibrated(
     model: nn.Module, path: str | os.PathLike[str], by_channel: bool = False, ends: bool = True
 ) -> None:
     """Write `calibrated_state(model, by_channel, ends)` to `path`, atomically."""
-    _save(calibrated_state(model, by_channel, ends), path)
+    atomic_write_bytes(path, calibrated_bytes(model, by_channel, ends))
 
 
 def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> None:
@@ -67,7 +72,7 @@ def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtyp
     elif Path(path).suffix == ".ckpt":
         atomic_write_bytes(path, ckpt_of(to_mindspore(state)))
     else:
-        _save({"model": state}, path)
+        atomic_write_bytes(path, _serialised({"model": state}))
 
 
 def _portable(value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -75,8 +80,8 @@ def _portable(value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def _save(content: Any, path: str | os.PathLike[str]) -> None:
+def _serialised(content: Any) -> memoryview:
     # Serialised in memory first: a full disk then stops one plain write, never torch in the middle of an archive.
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    atomic_write_bytes(path, buffer.getbuffer())
+    return buffer.getbuffer()

@@ -98,6 +98,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         done = recalibrate(cfg, statistics, args.checkpoint, policies[0], plan.method, directory, world)
     else:
         done = calibrate_checkpoint(cfg, args.checkpoint, policies[0], plan, directory, world, args.replace_head)
+    args.made = str(done.checkpoint)  # for main.py, which goes on with it
     options.tell_bits(policies)
     if not scored:
         if (

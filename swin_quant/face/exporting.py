@@ -20,6 +20,7 @@ from swin_quant.report.column import Value
 from swin_quant.report.html import html_facts
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
+from swin_quant.tasks.calibrated import place_for
 from swin_quant.tasks.deployed import load_engines, names_of_engines
 from swin_quant.tasks.export import (
     backend_of,
@@ -127,7 +128,9 @@ def file_of(model: Model, folder: Path) -> Path:
     refuse_changed(model)
     if model.file:
         return model.file
-    place = folder / f"{model.name}{'_calib' if model.is_calibrated else '_float'}.pth"
+    place = folder / f"{model.name}_float.pth"
+    if model.is_calibrated:
+        place = place_for(folder, model.module, model.card)
     if (place.exists() or card_path(place).exists()) and not _was_saved(place, model.name):
         raise UsageError(f"{place}: was not written by `save` of {model.name}: give another folder, or save it first")
     return model.save(place)

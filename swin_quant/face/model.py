@@ -14,6 +14,7 @@ from swin_quant.base.errors import UsageError, called
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.dependents import refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions
@@ -133,10 +134,12 @@ class Model:
 
         A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, so that
         ranges can be searched again without pictures), any other as float. What was measured with the weights of its
-        file is left out where they have changed since.
+        file is left out where they have changed since. UsageError where something was made of what lies there.
         """
         path = Path(file)
         ensure_writable_dir(path.parent)
+        if not self.is_calibrated and (self.is_changed or path != self.file):
+            refuse_to_replace(path)
         if self.is_changed:
             self._forget_measured()
         if self.calibration and self.policy:

@@ -32,7 +32,7 @@ from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.tasks.calibrated import (
     Calibrated,
     calibrated_again,
-    finish,
+    finish_in,
     made_before,
     original,
     refuse_changed_features,
@@ -71,6 +71,7 @@ def calibrate_checkpoint(
 ) -> Calibrated:
     """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
 
+    Where something was made of another one of that name, it is called `<NAME>_calib_<policy>.pth`.
     What was counted is kept in `<NAME>_calib.stats.npz` (not by `max`, which counts nothing). Everything that can be
     refused is refused before the first forward. Where it is cut off in a long pass, the next call with the same
     arguments goes on there: what is done lies in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
@@ -108,7 +109,7 @@ def calibrate_checkpoint(
         calibration=record,
         training=calibrated_again(before),
     )
-    done = finish(model, path, card, found.calibration, world)
+    done = finish_in(Path(output), model, card, found.calibration, world)
     scratch.clear()
     return done
 

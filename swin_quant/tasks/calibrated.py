@@ -1,26 +1,31 @@
 """A calibrated model and what is written of it: checkpoint, statistics and card."""
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count, islice, takewhile
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from yacs.config import CfgNode
 
-from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.dependents import dependents, refuse_to_replace
 from swin_quant.cards.lineage import card_of
+from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import (
     CheckpointRecord,
     RangesRecord,
     SourceRecord,
     TrainingRecord,
 )
-from swin_quant.checkpoint import Source, save_calibrated
+from swin_quant.checkpoint import Source, calibrated_bytes
 from swin_quant.config.families import Family, families
 from swin_quant.config.outputs import FEATURES
 from swin_quant.quant.calibration import Calibration
@@ -28,6 +33,8 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.spread import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
+
+_MOST_PLACES = 1000
 
 
 @dataclass(frozen=True)
@@ -56,13 +63,62 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
     return Calibrated(model, path, card)
 
 
+def finish_in(folder: Path, model: nn.Module, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
+    """`finish` as <NAME>_calib.pth of a folder, or under the name that `place_of` gives."""
+    (place,) = gather([str(place_for(folder, model, card))] if world.is_main else [])
+    return finish(model, Path(place), card, calibration, world)
+
+
+def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
+    """Where a model that was calibrated is written: see `place_of`."""
+    content = calibrated_bytes(model)
+    return place_of(folder, card.name, card.policy, lambda file: _holds(file, content, card))
+
+
+def place_of(
+    folder: Path, name: str, policy: Mapping[str, Any] | None, holds: Callable[[Path], bool], tell: bool = True
+) -> Path:
+    """Where a calibrated checkpoint is written: <NAME>_calib.pth, or where the same one lies (`holds`).
+
+    Where something was made of another one that lies there, that stays, and the name of the policy is added, then a
+    number.
+    """
+    usual = folder / f"{name}_calib.pth"
+    own = f"{name}_calib_{re.sub('[^A-Za-z0-9.]+', '-', (policy or {}).get('name', '')).strip('-.')[:80] or 'other'}"
+    numbered = (folder / f"{own}_{number}.pth" for number in count(2))
+    tried = [usual, folder / f"{own}.pth"]
+    tried += takewhile(Path.exists, islice(numbered, _MOST_PLACES))
+    found = next((place for place in tried if place.is_file() and holds(place)), None)
+    free = found or next((place for place in tried if not dependents(place)), folder / f"{own}_{len(tried)}.pth")
+    if tell and free != usual and not found:
+        log.warning("%s: stays, since %s was made of it: this calibration is %s",
+                    usual, listed(map(str, dependents(usual)), 1), free)  # fmt: skip
+    return free
+
+
+def _holds(file: Path, content: bytes | memoryview, card: RunCard) -> bool:
+    """Whether a file has that content, calibrated under the same policy."""
+    if file.stat().st_size != len(content) or file.read_bytes() != content:
+        return False
+    try:
+        there = RunCard.read(card_path(file))
+    except SwinQuantError:
+        return True
+    return (there.policy or {}).get("rules") == (card.policy or {}).get("rules")
+
+
 def save_with_card(
     model: nn.Module, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
 ) -> RunCard:
-    """Write a calibrated checkpoint and the `others`, then the card that holds its hash; returns that card."""
-    save_calibrated(model, path, by_channel)
-    for other, content in (others or {}).items():
-        atomic_write_bytes(other, content)
+    """Write a calibrated checkpoint and the `others`, then the card that holds its hash; returns that card.
+
+    UsageError where something was made of another checkpoint that lies there.
+    """
+    content = calibrated_bytes(model, by_channel)
+    refuse_to_replace(path, content)
+    atomic_write_bytes(path, content)
+    for other, data in (others or {}).items():
+        atomic_write_bytes(other, data)
     card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
     card.write(path.with_suffix(".json"))
     for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):

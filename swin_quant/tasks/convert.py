@@ -9,6 +9,7 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.dependents import refuse_to_replace
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
@@ -44,6 +45,7 @@ def convert(
         raise UsageError(f"‹to› {target}: is the checkpoint that is read; give another name")
     if card_path(target) == card_path(Path(checkpoint)) and card_path(target).exists():
         raise UsageError(f"‹to› {target}: {card_path(target)} is the run card of {checkpoint}; give another name")
+    refuse_to_replace(target)
     model = build_model(cfg)
     source = load_float(model, checkpoint, replace_head=replace_head)
     for exchange in exchanges_of(model):  # others know the names of a trained network only

@@ -9,6 +9,7 @@ from yacs.config import CfgNode
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
+from swin_quant.cards import dependents
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.records import RangesRecord
@@ -46,6 +47,8 @@ def finetune(
             raise UsageError("no checkpoint: give the calibrated one (with ‹continue›, too)")
         path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
         refuse_to_replace(path, request)
+        if not request.resume:
+            dependents.refuse_to_replace(path)
         found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
         subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
         if len(subject.policies) != 1:

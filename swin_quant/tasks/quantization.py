@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
-from swin_quant.tasks.calibrated import calibrated_again, made_before
+from swin_quant.tasks.calibrated import calibrated_again, made_before, place_of
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights
@@ -132,8 +132,15 @@ class Quantization:
         return without_saturation(self.base) if self.saturation_safe else self.base
 
     @property
-    def calibrated(self) -> Path:
+    def usual(self) -> Path:
+        """Where the calibrated checkpoint is written first: <NAME>_calib.pth."""
         return self.folder / f"{self.cfg.MODEL.NAME}_calib.pth"
+
+    @property
+    def calibrated(self) -> Path:
+        """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
+        holds = partial(_is_as_asked, self)
+        return place_of(self.folder, self.cfg.MODEL.NAME, self.chosen.to_dict(), holds, tell=False)
 
     @property
     def engine(self) -> str | None:
@@ -150,12 +157,20 @@ class Quantization:
 
 def is_calibrated(asked: Quantization) -> bool:
     """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
-    return changed(asked) == []
+    return _is_as_asked(asked, asked.calibrated)
+
+
+def _is_as_asked(asked: Quantization, file: Path) -> bool:
+    return _changed(asked, file) == []
 
 
 def changed(asked: Quantization) -> list[str] | None:
     """What is asked for otherwise than the calibrated checkpoint was made; None where there is none."""
-    card = _card(asked.calibrated)
+    return _changed(asked, asked.calibrated if asked.calibrated.is_file() else asked.usual)
+
+
+def _changed(asked: Quantization, file: Path) -> list[str] | None:
+    card = _card(file)
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
         return None
     record, plan = card.calibration, asked.plan
@@ -163,7 +178,7 @@ def changed(asked: Quantization) -> list[str] | None:
     earlier = of_weights(before)
     same = {
         "the checkpoint": _same_weights(card, before, asked.checkpoint),
-        "the calibrated file": card.checkpoint["sha256"] == _sha256(asked.calibrated),
+        "the calibrated file": card.checkpoint["sha256"] == _sha256(file),
         "the policy": (card.policy or {}).get("rules") == asked.chosen.to_dict()["rules"],
         "the model": _same_model(card, asked.cfg),
         "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),

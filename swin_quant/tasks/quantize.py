@@ -145,7 +145,7 @@ def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact]
 
 def _calibrate(asked: Quantization) -> None:
     others = changed(asked)
-    if others and asked.calibrated.samefile(asked.checkpoint):
+    if others and asked.usual.samefile(asked.checkpoint):
         raise UsageError(
             f"{asked.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
             "over it: give another ‹output›"

@@ -18,7 +18,7 @@ from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_peaks, read_statistics
 from swin_quant.tasks.advice import told
-from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish, refuse_changed_features
+from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish_in, refuse_changed_features
 from swin_quant.tasks.calibration_found import found_by
 
 
@@ -89,7 +89,7 @@ def recalibrate(
         training=calibrated_again(before),
         calibration=searched,
     )
-    return finish(model, Path(output) / f"{cfg.MODEL.NAME}_calib.pth", card, calibration, world)
+    return finish_in(Path(output), model, card, calibration, world)
 
 
 def calibrated_beside(statistics: str | Path) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_told
@@ -116,8 +115,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         with called(batch="--calib-batchsz"), memory_told():
             card = calibrate.run(args, world)
         _say_accuracy(card, args, world, log_file)
-        cfg = options.config_of(args)
-        args.checkpoint = str(Path(args.calib_output_path or output_dir(args, cfg)) / f"{cfg.MODEL.NAME}_calib.pth")
+        args.checkpoint = args.made
     if args.train:
         if args.distill:
             for flag, value in FT_DISTILLATION.items():
