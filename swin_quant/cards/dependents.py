@@ -8,6 +8,7 @@ from pathlib import Path
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
 
 _MOST_CARDS, _LARGEST = 4096, 64 << 20
@@ -21,10 +22,10 @@ def dependents(file: Path) -> list[Path]:
     """
     if not file.is_file():
         return []
-    folder, own = file.resolve().parent, card_path(file.resolve())
+    file = file.resolve()
     sha256 = sha256_of(file)
-    cards = islice(_cards(folder), _MOST_CARDS)
-    return [made for card in cards if card != own and (made := _made_of(card, sha256))]
+    cards = (card for card in islice(_cards(file.parent), _MOST_CARDS) if card != card_path(file))
+    return [made for card in cards if (made := _made_of(card, file, sha256))]
 
 
 def refuse_to_replace(file: Path, content: bytes | memoryview | None = None) -> None:
@@ -58,17 +59,19 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _made_of(path: Path, sha256: str) -> Path | None:
-    """The file of a run card, if that names the hash as what it is compared with."""
+def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
+    """The file of a run card, if that is compared with `file` by its hash, and finds no other that has it."""
     try:
         if path.stat().st_size > _LARGEST or sha256.encode() not in path.read_bytes():
             return None
         card = RunCard.read(path)
     except (OSError, SwinQuantError):  # some other JSON
         return None
-    record = card.artifact or card.checkpoint
-    start = card.training["start"] if card.training else None
     of_artifact = (card.checkpoint or card.source) if card.artifact else None
+    start = card.training["start"] if card.training else None
     needs = [of_artifact, start, card.source if card.has_own_weights else None]
-    is_needed = any(need and need["sha256"] == sha256 for need in needs)
-    return path.with_name(record["file"]) if is_needed and record and path.with_name(record["file"]).is_file() else None
+    found = [find(need, [path.parent, path.parent.parent]) for need in needs if need and need["sha256"] == sha256]
+    made = card.artifact or card.checkpoint
+    if made is None or not path.with_name(made["file"]).is_file():
+        return None
+    return path.with_name(made["file"]) if any(one and one.samefile(file) for one in found) else None

@@ -146,9 +146,10 @@ def no_checkpoint(artifact: Artifact) -> str:
     record = artifact.card.checkpoint or artifact.card.source
     if record is None:
         return "its run card names no checkpoint"
-    if others := [folder / record["file"] for folder in folders_of(artifact) if (folder / record["file"]).is_file()]:
-        return f"{others[0]} is not the checkpoint that it was made from, but another: name that with ‹checkpoint›"
-    return f"its {record['file']} is neither beside it nor in the folder above: name it with ‹checkpoint›"
+    file = record["file"]
+    others = [str(folder / file) for folder in folders_of(artifact) if (folder / file).is_file()]
+    seen = f" ({others[0]} is another file of that name)" if others else ""
+    return f"its {file} is neither beside it nor in the folder above{seen}: name it with ‹checkpoint›"
 
 
 def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World) -> Subject:

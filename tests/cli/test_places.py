@@ -1,0 +1,119 @@
+"""Several results in one folder: what another file was made of is not replaced, and both can be verified."""
+
+import pytest
+
+import swin_quant as sq
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+
+FOR = ("--for", "torchscript")
+
+
+@pytest.fixture
+def calibrate(run, float_flags, tmp_path):
+    """calibrate(flags ...) -> the checkpoint that was written in the folder, and what was said."""
+
+    def go(*flags):
+        done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags)
+        assert done.code == 0, done.err
+        line = next(line for line in done.err.splitlines() if line.startswith("calibrated checkpoint: "))
+        return line.removeprefix("calibrated checkpoint: "), done.err
+
+    return go
+
+
+def made_of(card):
+    """The file that a card names, if it is still the one that it was."""
+    file = card.with_name(record["file"]) if (record := RunCard.read(card).checkpoint) else None
+    return file if file and sha256_of(file) == record["sha256"] else None
+
+
+OTHERWISE = [
+    ("--policy", "qdq", "--calibrator", "max"),
+    ("--policy", "cpu", "--pictures", 4),
+    ("--policy", "qdq", "--passes", "fast"),
+]
+
+
+@pytest.mark.parametrize(("below", "otherwise"), zip([".", "below/it", "../beside"], OTHERWISE, strict=True))
+def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, calibrate, tmp_path, otherwise, below):
+    first, _ = calibrate("--policy", "qdq")
+    exported = run("export", first, *FOR, "--output", tmp_path / below)
+    artifact = open_artifact(exported.out.strip())
+    again, said = calibrate("--policy", "qdq")
+    assert again == first and "stays" not in said  # the same one
+    second, said = calibrate(*otherwise)
+    assert second == str(tmp_path / f"swin_micro_calib_{otherwise[1]}.pth")
+    assert f"{first}: stays, since " in said and f"{artifact.file.name} was made of it: this calibration is" in said
+    assert sha256_of(first) == artifact.card.checkpoint["sha256"] != sha256_of(second)
+    assert calibrate(*otherwise)[0] == second  # where nothing was made of it, and where it is the same
+    other = run("export", second, *FOR, "--output", tmp_path / "other")
+    third, _ = calibrate(*otherwise, "--pictures", 2)
+    assert other.code == 0 and third == str(tmp_path / f"swin_micro_calib_{otherwise[1]}_2.pth")
+    assert calibrate(*otherwise)[0] == second
+
+
+def test_what_nothing_was_made_of_is_replaced(calibrate):
+    first, _ = calibrate("--policy", "qdq")
+    before = sha256_of(first)
+    assert calibrate("--policy", "cpu", "--calibrator", "max")[0] == first and sha256_of(first) != before
+
+
+@pytest.mark.slow
+def test_a_second_engine_in_the_same_folder(run, micro, pictures, tmp_path):
+    """Both are verified afterwards, both are scored on, and neither is done again."""
+    model = ("--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none")
+    how = {"onnxruntime": (), "openvino": ("--passes", "fast"), "torchscript": ("--calibrator", "max")}
+    for engine, words in how.items():
+        asked = (micro / "swin.pth", *model, "--pictures", 8, "--for", engine, "--output", tmp_path, *words)
+        assert run("quantize", *asked).code == 0
+    cards = [card for card in sorted(tmp_path.glob("*.json")) if RunCard.read(card).artifact]
+    assert len(cards) == 3 and all(made_of(card) for card in cards)
+    assert len({made_of(card) for card in cards}) == 3
+    for card in cards:
+        assert run("verify", card.with_name(RunCard.read(card).artifact["file"]), "--data-path", pictures).code == 0
+    for engine, words in how.items():
+        asked = (micro / "swin.pth", *model, "--pictures", 8, "--for", engine, "--output", tmp_path, *words)
+        assert run("quantize", *asked, "--dry-run").out.count("# done") == 4
+
+
+def test_python_does_not_replace_it_either(micro, pictures, tmp_path):
+    train = sq.pictures(pictures, "train", 8)
+
+    def calibrated(policy, method):
+        return sq.calibrate(sq.load(micro / "swin.pth", config=micro / "swin.yaml"), train, policy, method=method)
+
+    first = sq.export(calibrated("qdq", "max"), "torchscript", tmp_path)
+    second = sq.export(calibrated("cpu", "percentile"), "torchscript", tmp_path, precision="float")
+    assert [made_of(card) for card in sorted(tmp_path.glob("*.json")) if RunCard.read(card).artifact] == [
+        tmp_path / second.card.checkpoint["file"], tmp_path / first.card.checkpoint["file"],
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="swin_micro_calib.pth: .* was made of what lies there"):
+        calibrated("cpu", "percentile").save(tmp_path / first.card.checkpoint["file"])
+    same = calibrated("qdq", "max")
+    same.save(tmp_path / first.card.checkpoint["file"])
+    same.save(tmp_path / "mine.pth")
+    with pytest.raises(UsageError, match="was made of what lies there"):
+        sq.load(micro / "swin.pth", config=micro / "swin.yaml").save(tmp_path / first.card.checkpoint["file"])
+
+
+def test_a_file_that_qat_started_from_stays_too(run, calibrate, float_flags, scoring_flags, tmp_path):
+    first, _ = calibrate("--policy", "qdq")
+    recipe = tmp_path / "one.yaml"
+    recipe.write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\n")
+    told = ("--recipe", recipe, "--no-eval", "--output", tmp_path)
+    assert run("finetune", *scoring_flags, "--checkpoint", first, *told).code == 0
+    second, said = calibrate("--policy", "qdq", "--calibrator", "max")
+    assert second == str(tmp_path / "swin_micro_calib_qdq.pth") and "swin_micro_qat.pth was made of it" in said
+    qat = tmp_path / "swin_micro_qat.pth"
+    assert run("export", qat, *FOR, "--output", tmp_path).code == 0
+    refused = run("finetune", *scoring_flags, "--checkpoint", first, *told, "--overwrite").error(2)
+    assert "swin_micro_qat.pth: " in refused and "was made of what lies there" in refused
+    refused = run("convert", micro_file(float_flags), *float_flags[:2], "--to", qat).error(2)
+    assert "was made of what lies there" in refused
+
+
+def micro_file(flags):
+    return flags[flags.index("--checkpoint") + 1]
