@@ -251,7 +251,8 @@ class Result:
     `policy_sha256` is of the rules of the policy, which may share its name with another; None: not recorded.
     `agreement`, `sqnr_db`, `delta_acc1` and its paired standard error compare with float32 on the same pictures: with
     the original float checkpoint's. `weights` says whose weights were measured where they are not all the original's:
-    original, ptq (those that QAT started from, calibrated) or qat.
+    original, ptq (those that QAT started from, calibrated) or qat. `calibrator` found its ranges where that is another
+    than the card's calibration.
     """
 
     engine: str
@@ -273,6 +274,7 @@ class Result:
     note: str | None = None
     policy_sha256: str | None = None
     weights: str | None = None
+    calibrator: str | None = None
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Result":

@@ -27,8 +27,8 @@ EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for onnx --policy qdq --off role:matmul_input --output out
 
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
-FasterTransformer takes the card's, ft-mode1 or ft-mode2. Other backends have each their own (every node was
-calibrated), unless the card's is not a built-in one, by its rules, or is the one that the model was trained under."""
+the card's, so that what was calibrated and scored is what is exported. A backend that does not take it gets its own
+best (every node was calibrated), which a warning names; one of your own, or of training, always stays."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,27 +15,34 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import original_of, ptq_of
+from swin_quant.cards.lineage import Start, original_of, ptq_of
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
 from swin_quant.checkpoint import Source, load_calibrated, load_float
-from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.checkpoint.range_bits import check_bits, origins
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
+from swin_quant.quant.calibration import Method, search_ranges
+from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.statistics_file import read_calibration
 
 
 @dataclass(frozen=True)
 class Baseline:
     """Of a checkpoint with weights of its own: its original float model and, of QAT, the calibrated one that it started
-    from, where found. `whose`: what its weights are called, qat or ptq."""
+    from, where found, with what found its ranges, if they are others. `whose`: what its weights are called, qat or ptq.
+    """
 
     original: Classifier | None = None
     ptq: Classifier | None = None
     whose: str = QAT
+    ptq_calibrator: str | None = None
 
 
 def unnamed_baseline(card: RunCard) -> Baseline | None:
@@ -68,7 +75,8 @@ def find_baseline(
     if file is None:
         log.warning("%s", missing(card))
     original = load_original(cfg, file, world)[0] if file else None
-    return Baseline(original, _load_ptq(card, folders, cfg, policies, world) if card.is_qat else None, whose)
+    ptq, calibrator = _load_ptq(card, folders, cfg, policies, world) if card.is_qat else (None, None)
+    return Baseline(original, ptq, whose, calibrator)
 
 
 def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Classifier, Source]:
@@ -91,22 +99,47 @@ def missing(card: RunCard) -> str:
 
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
-) -> Classifier | None:
+) -> tuple[Classifier | None, str | None]:
+    """What QAT started from, its ranges found again where they are not for the bits in use; and how that was done."""
     if not policies:
-        return None
+        return None, None
     start = ptq_of(card, folders)
     if start is None:
         log.info("PTQ is not scored beside QAT: the checkpoint that QAT started from is not found")
-        return None
+        return None, None
     model = _built(cfg)
     apply_policy(model, policies[0])
     try:
-        check_bits(model, start.card, policies, str(start.file))
         load_calibrated(model, start.file)
+        if calibrator := _found_again(model, start):
+            return model.to(world.device), calibrator
+        check_bits(model, start.card, policies, str(start.file))
     except SwinQuantError as error:
         log.info("PTQ is not scored beside QAT: %s", error)
+        return None, None
+    return model.to(world.device), None
+
+
+def _found_again(model: Classifier, start: Start) -> str | None:
+    """Ranges for the bits of nodes that had others, searched in the statistics beside the checkpoint: by which methods.
+
+    None where all are for their bits, or nothing was counted, or passes chose them.
+    """
+    record = start.card.calibration if start.card else None
+    kept = record.get("statistics") if record else None
+    if start.card is None or record is None or kept is None or choosing_ranges(record.get("passes", [])):
         return None
-    return model.to(world.device)
+    made, nodes = origins(model, start.card), named_nodes(model)
+    wrong = [name for name, node in nodes.items() if node.enabled and made[name].bits not in (None, node.bits)]
+    file = start.file.with_name(kept["file"])
+    if not wrong or not file.is_file() or sha256_of(file) != kept["sha256"]:
+        return None
+    names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
+    calibration, method = read_calibration(file, names, record["pictures"]), Method()
+    for name, found in search_ranges(model, calibration, method, wrong).items():
+        found.give(nodes[name], next(model.parameters()).device)
+    log.info("PTQ beside QAT: %d of its ranges are found again, for the bits in use, in %s", len(wrong), file)
+    return "+".join(sorted({method.for_bits(nodes[name].bits) for name in wrong}))
 
 
 def _built(cfg: CfgNode) -> Classifier:
@@ -130,7 +163,11 @@ def engines_beside(
     engines = engines_of_original(baseline, device, half)
     if baseline.ptq:
         ptq = torch_engines(baseline.ptq, device, None, policies).items()
-        engines |= {f"PTQ {key}": replace(engine, weights=PTQ) for key, engine in ptq if engine.policy}
+        engines |= {
+            f"PTQ {key}": replace(engine, weights=PTQ, calibrator=baseline.ptq_calibrator)
+            for key, engine in ptq
+            if engine.policy
+        }
     (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
     found = [*quantized, (UNQUANTIZED[baseline.whose], unquantized)]
     return engines | {key: replace(engine, weights=baseline.whose) for key, engine in found}

@@ -32,9 +32,9 @@ class Engine:
 
     Or to what else its model gives: an embedding [B, channels], a list of maps [B, C, h, w].
     `details` is what the engine knows of itself (versions, types that its layers really run in), for reports;
-    `weights` is whose they are, as in a card's results; `device` is where it runs: it takes images from anywhere, and
-    what times it puts them there. `sizes`: the batches that it has programs for, each made when it is first needed;
-    another is filled up to the next. Without, it runs any as it is.
+    `weights` is whose they are, and `calibrator` how their ranges were found, as in a card's results; `device` is where
+    it runs: it takes images from anywhere, and what times it puts them there. `sizes`: the batches that it has programs
+    for, each made when it is first needed; another is filled up to the next. Without, it runs any as it is.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Engine:
     details: Mapping[str, Any] = field(default_factory=dict)
     policy_sha256: str | None = None
     weights: str | None = None
+    calibrator: str | None = None
     device: str = "cpu"
     sizes: tuple[int, ...] = ()
 

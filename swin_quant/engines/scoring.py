@@ -103,6 +103,7 @@ def results_of(
             unreadable=len(unreadable),
             note=f"unreadable: {listed(unreadable)}" if unreadable else None,
             weights=engines[key].weights,
+            calibrator=engines[key].calibrator,
             **measured,
         )
     return results

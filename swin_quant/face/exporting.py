@@ -90,7 +90,7 @@ def export(
 ) -> Exported:
     """Export `model` for a backend ("openvino", "onnxruntime", "tensorrt", "cuda", ...) into `folder`.
 
-    `policy` None: the best of that backend, but for one of the user's own or one that was trained. `options` are those
+    `policy` None: the model's, if that backend takes it, else its best, which a warning names. `options` are those
     of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
     folder first: an artifact is verified against its checkpoint.
     """

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
+from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.statistics import Statistics, of_sides
 
@@ -90,6 +91,14 @@ def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int
     except ValueError as error:
         raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
     return {name: row.tolist() for name, row in zip(names, found, strict=True) if pictures and row[0] >= 0}
+
+
+def read_calibration(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> Calibration:
+    """The calibration of so many pictures that the file is of. SwinQuantError as of `read_statistics`."""
+    counted = read_statistics(path, names)
+    largest = {name: each.largest for name, each in counted.items()}
+    ends = {name: (-each.sides[0].largest, each.sides[1].largest) for name, each in counted.items() if each.sides}
+    return Calibration(pictures, counted, largest, ends=ends, peaks=read_peaks(path, names, pictures))
 
 
 def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def line_up(
 ) -> Lineup:
     """Contenders for artifacts and checkpoints of one model, at `paths`.
 
-    A checkpoint competes on the installed engines of `device` (or `engines`) under the policies of its targets. What is
+    A checkpoint competes on the installed engines of `device` (or `engines`) as `export` would write it. What is
     exported for that, and for the float baseline of each such engine, goes to `workspace`. `float_types` are those that
     what is not int8 runs in, where an engine can choose; None: float32, and bfloat16 where this CPU has it. `device` is
     that of torch, and of engines that can choose; on a GPU torch competes in float16 too.

@@ -12,11 +12,11 @@ from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.models import build_model
 from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise
-from swin_quant.quant.calibration import Calibration, Method, set_ranges
+from swin_quant.quant.calibration import Method, set_ranges
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.quant.statistics_file import SUFFIX, read_peaks, read_statistics
+from swin_quant.quant.statistics_file import SUFFIX, read_calibration
 from swin_quant.tasks.advice import told
 from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish_in, refuse_changed_features
 from swin_quant.tasks.calibration_found import found_by
@@ -59,16 +59,14 @@ def recalibrate(
     model.to(world.device)
 
     names = [name for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT]
-    counted = read_statistics(statistics, names)
-    largest = {name: each.largest for name, each in counted.items()}
-    ends = {name: (-each.sides[0].largest, each.sides[1].largest) for name, each in counted.items() if each.sides}
-    if not ends and (unsigned := [name for name, node in enabled_nodes(model).items() if not node.symmetric]):
+    calibration = read_calibration(statistics, names, searched["pictures"])
+    if not calibration.ends and (
+        unsigned := [name for name, node in enabled_nodes(model).items() if not node.symmetric]
+    ):
         raise UsageError(
             f"{statistics}: was written before signs were kept, and policy {policy.name} has zero points at "
             f"{listed(unsigned, 2)}: calibrate again, or give a symmetric ‹policy›"
         )
-    pictures = searched["pictures"]
-    calibration = Calibration(pictures, counted, largest, ends=ends, peaks=read_peaks(statistics, names, pictures))
     set_ranges(model, calibration, method)
     passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
     found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)

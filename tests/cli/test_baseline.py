@@ -9,6 +9,7 @@ import torch
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
+from swin_quant.report.accuracy.rows import rows_of
 
 ENGINES = ["--engine", "onnxruntime"]
 
@@ -244,3 +245,25 @@ def test_a_card_of_before_has_no_delta_until_it_is_evaluated_again(run, runs, pi
     assert run("evaluate", *flags_of(runs, pictures), "--checkpoint", qat(runs)).code == 0
     assert set(measured(qat(runs))) == {FLOAT32, PTQ, QAT, UNQUANTIZED}
     assert len(json.loads(path.read_text())["results"]) == 4
+
+
+@pytest.mark.slow
+def test_ptq_beside_qat_of_fewer_bits_has_ranges_for_those_bits(runs, micro, pictures, tmp_path):
+    """As a calibration for them on the same pictures finds them; the table says who found which."""
+    flags = [*flags_of(runs, pictures), "--quiet"]
+    calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--no-equalize", "--policy", "qdq"]
+    bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
+    command("calibrate", *flags, *calibration, "--no-eval", "--output", tmp_path / "eight")
+    command("calibrate", *flags, *calibration, *bits[2:], "--output", tmp_path / "four")
+    start = ["--checkpoint", tmp_path / "eight" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
+    command("finetune", *flags, *start, *bits, "--amax", "learned", "--output", tmp_path / "qat")
+    card = RunCard.read(tmp_path / "qat" / "swin_micro_qat.json")
+    (four,) = (one for one in RunCard.read(tmp_path / "four" / "swin_micro_calib.json").measured() if one.policy)
+    (ptq,) = (one for one in card.measured() if one.weights == "ptq")
+    assert ptq.loss == same(four) and ptq.acc1 == four.acc1
+    made = {row.weights: row.calibrator for row in rows_of([card]) if row.quantized.policy}
+    assert made == {"PTQ": "mse", "QAT": "learned"}
+    (tmp_path / "eight" / "swin_micro_calib.stats.npz").unlink()
+    command("evaluate", *flags, "--checkpoint", tmp_path / "qat" / "swin_micro_qat.pth")
+    (ptq,) = (one for one in RunCard.read(tmp_path / "qat" / "swin_micro_qat.json").measured() if one.weights == "ptq")
+    assert ptq.calibrator is None and ptq.loss != same(four)

@@ -237,6 +237,27 @@ def test_ranges_of_before_zero_points_get_the_best_policy_without(run, own, tmp_
     assert "without the lower end" in error and "mlp.fc2._input_quantizer" in error and "calibrate" in error
 
 
+SCORED = {"engine": "fake-quant", "precision": "int8", "dataset": {"name": "x", "split": "val", "pictures": 1,
+          "sha256": None}, "pictures": 1, "acc1": 0.0, "acc5": 0.0, "loss": None, "batch_size": 1,
+          "device": "cpu"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "target", "gets"),
+    [
+        *[("qdq", target, "qdq") for target in ("onnx", "onnxruntime", "openvino", "tensorrt", "cuda", "torchscript")],
+        *[("ft-mode1", "cuda", "ft-mode1"), ("ft-mode2", "fastertransformer", "ft-mode2")],
+        *[("ft-mode1", "openvino", "cpu"), ("cpu", "tensorrt", "tensorrt"), ("onnxruntime", "onnx", "qdq")],
+    ],
+)
+def test_what_was_scored_is_what_is_exported_or_a_warning_says_what_is(own, target, gets, caplog):
+    card = RunCard("x", {}, {}, policy=load_policy(own).to_dict(), results=[SCORED | {"policy": own}])
+    assert policy_for(target, card).name == gets
+    text = caplog.text
+    assert (text == "") if own == gets else f"policy {own} of the run card and its results is not for {target}" in text
+    assert own == gets or f"{target} gets {gets}" in text and f"policy {own} keeps the other" in text
+
+
 MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._weight_*"]}]}
 RUN = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1, "steps": 1, "pictures": 1,
        "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip

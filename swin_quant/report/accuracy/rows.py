@@ -53,6 +53,11 @@ class AccuracyRow:
         record = self.card.calibration
         if record is None or self.quantized is None or is_float(self.quantized):
             return None
+        if self.quantized.calibrator:
+            return self.quantized.calibrator
+        ranges = self.card.training.get("ranges") if self.card.training else None
+        if ranges and ranges["activations"] and self.quantized.weights != PTQ:
+            return ranges["activations"]
         return record["method"] if record["percentile"] is None else f"{record['method']} {record['percentile']}"
 
     def delta(self, field: str) -> float | None:
@@ -85,7 +90,7 @@ def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     cards = list(cards)
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
-    rows = [row for row in rows if row.weights != "PTQ" or _measurement(row, _start(row.card)) not in known]
+    rows = [row for row in rows if not _is_ptq(row) or _measurement(row, _start(row.card)) not in known]
     names, fastest = told_apart(policy for row in rows if (policy := _policy(row))), _fastest(rows)
     called = {None: None} | names
     return [replace(row, own=_own(row, fastest), policy=called[_policy(row)]) for row in rows]
@@ -126,6 +131,11 @@ def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[obj
     if result is None or record is None:
         return None
     return record["sha256"], result.engine, result.precision, _policy(row), dataset_key(row.dataset)
+
+
+def _is_ptq(row: AccuracyRow) -> bool:
+    """Whether a row is of the very checkpoint that QAT started from, with its own ranges."""
+    return row.weights == "PTQ" and row.quantized is not None and row.quantized.calibrator is None
 
 
 def _start(card: RunCard) -> CheckpointRecord | None:
