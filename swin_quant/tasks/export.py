@@ -12,7 +12,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import targets
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -115,9 +115,9 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
 
     It is the run card's, so that what was calibrated and scored is what is exported: one of the user's own, whatever it
     is called, one that the model was trained under, and a built-in one that the target takes; FasterTransformer takes
-    no other. Else it is the best built-in one of the target, and a warning says that the card's results are not of it:
-    calibration found the ranges of all nodes. Ranges of before zero points lack an end: for such a `checkpoint` it is
-    the best without.
+    no other. Else it is one of the target's that was scored, or its best built-in one, and then a warning says that the
+    card's results are not of it: calibration found the ranges of all nodes. Ranges of before zero points lack an end:
+    for such a `checkpoint` it is the best without.
     """
     exports = backend_of(target).exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
@@ -136,13 +136,20 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             log.warning("policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
                         described(own), own.name, own.name)  # fmt: skip
         return own
+    scored = {result.policy_sha256: result.policy for result in card.measured() if result.policy}
     is_made = bool(card.training or card.calibration or card.results)
     fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
     if card.training and not fits:
         log.warning("policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
                     own.name, target, fitting[0])  # fmt: skip
+    elif not fits and (measured := [policy for policy in offered if policy.sha256 in scored]):
+        log.info("policy %s, which was scored, of those that %s runs", measured[0].name, target)
+        return measured[0]
     elif not fits:
         return _instead(own, _best(offered, target, checkpoint), target, card)
+    elif scored and own.sha256 not in scored:
+        log.warning("policy %s of the run card was not scored, and %s was: ‹policy› exports another",
+                    own.name, listed(map(str, scored.values()), 3))  # fmt: skip
     elif own.name != fitting[0]:
         log.info("policy %s, as calibrated: %s runs %s best, which ‹policy› %s takes: score it first",
                  own.name, target, fitting[0], fitting[0])  # fmt: skip

@@ -258,6 +258,15 @@ def test_what_was_scored_is_what_is_exported_or_a_warning_says_what_is(own, targ
     assert own == gets or f"{target} gets {gets}" in text and f"policy {own} keeps the other" in text
 
 
+@pytest.mark.parametrize(("own", "gets", "warns"), [("ft-mode1", "qdq", False), ("cpu", "cpu", True)])
+def test_a_policy_that_was_scored_goes_before_one_that_was_not(own, gets, warns, caplog):
+    """Another one than it was calibrated under: `evaluate --policy` takes any."""
+    result = SCORED | {"policy": "qdq", "policy_sha256": load_policy("qdq").sha256}
+    card = RunCard("x", {}, {}, policy=load_policy(own).to_dict(), results=[result])
+    assert policy_for("openvino", card).name == gets
+    assert ("policy cpu of the run card was not scored, and qdq was" in caplog.text) == warns
+
+
 MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._weight_*"]}]}
 RUN = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1, "steps": 1, "pictures": 1,
        "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip
