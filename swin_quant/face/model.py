@@ -138,8 +138,6 @@ class Model:
         """
         path = Path(file)
         ensure_writable_dir(path.parent)
-        if not self.is_calibrated and (self.is_changed or path != self.file):
-            refuse_to_replace(path)
         if self.is_changed:
             self._forget_measured()
         if self.calibration and self.policy:
@@ -147,6 +145,8 @@ class Model:
         elif self.is_calibrated and self.policy:
             self.card = save_with_card(self.module, path, self.card)
         else:
+            if self.is_changed or path != self.file:
+                refuse_to_replace(path)
             save_float(self.module, path)
             record: CheckpointRecord = {"file": path.name, "sha256": sha256_of(path)}
             self.card = replace(self.card, checkpoint=record, versions=versions())
