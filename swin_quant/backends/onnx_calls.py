@@ -11,6 +11,7 @@ from typing import Any
 
 from swin_quant.backends.onnx_checks import check_operators, infer_shapes, label, shown
 from swin_quant.backends.onnx_file import read_model
+from swin_quant.backends.onnx_graphs import graphs, nodes
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.operators.trace import Call, Shape
@@ -38,7 +39,7 @@ class CountedGraph:
 def counted(path: Path, batch: int) -> CountedGraph:
     """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and what is wrong with it.
 
-    Functions of its own are counted as what they are made of.
+    Functions of its own are counted as what they are made of, and what is inside If, Loop and Scan once.
     """
     model = read_model(path)
     try:
@@ -49,7 +50,7 @@ def counted(path: Path, batch: int) -> CountedGraph:
 
 def _counted(model: Any, batch: int) -> CountedGraph:
     check_operators(model)
-    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    held = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in held]
     if len(inputs) != 1:
         raise SwinQuantError(f"has {len(inputs)} inputs: a model of pictures has one")
@@ -63,18 +64,20 @@ def _counted(model: Any, batch: int) -> CountedGraph:
         raise UsageError("takes pictures of any size, whose operators cannot be counted: export it with a fixed one")
     weights = {name: (_shape(tensor.dims), _bytes(tensor.data_type, tensor.dims)) for name, tensor in held.items()}
     parameters = sum(math.prod(one.dims) for one in held.values() if one.data_type not in _INDEX_TYPES)
-    del model.graph.value_info[:]  # for another batch, perhaps
+    for graph in graphs(model.graph):
+        del graph.value_info[:]  # for another batch, perhaps
     graph = infer_shapes(model)
-    known = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
+    values = (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output))
+    known = {value.name: value.type.tensor_type for value in values}
     shapes = {name: _shape(size.dim_value for size in kind.shape.dim) for name, kind in known.items()}
     sizes_of = {name: _bytes(known[name].elem_type, shape) for name, shape in shapes.items()}
     shapes |= {name: shape for name, (shape, _) in weights.items()}
     read: set[str] = set()
     calls = []
-    for node in graph.node:
+    for node in nodes(graph):
         if node.op_type != "Constant":
             calls.append(_call(node, shapes, sizes_of, weights, read))
-    depending = tuple(f"{node.op_type} ({label(node)})" for node in graph.node if node.op_type in DEPENDING)
+    depending = tuple(f"{node.op_type} ({label(node)})" for node in nodes(graph) if node.op_type in DEPENDING)
     images = shapes[inputs[0].name]
     return CountedGraph(tuple(calls), parameters, open_batch, images, depending)
 

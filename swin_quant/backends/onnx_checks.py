@@ -7,13 +7,13 @@ be as large as its data, and whatever the graph computes is bounded through shap
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from swin_quant.backends.onnx_graphs import graphs, nodes, scopes
 from swin_quant.backends.onnx_worker import InferenceError, infer
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
@@ -22,7 +22,9 @@ from swin_quant.data.pictures import printable
 OPSETS = range(17, 22)  # LayerNormalization is from 17; weights of INT4 need 21, whose other Q/DQ engines may not load
 MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25
 _SCALED = ("QuantizeLinear", "DequantizeLinear")
+_Constant: TypeAlias = tuple[Any, tuple[int, ...]]
 _STANDARD = ("", "ai.onnx")
+_MOST_CASTS = 8  # of a scale, one behind the other
 _MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
 _SHAPE_BYTES = 4096  # tensors that shape inference may want to read are smaller
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
@@ -36,22 +38,21 @@ def check_operators(model: Any) -> int:
     if opset is None or opset not in OPSETS:
         raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with ‹opset›")
     own = _functions(model)
-    for graph in _graphs(model.graph):
-        for node in graph.node:
-            if node.domain not in _STANDARD and (node.domain, node.op_type) not in own:
-                raise SwinQuantError(
-                    f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX, "
-                    "and no function of the file says what it computes"
-                )
+    for node in nodes(model.graph):
+        if node.domain not in _STANDARD and (node.domain, node.op_type) not in own:
+            raise SwinQuantError(
+                f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX, "
+                "and no function of the file says what it computes"
+            )
     return opset
 
 
 def _functions(model: Any) -> set[tuple[str, str]]:
     """Domain and name of the model's own functions, which may be of standard operators alone, and not too many."""
-    calls = Counter((node.domain, node.op_type) for graph in _graphs(model.graph) for node in graph.node)
-    nodes = 0
+    calls = Counter((node.domain, node.op_type) for node in nodes(model.graph))
+    total = 0
     for function in model.functions:
-        inner = [node for graph in _graphs(function) for node in graph.node]
+        inner = list(nodes(function))
         for node in inner:
             if node.domain not in _STANDARD or node.op_type in _SCALED:
                 raise SwinQuantError(
@@ -60,24 +61,15 @@ def _functions(model: Any) -> set[tuple[str, str]]:
                 )
         if function.domain in _STANDARD:
             raise SwinQuantError(f"has functions of its own ({shown(function.name)}) in ONNX's domain: rename them")
-        nodes += len(inner) * calls[function.domain, function.name]
-    if nodes > _MOST_INLINED:
-        raise SwinQuantError(f"its own functions stand for {nodes} nodes: no Swin has so many")
+        total += len(inner) * calls[function.domain, function.name]
+    if total > _MOST_INLINED:
+        raise SwinQuantError(f"its own functions stand for {total} nodes: no Swin has so many")
     return {(function.domain, function.name) for function in model.functions}
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph, or a function of the model's own, and the graphs inside its If and Loop nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():  # GRAPH, GRAPHS
-                yield from _graphs(inner)
 
 
 def tensors(model: Any) -> Iterator[Any]:
     """Every tensor that the file holds: initializers and attributes."""
-    for graph in (inner for outer in (model.graph, *model.functions) for inner in _graphs(outer)):
+    for graph in graphs(model.graph, *model.functions):
         if getattr(graph, "sparse_initializer", None):
             raise SwinQuantError("has sparse tensors, which no engine here reads")
         yield from getattr(graph, "initializer", ())
@@ -146,50 +138,88 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
 
 
 def check_scales(graph: Any, folder: Path) -> None:
-    """Every Q/DQ node needs a constant scale that is finite and positive; a Cast of one, as in float16, will do."""
+    """Every Q/DQ node, also inside If, Loop and Scan, needs a constant scale that is finite and positive; a Cast of
+    one, as in float16, will do, if it still is both behind it."""
+    every = list(scopes(graph))
+    held = {id(scope[-1]): _names_in(scope[-1]) for scope in every}
+    ends: dict[tuple[int, str], _Constant] = {}
+    extremes: dict[int, Any] = {}  # many nodes may share a large tensor
+    for scope in every:
+        names = [held[id(one)] for one in reversed(scope)]
+        for node in scope[-1].node:
+            if node.op_type not in _SCALED:
+                continue
+            where = f"node {label(node)} ({node.op_type})"
+            scale = node.input[1] if len(node.input) > 1 else ""
+            tensor, casts = _constant_behind(scale, names, ends)
+            if tensor is None:
+                fault = "is computed, not constant" if _found(scale, names)[1] else "is missing"
+                raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
+            if id(tensor) not in extremes:
+                extremes[id(tensor)] = _extremes(tensor, folder)
+            if fault := _fault_of_scale(extremes[id(tensor)], casts):
+                raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
+
+
+def _names_in(graph: Any) -> dict[str, Any]:
+    """What the names of a graph stand for: a tensor, the node that computes it, or None for an input."""
+    found = {value.name: None for value in graph.input} | {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        values = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
+        found |= dict.fromkeys(node.output, next(iter(values), node))
+    found.pop("", None)
+    return found
+
+
+def _found(name: str, names: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequence[Mapping[str, Any]]]:
+    """What a name stands for in a graph, whose `names` come first, and those that are known where it was found."""
+    place = next((place for place, known in enumerate(names) if name in known), len(names))
+    return (names[place][name] if place < len(names) else None), names[place:]
+
+
+def _constant_behind(
+    name: str, names: Sequence[Mapping[str, Any]], ends: dict[tuple[int, str], _Constant]
+) -> _Constant:
+    """The tensor that a name stands for, None if it is none, and the types that it is cast to, the last one first;
+    `ends` keeps them for every name on the way."""
+    way: dict[tuple[int, str], int] = {}  # it may go in a circle
+    casts: list[int] = []
+    while True:
+        found, names = _found(name, names)
+        key = (id(names[0]) if names else 0, name)
+        moves = getattr(found, "op_type", None) in ("Cast", "Identity")
+        if key in way or key in ends or not moves or len(casts) > _MOST_CASTS:
+            break
+        way[key] = len(casts)
+        casts += [one.i for one in found.attribute if one.name == "to" and [one.i] != casts[-1:]]
+        name = next(iter(found.input), "")
+    tensor, before = ends.get(key, (None if hasattr(found, "op_type") else found, ()))
+    casts += before[: _MOST_CASTS - len(casts)]
+    ends |= {key: (tensor, tuple(casts[start:])) for key, start in way.items()}
+    return tensor, tuple(casts)
+
+
+def _extremes(tensor: Any, folder: Path) -> Any:
+    """The least and the largest value, as an array of the tensor's type; none for text, and for no values."""
     onnx = library("onnx", "onnx")
-    makers = {name: node for node in graph.node for name in node.output}
-    constants = {tensor.name: tensor for tensor in graph.initializer} | dict(_constants(graph))
-    sources: dict[str, str] = {}  # of every name in a chain of casts, where it begins
-
-    def source_of(name: str) -> str:
-        chain: dict[str, None] = {}  # it may go in a circle
-        while name not in chain and name not in constants and name not in sources and name in makers:
-            if makers[name].op_type not in ("Cast", "Identity"):
-                break
-            chain[name] = None
-            name = next(iter(makers[name].input), "")
-        sources.update(dict.fromkeys(chain, sources.get(name, name)))
-        return sources.get(name, name)
-
-    @cache  # many nodes may share a large one
-    def fault_of(source: str) -> str:
-        try:
-            values = onnx.numpy_helper.to_array(constants[source], base_dir=str(folder)).astype(np.float64)
-        except (ValueError, TypeError):  # text
-            return "is not a number; export it again"
-        fits = values.size and (np.isfinite(values) & (values > 0)).all()
-        return "" if fits else "must be finite and above zero; calibrate again"
-
-    for node in graph.node:
-        if node.op_type not in _SCALED:
-            continue
-        where = f"node {label(node)} ({node.op_type})"
-        scale = node.input[1] if len(node.input) > 1 else ""
-        source = source_of(scale)
-        if source not in constants:
-            fault = "is computed, not constant" if scale in makers else "is missing"
-            raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
-        if fault := fault_of(source):
-            raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
+    try:
+        values = onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
+        return np.array([values.min(), values.max()]) if values.size else values
+    except (ValueError, TypeError):
+        return None
 
 
-def _constants(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Name and tensor of every Constant node that holds a tensor."""
-    for node in graph.node:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.name == "value" and node.output:
-                yield node.output[0], attribute.t
+def _fault_of_scale(values: Any, casts: Sequence[int]) -> str:
+    onnx = library("onnx", "onnx")
+    try:
+        with np.errstate(all="ignore"):
+            for kind in reversed(casts):
+                values = values.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+            values = values.astype(np.float64)
+    except (AttributeError, ValueError, TypeError, KeyError):
+        return "is not a number; export it again"
+    fits = values.size and (np.isfinite(values) & (values > 0)).all()
+    return "" if fits else "must be finite and above zero; calibrate again"
 
 
 def without_data(model: Any) -> Any:
@@ -209,7 +239,7 @@ def infer_shapes(model: Any) -> Any:
         graph = onnx.ModelProto.FromString(infer(bare, strict=True, inline=bool(model.functions))).graph
     except InferenceError as error:
         raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
-    for value in (*graph.input, *graph.value_info, *graph.output):
+    for value in (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output)):
         kind = value.type.tensor_type
         elements = math.prod(max(size.dim_value, 1) for size in kind.shape.dim)  # an open size counts as one
         if elements > MAX_ELEMENTS:

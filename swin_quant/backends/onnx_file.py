@@ -21,6 +21,7 @@ from swin_quant.backends.onnx_checks import (
     label,
     shown,
 )
+from swin_quant.backends.onnx_graphs import graphs, nodes
 from swin_quant.backends.onnx_wire import check_wire
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
@@ -177,9 +178,9 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         image_size=height,
         outputs=tuple(value.name for value in outputs),
         opset=opset,
-        gemms=tuple(label(node) for node in graph.node if node.op_type in GEMMS),
-        float8=any(tensor.data_type in _FLOAT8 for tensor in graph.initializer),
-        quantizers=sum(node.op_type == "QuantizeLinear" for node in graph.node),
+        gemms=tuple(label(node) for node in nodes(graph) if node.op_type in GEMMS),
+        float8=any(tensor.data_type in _FLOAT8 for each in graphs(graph) for tensor in each.initializer),
+        quantizers=sum(node.op_type == "QuantizeLinear" for node in nodes(graph)),
         metadata=metadata,
         parts=parts,
         functions=bool(model.functions),

@@ -8,6 +8,7 @@ import numpy as np
 
 from swin_quant.backends.onnx_checks import label, shown
 from swin_quant.backends.onnx_file import GEMMS, read_model
+from swin_quant.backends.onnx_graphs import graphs, nodes
 from swin_quant.base.errors import listed
 from swin_quant.base.extras import library
 from swin_quant.quant.advice import Advice
@@ -30,10 +31,11 @@ _OF_HALF = (
 def by_file(path: Path) -> Iterator[Advice]:
     """Risks of the file at `path`."""
     model = read_model(path)
-    floats = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in _FLOATS}
+    held = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
+    floats = {name: tensor for name, tensor in held.items() if tensor.data_type in _FLOATS}
     largest: dict[str, float] = {}
     broken, dead, wide = [], {}, {}
-    outputs = {node.input[1]: _channels(node) for node in model.graph.node if _multiplies(node)}
+    outputs = {node.input[1]: _channels(node) for node in nodes(model.graph) if _multiplies(node)}
     for name, tensor in floats.items():
         values = _values(tensor, path)
         if not values.size:
@@ -62,7 +64,7 @@ def by_file(path: Path) -> Iterator[Advice]:
         text = f"output channels of {len(wide)} weights stand out, {_most(wide)} times the median"
         yield Advice("outlier-weights", f"{text}: take a range for each channel, not one for the tensor", tuple(wide))
     yield from _of_types(model, {name for name, tensor in floats.items() if tensor.data_type == _HALF})
-    yield from _of_scales(model, floats)
+    yield from _of_scales(model, held)
 
 
 def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
@@ -71,7 +73,7 @@ def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
         if value.type.tensor_type.elem_type == _HALF:
             half.add(value.name)
     risky = []
-    for node in model.graph.node:
+    for node in nodes(model.graph):
         to = next((one.i for one in node.attribute if node.op_type == "Cast" and one.name == "to"), None)
         if to == _HALF or (to is None and any(name in half for name in node.input[:1])):
             half.update(node.output)
@@ -82,15 +84,13 @@ def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
         yield Advice("norm-variance", f"{text}: {listed(risky, 2)}", tuple(risky), True)
 
 
-def _of_scales(model: Any, floats: dict[str, Any]) -> Iterator[Advice]:
+def _of_scales(model: Any, held: Mapping[str, Any]) -> Iterator[Advice]:
     """Weights that are quantized with one scale for all of their channels."""
-    held = {tensor.name for tensor in model.graph.initializer}
     whole = [
         label(node)
-        for node in model.graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] in held and len(node.input) > 1
-        if node.input[1] in floats and not list(floats[node.input[1]].dims)
-        if next((len(t.dims) for t in model.graph.initializer if t.name == node.input[0]), 0) > 1
+        for node in nodes(model.graph)
+        if node.op_type == "DequantizeLinear" and len(node.input) > 1 and node.input[1] in held
+        if not held[node.input[1]].dims and node.input[0] in held and len(held[node.input[0]].dims) > 1
     ]
     if whole:
         text = f"{len(whole)} weights have one scale for the whole tensor: {listed(whole, 2)}"

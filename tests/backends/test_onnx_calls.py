@@ -54,6 +54,20 @@ def test_counts_are_those_of_hand(network):
     assert found.parameters == 16 * 27 + 160 and found.open_batch
 
 
+def test_what_is_inside_of_a_branch_is_counted_and_looked_at(tmp_path):
+    weight = numpy_helper.from_array(np.full((192, 10), 7e4, np.float32), "hidden")
+    product = node("MatMul", ["flat", "hidden"], "product")
+    zeros = node("Mul", ["product", "product"], "squares")
+    output = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("product", "squares")]
+    then = helper.make_graph([product], "then", [], output[:1], [weight])
+    other = helper.make_graph([product, zeros], "other", [], output[1:], [weight])
+    nodes = [node("Flatten", ["images"], "flat"), node("If", ["yes"], "logits", then_branch=then, else_branch=other)]
+    found = analyze_onnx(file_of(tmp_path, nodes, {"yes": np.array(True)}, "logits"))
+    assert [call.macs for call in found.calls if call.name == "MatMul"] == [1920, 1920]
+    assert [advice.kind for advice in found.risks] == ["weights-beyond-half"]
+    assert found.depending == ("If (logits)",)
+
+
 def test_risks_of_the_weights_are_named(network):
     kinds = {advice.kind: advice.nodes for advice in analyze_onnx(network).risks}
     assert kinds == {"weights-beyond-half": ("weight",), "dead-channels": ("kernel",), "outlier-weights": ("kernel",)}

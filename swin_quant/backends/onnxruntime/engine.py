@@ -13,6 +13,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_checks import first_line
 from swin_quant.backends.onnx_file import OnnxFile, as_input, as_output, verified
+from swin_quant.backends.onnx_graphs import nodes
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -103,7 +104,9 @@ def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping
         optimized = Path(folder, "optimized.onnx")
         _session(file, options, exact, optimized)
         graph = onnx.load(str(optimized), load_external_data=False).graph
-    return {_name(node): kind for node in graph.node for kind, operators in _TYPES.items() if node.op_type in operators}
+    return {
+        _name(node): kind for node in nodes(graph) for kind, operators in _TYPES.items() if node.op_type in operators
+    }
 
 
 def _name(node: Any) -> str:
