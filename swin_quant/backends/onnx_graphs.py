@@ -7,7 +7,7 @@ from typing import Any
 def scopes(*outermost: Any) -> Iterator[tuple[Any, ...]]:
     """Each graph (or function of the model's own) and each one inside it, behind those that it lies in, which it may
     take tensors from; the outer ones come first."""
-    pending = [(graph,) for graph in outermost]
+    pending: list[tuple[Any, ...]] = [(graph,) for graph in outermost]
     for scope in pending:  # it grows
         yield scope
         for node in scope[-1].node:

@@ -2,13 +2,17 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
-from swin_quant.data.labels import classed
+from swin_quant.base.files import open_plain
+from swin_quant.base.reading import reading
+from swin_quant.data.labels import MAX_CLASSES, classed
+from swin_quant.data.parquet_pages import check_footer, pages_of
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
 from swin_quant.data.source import DataSource, Wanted, files_of
 
@@ -16,7 +20,18 @@ IMAGES = ("image", "img", "jpg", "png", "picture", "bytes", "image_bytes")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")
 _MAX_ROWS = 1 << 24  # of all files together
 _MAX_GROUP_BYTES = 1 << 30  # of pictures that are held at a time
-_ROWS = 16  # that are unpacked at a time
+_SOME_PICTURES, _SOME_LABELS = 16, 1 << 12  # that are unpacked at a time
+_FREE_TEXT, _TEXT = 1 << 22, 128  # bytes of labels in a file, and of each
+_FREE_BYTES, _FREE_ROWS, _TIMES = 1 << 26, 1 << 20, 16  # what may come of a small file, and of each byte of a large one
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of single values: its path in the file, its place there, and how many rows are unpacked at a time."""
+
+    path: str
+    number: int
+    rows: int
 
 
 class ParquetPictures(Pictures):
@@ -40,19 +55,22 @@ class ParquetPictures(Pictures):
         self.names = []
         written: list[str | None] = []
         features: list[str] | None = None
+        stored = 0
         for number, path in enumerate(files):
             file = self._file(number)
-            column = _column(path, file, IMAGES)
-            if column is None:
+            if _pictures_in(file) is None:
                 raise SwinQuantError(f"{path}: no column of pictures among {listed(file.schema_arrow.names)}")
-            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            if sum(sizes) + len(self._places) > _MAX_ROWS:
-                raise SwinQuantError(f"{path}: more than {_MAX_ROWS:,} pictures in one data set")
+            sizes = [max(0, file.metadata.row_group(group).num_rows) for group in range(file.num_row_groups)]
+            stored += path.stat().st_size
+            if sum(sizes) + len(self._places) > min(_MAX_ROWS, _FREE_ROWS + stored):
+                raise SwinQuantError(
+                    f"{path}: {sum(sizes):,} pictures in so small a file, or over {_MAX_ROWS:,} in all"
+                )
             places = [(number, group, row) for group, size in enumerate(sizes) for row in range(size)]
             self._places += places
             self.names += [printable(f"{path.name}/{row:06d}") for row in range(len(places))]
-            label = _column(path, file, LABELS)
-            written += _labels(path, file, label) if label else [None] * len(places)
+            label = next((name for name in LABELS if name in file.schema_arrow.names), None)
+            written += self._labels(number, label, len(places)) if label else [None] * len(places)
             features = features or _features(file, label)
             if len(written) != len(self._places):
                 raise SwinQuantError(f"{path}: {len(self._places)} pictures, but {len(written)} labels")
@@ -86,44 +104,103 @@ class ParquetPictures(Pictures):
             path, parquet = self._paths[number], library("pyarrow.parquet", "data")
             if not path.is_file():
                 raise SwinQuantError(f"{path}: no such Parquet file")
-            try:
-                self._opened[number] = parquet.ParquetFile(str(path))
-            except Exception as error:  # ArrowInvalid, OSError, ... by what is damaged
-                raise SwinQuantError(f"{path}: not a readable Parquet file: {error}") from error
+            with reading(path, "Parquet file"):
+                with open_plain(path) as file:
+                    check_footer(file)
+                self._opened[number] = parquet.ParquetFile(str(path), buffer_size=1 << 20)
         return self._opened[number]
 
     def _unpacked(self, number: int, group: int) -> list[bytes | None]:
-        file, held, total = self._file(number), list[bytes | None](), 0
-        column = _column(self._paths[number], file, IMAGES)
-        try:
-            for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    data = value.get("bytes") if isinstance(value, dict) else value
-                    held.append(data if isinstance(data, bytes) else None)
-                    total += len(held[-1] or b"")
-                if total > _MAX_GROUP_BYTES:
-                    raise ValueError(f"row group {group} holds more than {_MAX_GROUP_BYTES >> 30} GiB of pictures")
-        except Exception as error:
-            raise SwinQuantError(f"{self._paths[number]}: cannot be read: {error}") from error
+        held, total = list[bytes | None](), 0
+        with reading(self._paths[number], "Parquet file"):
+            column = _pictures_in(self._file(number))
+            assert column is not None  # it was there when the file was opened
+            most = min(_MAX_GROUP_BYTES, self._room(number, group, column))
+            for values in self._values(number, [group], column):
+                total += values.nbytes
+                if total > most:
+                    raise SwinQuantError(
+                        f"{self._paths[number]}: row group {group} unpacks to more than {most >> 20} MiB of pictures"
+                    )
+                held += values.to_pylist()
         return held
 
+    def _labels(self, number: int, name: str, rows: int) -> list[str | None]:
+        """Labels as text, one object for each that differs; None where there are none."""
+        path, file = self._paths[number], self._file(number)
+        if (column := _labels_in(file, name)) is None:
+            return [None] * rows
+        found, known, taken = list[str | None](), dict[str, str](), 0
+        with reading(path, "Parquet file"):
+            for values in self._values(number, range(file.num_row_groups), column):
+                plain = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
+                encoded = plain.dictionary_encode()
+                taken += encoded.dictionary.nbytes
+                if taken > _FREE_TEXT + _TEXT * rows:
+                    raise SwinQuantError(
+                        f"{path}: its column {printable(column.path)} holds more text than labels have"
+                    )
+                texts = [known.setdefault(str(value), str(value)) for value in encoded.dictionary.to_pylist()]
+                found += [None if index is None else texts[index] for index in encoded.indices.to_pylist()]
+                if len(found) > rows or len(known) > MAX_CLASSES:
+                    raise SwinQuantError(f"{path}: more labels than {rows:,} pictures or {MAX_CLASSES:,} classes have")
+        return found
 
-def _column(path: Path, file: Any, known: Sequence[str]) -> str | None:
-    names = file.schema_arrow.names
-    return next((name for name in known if name in names), None)
+    def _values(self, number: int, groups: Sequence[int], column: _Column) -> Iterator[Any]:
+        """The values of a column, some rows at a time: none is larger than its page, or the page that it points to."""
+        file, largest = self._file(number), 1
+        with open_plain(self._paths[number]) as stored:
+            for group in groups:
+                chunk = file.metadata.row_group(group).column(column.number)
+                start = chunk.dictionary_page_offset if chunk.has_dictionary_page else None
+                start = min(start or chunk.data_page_offset, chunk.data_page_offset)
+                for page in pages_of(stored, start, chunk.total_compressed_size):
+                    if page.unpacked > _FREE_BYTES + _TIMES * page.stored:
+                        raise ValueError(f"a page of {page.stored:,} bytes unpacks to {page.unpacked >> 20} MiB")
+                    largest = max(largest, page.unpacked)
+        rows = min(column.rows, max(1, _FREE_BYTES // 4 // largest))
+        for batch in file.iter_batches(rows, row_groups=list(groups), columns=[column.path]):
+            values = batch.column(0)
+            yield values.flatten()[0] if hasattr(values, "flatten") else values
+
+    def _room(self, number: int, group: int, column: _Column) -> int:
+        """How much a row group may unpack to."""
+        chunk = self._file(number).metadata.row_group(group).column(column.number)
+        return _FREE_BYTES + _TIMES * min(chunk.total_compressed_size, self._paths[number].stat().st_size)
 
 
-def _labels(path: Path, file: Any, column: str) -> list[str | None]:
-    found: list[str | None] = []
-    try:
-        for batch in file.iter_batches(1 << 12, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                found.append(str(value) if isinstance(value, int | str) else None)
-            if len(found) > _MAX_ROWS:
-                raise ValueError("more labels than rows")
-    except Exception as error:
-        raise SwinQuantError(f"{path}: its column {printable(column)} cannot be read: {error}") from error
-    return found
+def _pictures_in(file: Any) -> _Column | None:
+    """The column of pictures; None where there is none of bytes, or of structs with them."""
+    types: Any = library("pyarrow", "data").types
+    name = next((name for name in IMAGES if name in file.schema_arrow.names), None)
+    if name is None:
+        return None
+    kind, path = _type(file, name), name
+    if types.is_struct(kind):
+        inside = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
+        kind, path = inside.get("bytes"), f"{name}.bytes"
+    known = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_null)
+    return _single(file, path, _SOME_PICTURES) if kind is not None and any(one(kind) for one in known) else None
+
+
+def _labels_in(file: Any, name: str) -> _Column | None:
+    """A column of numbers or text; None where it is another."""
+    types: Any = library("pyarrow", "data").types
+    kind = _type(file, name)
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    known = (types.is_integer, types.is_boolean, types.is_string, types.is_large_string, types.is_string_view)
+    return _single(file, name, _SOME_LABELS) if any(one(kind) for one in known) else None
+
+
+def _type(file: Any, name: str) -> Any:
+    return file.schema_arrow.field(file.schema_arrow.names.index(name)).type
+
+
+def _single(file: Any, path: str, rows: int) -> _Column | None:
+    """The column of that path, unless a row may have any number of its values."""
+    columns = (file.schema.column(number) for number in range(len(file.schema.names)))
+    found = (number for number, one in enumerate(columns) if one.path == path and not one.max_repetition_level)
+    return next((_Column(path, number, rows) for number in found), None)
 
 
 def _features(file: Any, label: str | None) -> list[str] | None:

@@ -73,3 +73,82 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "val.parquet").write_bytes(b"PAR1")
     with pytest.raises(UsageError, match=r"pyarrow.parquet cannot be imported .*\[data\]"):
         open_pictures(str(tmp_path), "val", num_classes=3)
+
+
+def dictionary(pyarrow, value, rows):
+    """A column that holds one value, however many rows it has."""
+    return pyarrow.DictionaryArray.from_arrays([0] * rows, pyarrow.array([value]))
+
+
+def bombs(pyarrow, picture):
+    """A few kB each -> columns, how they are written, and what is said."""
+    few, none = [picture] * 10, 2**20 + 10**5
+    long, stacked = "x" * 10**6, [f"{'x' * 10**6}{number}" for number in range(400)]
+    return {
+        "labels by dictionary": (
+            {"image": [picture] * 1000, "label": dictionary(pyarrow, long, 1000)}, {}, "more text",
+        ),
+        "labels by prefix": (
+            {"image": [picture] * 400, "label": stacked},
+            {"use_dictionary": False, "column_encoding": {"label": "DELTA_BYTE_ARRAY"}},
+            "more text",
+        ),
+        "pictures by dictionary": ({"image": dictionary(pyarrow, bytes(10**7), 100)}, {}, "more than 64 MiB"),
+        "pictures in one page": (
+            {"image": [bytes(4 * 10**7)] * 2}, {"use_dictionary": False}, "bytes unpacks to 76 MiB",
+        ),
+        "pictures of numbers": ({"image": pyarrow.array([[0] * 10**5] * 10)}, {}, "no column of pictures"),
+        "rows of nothing": (
+            {"image": pyarrow.nulls(none, pyarrow.binary()), "label": pyarrow.nulls(none, pyarrow.int32())}, {},
+            "so small a file",
+        ),
+        "paths beside pictures": (
+            {"image": pyarrow.StructArray.from_arrays([pyarrow.array(few), pyarrow.array([long * 20] * 10)],
+                                                      ["bytes", "path"])}, {}, None,
+        ),
+        "lists of labels": ({"image": few, "label": [["x" * 1000] * 1000] * 10}, {}, None),
+    }  # fmt: skip
+
+
+BOMBS = ("labels by dictionary", "labels by prefix", "pictures by dictionary", "pictures in one page",
+         "pictures of numbers", "rows of nothing", "paths beside pictures", "lists of labels")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_takes_no_more_memory_than_it_should(tmp_path, pyarrow, files, name):
+    columns, options, said = bombs(pyarrow, min(files.values(), key=len))[name]
+    path = tmp_path / "val.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, store_schema=False, compression="zstd", **options)
+    del columns
+    assert path.stat().st_size < 100_000
+    before = pyarrow.default_memory_pool()
+    watched = pyarrow.proxy_memory_pool(before)
+    pyarrow.set_memory_pool(watched)
+    try:
+        if said is None:
+            assert open_pictures(str(tmp_path), "val").read(0)
+        else:
+            with pytest.raises(SwinQuantError, match=rf"^{path}.*{said}"):
+                open_pictures(str(tmp_path), "val").open(0)
+    finally:
+        pyarrow.set_memory_pool(before)
+    assert watched.max_memory() < 200 << 20
+
+
+def test_an_unlabelled_row_and_a_category_are_read(tmp_path, pyarrow, files):
+    labels = pyarrow.array(["cat", None, "dog", "cat", "dog", "fox"]).dictionary_encode()
+    table = pyarrow.table({"image": list(files.values())[:6], "label": labels})
+    pyarrow.parquet.write_table(table, tmp_path / "val.parquet", row_group_size=2)
+    pictures = open_pictures(str(tmp_path), "val")
+    assert pictures.labels == [0, -1, 1, 0, 1, 2] and pictures.class_names == ["cat", "dog", "fox"]
+
+
+@pytest.mark.parametrize("damage", ["footer", "page"])
+def test_pages_that_are_none_are_damage(tmp_path, pyarrow, files, damage):
+    path = tmp_path / "val.parquet"
+    write(pyarrow, path, list(files.values())[:4], [0, 1, 2, 0])
+    data = bytearray(path.read_bytes())
+    data[slice(-8, -4) if damage == "footer" else slice(4, 12)] = b"\xff" * (4 if damage == "footer" else 8)
+    path.write_bytes(data)
+    with pytest.raises(SwinQuantError, match=rf"^{path}: not a readable Parquet file: it is damaged"):
+        open_pictures(str(tmp_path), "val").open(0)
