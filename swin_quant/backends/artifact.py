@@ -11,6 +11,7 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.files import one_at_a_time, sha256_of
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
@@ -82,6 +83,7 @@ def _choices(card: RunCard) -> dict[str, Any]:
     return made | (card.artifact["options"] if card.artifact else {})
 
 
+@reads("artifact")
 def open_artifact(path: str | Path) -> Artifact:
     """The artifact at `path`. SwinQuantError without a card, with a foreign one, or if any of its files was changed."""
     file = Path(path)

@@ -14,6 +14,7 @@ from swin_quant.backends.onnx_file import read_model
 from swin_quant.backends.onnx_graphs import graphs, nodes
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
+from swin_quant.base.reading import reads
 from swin_quant.operators.trace import Call, Shape
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -36,6 +37,7 @@ class CountedGraph:
     depending: tuple[str, ...]
 
 
+@reads("ONNX file")
 def counted(path: Path, batch: int) -> CountedGraph:
     """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and what is wrong with it.
 

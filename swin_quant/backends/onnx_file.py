@@ -26,6 +26,7 @@ from swin_quant.backends.onnx_wire import check_wire
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded
+from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
@@ -72,6 +73,7 @@ class OnnxFile:
         return (batch, side, side, self.channels) if self.pixels else (batch, self.channels, side, side)
 
 
+@reads("ONNX file")
 def open_onnx(path: str | Path) -> OnnxFile:
     """Check the ONNX file at `path` and say what it is. SwinQuantError names the file and the node or tensor at fault.
 
@@ -86,6 +88,7 @@ def open_onnx(path: str | Path) -> OnnxFile:
         return _checked(path, model)
 
 
+@reads("ONNX file")
 def read_model(path: str | Path) -> Any:
     """The onnx.ModelProto at `path`, of any opset and operators: parsed, and every tensor as large as it says.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError, one_line
 from swin_quant.base.files import atomic_write_bytes, open_plain, read_bounded, reason
+from swin_quant.base.reading import reads
 
 MAX_BYTES = 4 << 30  # of all arrays of a file or folder together
 _MAX_ARRAYS = 100_000
@@ -24,6 +25,7 @@ _HEADER = re.compile(  # numpy's own reader evaluates it as Python
 )
 
 
+@reads("dump of arrays")
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz in its order, or of the .npy files below a folder, sorted, by their paths without ending.
 

@@ -10,6 +10,7 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import finite, read_json, write_json
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reads
 from swin_quant.base.schema import checked
 
 
@@ -66,6 +67,7 @@ class Journal:
         return content.entries
 
 
+@reads("journal")
 def read_journal(path: str | os.PathLike[str]) -> JournalFile:
     """A journal's file. SwinQuantError where it is none."""
     found: JournalFile = checked(JournalFile, read_json(path, "journal"), str(path))

@@ -4,13 +4,11 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from swin_quant.base.errors import SwinQuantError, is_out_of_gpu_memory, one_line
-from swin_quant.base.files import reason
 
-_Path = TypeVar("_Path", bound="str | os.PathLike[str]")
-_Rest = ParamSpec("_Rest")
+_Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 _LONGEST = 200  # characters of what a library says
 
@@ -18,11 +16,12 @@ _LONGEST = 200  # characters of what a library says
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """Inside, whatever a library or our own code makes of a file that nobody vouched for is a SwinQuantError that names
-    the file; `what` it should be, e.g. "statistics file". Errors that are ours already pass, and a GPU's memory.
+    the file; `what` it should be, e.g. "statistics file". Errors that are ours already pass, and those of the machine:
+    a package that is not installed, a GPU without memory.
     """
     try:
         yield
-    except SwinQuantError:
+    except (SwinQuantError, ImportError):
         raise
     except Exception as error:
         if is_out_of_gpu_memory(error):
@@ -30,18 +29,20 @@ def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         raise SwinQuantError(f"{os.fspath(path)}: {_fault(error, what)}") from error
 
 
-def reads(
-    what: str,
-) -> Callable[[Callable[Concatenate[_Path, _Rest], _Found]], Callable[Concatenate[_Path, _Rest], _Found]]:
-    """A function whose first argument is the path of a file, so that it runs inside `reading`."""
+def _first(path: Any, *more: Any, **named: Any) -> Any:
+    return path
 
-    def guarded(
-        read: Callable[Concatenate[_Path, _Rest], _Found],
-    ) -> Callable[Concatenate[_Path, _Rest], _Found]:
+
+def reads(
+    what: str, path_of: Callable[..., Any] = _first
+) -> Callable[[Callable[_Given, _Found]], Callable[_Given, _Found]]:
+    """A function that runs inside `reading`; `path_of`: the path of its file in its arguments, by default the first."""
+
+    def guarded(read: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
         @functools.wraps(read)
-        def inside(path: _Path, /, *more: _Rest.args, **named: _Rest.kwargs) -> _Found:
-            with reading(path, what):
-                return read(path, *more, **named)
+        def inside(*given: _Given.args, **named: _Given.kwargs) -> _Found:
+            with reading(path_of(*given, **named), what):
+                return read(*given, **named)
 
         return inside
 
@@ -52,7 +53,7 @@ def _fault(error: Exception, what: str) -> str:
     if isinstance(error, MemoryError):
         return f"the {what} takes more memory than there is"
     if isinstance(error, OSError) and error.errno is not None:
-        return f"the {what} cannot be read: {reason(error)}"
+        return f"the {what} cannot be read: {os.strerror(error.errno)}"
     said = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(error)
     return f"not a readable {what}: it is damaged ({said})"
 

@@ -161,6 +161,8 @@ class _Reading:
             return make(**self.fields(kind, data, key))
         if origin is dict:
             content = self._of(Mapping, data, key, "a mapping")
+            if odd := [name for name in content if inner[0] is str and not isinstance(name, str)]:
+                self.refuse(f"{key or 'the content'} has the key {show(odd[0])}, which must be text")
             return {name: self.value(inner[1], item, f"{key}.{_shown(name)}") for name, item in content.items()}
         if origin in (list, tuple):
             return self._several(origin, inner, data, key)

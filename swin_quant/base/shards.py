@@ -5,15 +5,18 @@ A shard says in its metadata what it is of (`key`): one that is there already, o
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reading
+from swin_quant.base.schema import checked
 
 ROWS = 10_000
 _KEY, _FACTS = b"swin_quant.of", b"swin_quant.facts"
@@ -78,20 +81,19 @@ class Shards:
         atomic_write_bytes(self.files[number], sink.getvalue().to_pybytes())
         log.info("%s: %d pictures", self.files[number].name, len(rows))
 
-    def facts(self, number: int) -> Any:
-        """What `write` was told of a shard as a whole."""
-        return json.loads(_metadata(self.files[number])[_FACTS])
+    def facts(self, number: int, kind: Any) -> Any:
+        """What `write` was told of a shard as a whole: plain data of a `kind` (`schema.checked`)."""
+        file = self.files[number]
+        with reading(file, "shard"):
+            return checked(kind, json.loads(_metadata(file)[_FACTS]), str(file), "its facts")
 
     def _is_done(self, file: Path) -> bool:
         if not file.exists():
             return False
-        from pyarrow import ArrowException
-
-        try:
+        written = ""
+        with suppress(SwinQuantError), reading(file, "shard"):
             found = _metadata(file)
             written = found.get(_KEY, b"").decode() if _FACTS in found else ""
-        except (ArrowException, OSError, UnicodeDecodeError):
-            written = ""
         if written != self.key:
             raise UsageError(f"{file}: is not of this model, these pictures and options: choose another folder")
         return True

@@ -15,6 +15,7 @@ import yaml
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_bounded
+from swin_quant.base.reading import reads
 
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH, _MAX_VALUES, _MAX_DIGITS = 32, 10_000, 64
@@ -33,6 +34,7 @@ _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], int | float]], ...] = (
 )
 
 
+@reads("YAML file")
 def read_yaml(path: Path, what: str) -> Any:
     """The content of `path`; `what` names its kind in errors, e.g. "configuration file". Raises UsageError."""
     if path.suffix not in (".yaml", ".yml"):

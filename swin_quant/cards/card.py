@@ -19,6 +19,7 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reads
 from swin_quant.base.schema import check_record, checked, fields_of
 from swin_quant.cards.costs import SensitivityRecord, TriedPolicies
 from swin_quant.cards.paths import located, portable_path, with_paths
@@ -153,6 +154,7 @@ class RunCard:
         write_json(path, with_paths(self.to_dict(), lambda file: portable_path(file, folder)))
 
     @classmethod
+    @reads("run card", lambda cls, path: path)
     def read(cls, path: str | os.PathLike[str]) -> "RunCard":
         """Read and check a card; errors name the file and the key. Keys of a newer version are kept and warned of."""
         content = read_json(path, "run card")

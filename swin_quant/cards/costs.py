@@ -1,13 +1,15 @@
 """The records of what quantization costs: node by node, and under the policies that a search tried."""
 
-from typing import TypedDict
+from typing import Annotated, TypedDict
+
+from swin_quant.base.schema import within
 
 
 class _Loss(TypedDict):
     sqnr_db: float | None
-    kl: float
-    agreement: float
-    drop: float
+    kl: Annotated[float, within(least=0)]
+    agreement: Annotated[float, within(least=0, most=100)]
+    drop: Annotated[float, within(least=-100, most=100)]
 
 
 class LossRecord(_Loss, total=False):
@@ -15,7 +17,7 @@ class LossRecord(_Loss, total=False):
     top-1 agreement in percent, expected drop of top-1 in points, and its standard error.
     """
 
-    drop_error: float
+    drop_error: Annotated[float, within(least=0)]
 
 
 class GroupRecord(TypedDict):

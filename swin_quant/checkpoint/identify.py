@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reads
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone
@@ -24,7 +25,7 @@ from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.timm_models import of_timm, timm_config_name
-from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
+from swin_quant.checkpoint.weights import Checkpoint, Weights, file_of, read_weights
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import written
 from swin_quant.config.outputs import FEATURES, LOGITS
@@ -38,6 +39,7 @@ _MOST_STAGES = 16
 _USUAL = "TEST.SHAPE"  # no guess: only few say anything else than the default
 
 
+@reads("checkpoint", file_of)
 def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None) -> CfgNode:
     """The checked, frozen config of a checkpoint: that of its run card, or the one that its keys and shapes tell.
 

@@ -1,27 +1,35 @@
 """Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reads
 from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.strangers import described, stranger
-from swin_quant.checkpoint.weights import Checkpoint, Weights, read_weights
+from swin_quant.checkpoint.weights import Checkpoint, Weights, file_of, read_weights
 from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.factors import all_factors
 from swin_quant.quant.fold import fitted
 
 
+def _file_of(model: nn.Module, checkpoint: Checkpoint, **named: Any) -> str | os.PathLike[str]:
+    return file_of(checkpoint)
+
+
+@reads("checkpoint", _file_of)
 def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
     """Load the weights of a checkpoint (docs/checkpoints.md says which) into `model`, strictly.
 
@@ -36,6 +44,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     return read.source
 
 
+@reads("checkpoint", _file_of)
 def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason, sha256_of
+from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
 from swin_quant.checkpoint.pickled import Malformed
@@ -50,6 +51,7 @@ class Source:
         return {"file": self.path.name, "sha256": self.sha256, "format": self.format, "path": str(self.path.resolve())}
 
 
+@reads("checkpoint")
 def read_state_dict(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
@@ -116,6 +118,7 @@ def _metadata(path: Path) -> dict[str, str]:
     return dict(header.get("__metadata__") or {})
 
 
+@reads("checkpoint")
 def read_pickled(path: Path) -> Any:
     """What torch.save wrote to `path`, as plain data and tensors; SwinQuantError says what it is if it is none."""
     try:

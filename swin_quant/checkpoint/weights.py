@@ -3,10 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.reading import reads
 from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
@@ -35,6 +37,12 @@ Checkpoint = str | os.PathLike[str] | Weights
 """A file, a name as in `sources`, or what `read_weights` read from it."""
 
 
+def file_of(checkpoint: Checkpoint, *more: Any, **named: Any) -> str | os.PathLike[str]:
+    """Where weights come from."""
+    return checkpoint.source.path if isinstance(checkpoint, Weights) else checkpoint
+
+
+@reads("checkpoint", file_of)
 def read_weights(checkpoint: Checkpoint) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`. What was read already is handed back."""
     if isinstance(checkpoint, Weights):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import finite
+from swin_quant.base.reading import reading
 from swin_quant.cli import options
 from swin_quant.cli.output import put
 
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     if not world.is_main:
         return
     try:
-        report = inspect_model(read_model(Path(args.model)), [args.engine] if args.engine else None)
+        with reading(args.model, "ONNX file"):
+            report = inspect_model(read_model(Path(args.model)), [args.engine] if args.engine else None)
     except SwinQuantError as error:
         named = str(error).startswith(args.model)
         raise error if named else SwinQuantError(f"{args.model}: {error}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.reading import reads
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures, is_picture
@@ -27,6 +28,7 @@ KINDS = (
 )  # files here with a SOURCE, in the order tried
 
 
+@reads("data set")
 def open_pictures(
     data_path: str,
     split: str,

@@ -4,24 +4,34 @@ A run that was cut off goes on behind the files that are there, and scores are s
 from any number of ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
+from typing import Annotated, Any, TypedDict
 
 from torch import Tensor
 
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.files import sha256_of_data, write_json
 from swin_quant.base.progress import log
+from swin_quant.base.schema import counted, within
 from swin_quant.base.shards import Sharding, Shards
 from swin_quant.data.loader import Batch, UnreadableLimit
 from swin_quant.data.pictures import Pictures
 from swin_quant.engines.carry import Answer
 from swin_quant.engines.engine import Engine
-from swin_quant.engines.scores import Score, scores_of, tally
+from swin_quant.engines.scores import Score, Sums, scores_of, tally
 
 SCHEMA = "swin-quant/answer-shards/1"
 TOP = 5
+
+
+class _Facts(TypedDict):
+    """Of a file: the fields of each engine's `Sums`, none of which is below zero, and the names of unreadable ones."""
+
+    sums: dict[str, Annotated[list[Annotated[float, within(least=0)]], counted(len(fields(Sums)), len(fields(Sums)))]]
+    unreadable: list[str]
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,18 @@ class Keeping:
         return replace(self, subject={**self.subject, **more})
 
 
+def apart(keys: Iterable[str]) -> dict[str, str]:
+    """What to call engines, or files, in what others read, where folders of this machine mean nothing: their names
+    without, and a number behind those that were there before."""
+    seen: Counter[str] = Counter()
+    called = {}
+    for key in keys:
+        name = PurePath(key).name or key
+        seen[name] += 1
+        called[key] = f"{name} ({seen[name]})" if seen[name] > 1 else name
+    return called
+
+
 def score_and_keep(
     engines: Mapping[str, Engine],
     pictures: Pictures,
@@ -45,15 +67,17 @@ def score_and_keep(
 ) -> dict[str, Score]:
     """Scores of all pictures, and `answers-00000-of-00012.parquet` ... with `answers.json`, which names them.
 
-    Columns: picture, label, unreadable (why, else null), and one an engine, called by its key: the five classes it
-    thinks most probable, best first. Every rank computes each world.size-th file. UsageError for files of others.
+    Columns: picture, label, unreadable (why, else null), and one an engine, called as `apart` says: the five classes
+    it thinks most probable, best first. Every rank computes each world.size-th file. UsageError for files of others.
     """
+    keys = list(engines)
+    engines = {name: engines[key] for key, name in apart(keys).items()}
     told = {key: [one.name, one.precision, one.policy, one.policy_sha256, one.weights] for key, one in engines.items()}
     subject = {**keeping.subject, "engines": told}
     shards = Shards(keeping.how, "answers", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):
         _score_one(shards, number, engines, pictures, load, world)
-    found = [{"number": number, **shards.facts(number)} for number in shards.share(world)]
+    found = [{"number": number, **shards.facts(number, _Facts)} for number in shards.share(world)]
     limit.count([name for one in found for name in one["unreadable"]])
     every = sorted(gather(found), key=lambda one: one["number"])
     totals = [[sum(values) for values in zip(*(one["sums"][key] for one in every), strict=True)] for key in engines]
@@ -63,7 +87,7 @@ def score_and_keep(
         unreadable = sum(len(one["unreadable"]) for one in every)
         write_json(manifest, {"schema": SCHEMA, **subject, "unreadable": unreadable, "files": files})
         log.info("answers to each picture: %s", manifest)
-    return scores_of(engines, totals)
+    return scores_of(keys, totals)
 
 
 def _score_one(

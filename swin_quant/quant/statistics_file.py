@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
+from swin_quant.base.reading import reads
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.statistics import Statistics, of_sides
@@ -28,6 +29,7 @@ MAX_BYTES = 64 * 1024 * 1024
 _HEADER = 4096  # bytes: more than numpy writes before the values of an array
 _ENTRY, _MAX_ENTRIES = b"PK\x01\x02", 100  # of a zip's directory: zipfile makes 600 bytes of 46; four are needed
 _MAGIC = b"\x93NUMPY\x01\x00"  # then two bytes of length and the text of the header: numpy.lib.format
+_WIDTHS = 2.0**-100 / BINS, 2.0**128 / BINS  # powers of two: those of histograms of float32
 _LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within int64
 
 
@@ -52,6 +54,7 @@ def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, S
     return buffer.getvalue()
 
 
+@reads("statistics file")
 def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
     """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or of other nodes."""
     data = read_bounded(path, "statistics file", MAX_BYTES)
@@ -75,6 +78,7 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
     return {name: of_sides(*both) for name, both in zip(names, sides, strict=True)}
 
 
+@reads("statistics file")
 def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> dict[str, list[float]]:
     """The largest magnitude in each of the pictures, sorted, of those nodes of which the file has them.
 
@@ -127,5 +131,7 @@ def _check(counts: NDArray[np.int64], width: NDArray[np.float64], largest: NDArr
     total = counts.astype(np.float64).reshape(len(counts), -1).sum(axis=1)
     if (counts < 0).any() or not ((total > 0) & (total < _LARGEST_COUNT)).all():
         raise ValueError("counts are negative, missing or too many")
-    if not (np.isfinite(width) & (width > 0) & (largest >= 0) & (largest <= width * BINS)).all():
+    if not ((np.frexp(width)[0] == 0.5) & (width >= _WIDTHS[0]) & (width <= _WIDTHS[1])).all():
+        raise ValueError("widths are none of a histogram")
+    if not ((largest >= 0) & (largest <= width * BINS)).all():
         raise ValueError("widths and largest values contradict each other")

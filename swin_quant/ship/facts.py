@@ -12,6 +12,7 @@ from swin_quant.backends.registry import backends, takers
 from swin_quant.backends.saturation import exact_session, may_saturate
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
+from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import FLOORED, SHORTER, Preprocess
@@ -110,6 +111,7 @@ class PackageFacts:
         }
 
 
+@reads("artifact", lambda artifact, *_: artifact.file)
 def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     """What there is to say of an ONNX artifact; `labels`: names of its classes, none where it has none.
 

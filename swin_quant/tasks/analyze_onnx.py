@@ -5,11 +5,13 @@ from pathlib import Path
 
 from swin_quant.backends.onnx_calls import CountedGraph, counted
 from swin_quant.backends.onnx_precision import by_file
+from swin_quant.base.reading import reads
 from swin_quant.operators.analysis import Analysis
 from swin_quant.operators.support import chosen_targets, status_of
 from swin_quant.operators.variation import Variation
 
 
+@reads("ONNX file")
 def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] | None = None) -> Analysis:
     """Analyse the file at `path` for `batch` pictures. SwinQuantError names the file and what is wrong with it."""
     tables = chosen_targets(targets)

@@ -20,7 +20,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.cards.update import update, with_results
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.answers import Keeping
+from swin_quant.engines.answers import Keeping, apart
 from swin_quant.engines.baseline import (
     Baseline,
     engines_beside,
@@ -132,7 +132,8 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     baseline = _baseline(group, scoring, world)
     engines = baseline | {key: engine for engines in deployed.values() for key, engine in engines.items()}
     cfg = _within_limits(first.cfg, engines)
-    files = {p.artifact.file.name: p.artifact.record["sha256"] for p in group}
+    called = apart(str(p.artifact.file) for p in group)
+    files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
     whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,
              "float_type": scoring.options.float_type}  # fmt: skip
     if scoring.options.extensions:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.journal import Journal
 from swin_quant.base.progress import log, track
+from swin_quant.base.schema import Must, within
 from swin_quant.cards.costs import LossRecord
 from swin_quant.cards.lineage import original_of
 from swin_quant.checkpoint.range_bits import check_bits
@@ -41,6 +42,7 @@ _LEARNED_FROM = ("train", "")  # where nobody said of which split pictures are, 
 _UNSEEN = 2.0
 
 
+_Ms = Annotated[float, within(above=0)]
 Shown = Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
@@ -48,7 +50,7 @@ class LayerNoise(TypedDict):
     """The nodes of a layer, and the power of the noise that they bring alone, over that of the logits."""
 
     nodes: list[str]
-    error: float
+    error: Annotated[float, within(least=0)]
 
 
 class Measured:
@@ -90,7 +92,10 @@ class Measured:
     @cached_property
     def layers(self) -> dict[str, LayerNoise]:
         """The layers of the base policy by name."""
-        found: dict[str, LayerNoise] = self.journal.remember("layers alone", dict[str, LayerNoise], self._alone)
+        nodes = named_nodes(self.model).keys()
+        known = Must(lambda found: all(nodes >= {*one["nodes"]} for one in found.values()), "of this model's nodes")
+        kind = Annotated[dict[str, LayerNoise], known]
+        found: dict[str, LayerNoise] = self.journal.remember("layers alone", kind, self._alone)
         return found
 
     def policy(self, off: frozenset[str]) -> Policy:
@@ -178,7 +183,7 @@ class Measured:
         some = {policy.sha256: policy for policy in policies if self.nodes_on(policy)}
         missing = {sha256: policy for sha256, policy in some.items() if self._known_ms(sha256) is None}
         for ratios in timed(self.asked, missing):
-            self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, float)
+            self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, _Ms)
         return {p.name: self._known_ms(p.sha256) or 0.0 if p.sha256 in some else self.float_ms for p in policies}
 
     @property
@@ -193,7 +198,7 @@ class Measured:
     def _reference(self) -> tuple[float, float]:
         """Milliseconds with all on, and with all float."""
         measure = partial(extremes, self.asked)
-        found: tuple[float, float] = self.journal.remember("ms of all and none", tuple[float, float], measure)
+        found: tuple[float, float] = self.journal.remember("ms of all and none", tuple[_Ms, _Ms], measure)
         return found
 
     def _export(self, policy: Policy) -> None:
@@ -201,7 +206,7 @@ class Measured:
             export_checkpoint(self.asked.checkpoint, self.asked.engine, workspace, self.asked.cfg, policy)
 
     def _known_ms(self, sha256: str) -> float | None:
-        known: float | None = self.journal.known(f"ms {sha256}", float)
+        known: float | None = self.journal.known(f"ms {sha256}", _Ms)
         return known
 
     def _original(self) -> Classifier | None:
@@ -254,13 +259,14 @@ class Measured:
 
     def _saved(self, kinds: Mapping[str, list[str]]) -> dict[str, float]:
         """Kind -> milliseconds that the engine is faster with all of its layers quantized."""
-        known = {kind: self.journal.known(f"kind {kind}", float) for kind in kinds}
+        saved = Annotated[float, within(above=-self.base_ms)]  # what it would take is more than nothing
+        known = {kind: self.journal.known(f"kind {kind}", saved) for kind in kinds}
         left = {kind: self.policy(frozenset(kinds[kind])) for kind, ms in known.items() if ms is None}
         some = {kind: policy for kind, policy in left.items() if self.nodes_on(policy)}
 
         def keep(found: Mapping[str, float]) -> None:
             known.update(found)
-            self.journal.keep({f"kind {kind}": ms for kind, ms in found.items()}, float)
+            self.journal.keep({f"kind {kind}": ms for kind, ms in found.items()}, saved)
 
         for ratios in timed(self.asked, some, beyond_chance):
             keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})

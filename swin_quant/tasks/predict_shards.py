@@ -2,11 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of_data, write_json
+from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
@@ -23,6 +24,12 @@ class Answers:
     labels: str | None = None
     batch_size: int = 32
     workers: int = 0
+
+
+class _Facts(TypedDict):
+    """Of a shard: how many of its pictures could not be read."""
+
+    unreadable: Annotated[int, within(least=0)]
 
 
 class PictureRange(Pictures):
@@ -60,7 +67,7 @@ def predict_shards(
         part = PictureRange(pictures, places.start, places.stop)
         found = _predicted(by, part, asked)
         shards.write(number, _rows(part, found), _columns(), {"unreadable": len(found.unreadable)})
-    unreadable = sum(gather([shards.facts(number)["unreadable"] for number in shards.share(world)]))
+    unreadable = sum(gather([shards.facts(number, _Facts)["unreadable"] for number in shards.share(world)]))
     manifest = sharding.folder / "predictions.json"
     if world.is_main:
         files = [file.name for file in shards.files]

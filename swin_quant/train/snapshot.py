@@ -18,6 +18,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reading
 from swin_quant.checkpoint.read import read_pickled
 
 FORMAT = "swin-quant/snapshot/1"
@@ -77,11 +78,13 @@ class Snapshots:
     def _readable(self, files: list[Path], check: Check) -> Iterator[dict[str, Any]]:
         for file in files:
             try:
-                content = _read(file)
-                check(content)
-                yield content
-            except (SwinQuantError, ValueError) as error:
+                with reading(file, "snapshot"):
+                    content = _read(file)
+                    check(content)
+            except SwinQuantError as error:
                 log.warning("%s is damaged and is passed over (%s)", file, str(error).removeprefix(f"{file}: "))
+            else:
+                yield content
 
     def sweep(self) -> None:
         """Remove what a run that was killed had half-written."""

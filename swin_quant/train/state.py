@@ -95,7 +95,7 @@ class TrainingState:
             if self.average:
                 self.average.module.load_state_dict(content["average"])
             set_random_states(content["random"])
-        except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        except Exception as error:  # whatever torch's own make of a state that is none
             what = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SwinQuantError(f"the snapshot cannot be resumed ({what:.120}): ‹overwrite› starts anew") from error
         self.position = Position(**content["position"])

@@ -20,6 +20,7 @@ from swin_quant.backends.cuda.network import Network, is_finite
 from swin_quant.backends.cuda.spec import ARITHMETICS, NetworkSpec
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes
+from swin_quant.base.reading import reads
 from swin_quant.base.schema import checked, counted, one_of, within
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.data.preprocess import Preprocess
@@ -86,6 +87,7 @@ def write_network(network: Network, path: Path) -> None:
     atomic_write_bytes(path, save(stored | scalars, {"format": "pt", _KEY: json.dumps(header)}))
 
 
+@reads("file of the CUDA engine")
 def read_network(path: Path) -> Network:
     """The network of a file. SwinQuantError names what is missing, wrong, or not ours."""
     state, _ = read_state_dict(path)

@@ -10,6 +10,7 @@ from swin_quant.backends.fastertransformer.manifest import Manifest, manifest_na
 from swin_quant.backends.fastertransformer.slots import HEAD, Slot, slots
 from swin_quant.backends.fastertransformer.weights import DTYPES, from_stored
 from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.reading import reads
 from swin_quant.checkpoint import read_state_dict
 
 
@@ -24,6 +25,7 @@ class Stored:
     head: tuple[Tensor, Tensor] = field(repr=False)
 
 
+@reads("FasterTransformer export", lambda artifact: artifact.file)
 def read_export(artifact: Artifact) -> Stored:
     """The content of an artifact of this backend; SwinQuantError names the entry that is missing or wrong."""
     if artifact.record["backend"] != "fastertransformer":

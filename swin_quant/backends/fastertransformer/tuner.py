@@ -11,6 +11,7 @@ from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, read_bounded
+from swin_quant.base.reading import reads
 from swin_quant.models.geometry import Geometry
 
 INT8_TYPE = 3
@@ -78,6 +79,7 @@ class Tuned:
         return self.batch_count, self.m, self.n, self.k
 
 
+@reads("tuner file")
 def read_tuned(path: str | Path) -> dict[Key, Tuned]:
     """The entries of a tuner file, the first of each shape, as the op takes them. SwinQuantError names the line."""
     path = Path(path)

@@ -15,6 +15,7 @@ from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_json
+from swin_quant.base.reading import reads
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
 
@@ -112,6 +113,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
     return Engine(NAME, precision, policy, session, session.largest, details, device=str(gpu.device))
 
 
+@reads("layer report", lambda artifact: artifact.file)
 def _gemms(artifact: Artifact) -> Mapping[str, str]:
     """Product -> the type that it runs in, as the engine inspector said when the engine was built."""
     files = [other["file"] for other in artifact.record["others"] if other["file"].endswith(LAYERS)]
@@ -131,6 +133,7 @@ def _check_host(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> None:
             )
 
 
+@reads("TensorRT engine", lambda artifact, *_: artifact.file)
 def open_session(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> Session:
     """Deserialize the engine and find its one input and one output."""
     messages = host.logger(trt)

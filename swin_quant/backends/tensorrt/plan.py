@@ -13,6 +13,7 @@ from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 
@@ -74,6 +75,7 @@ class EnginePlan:
         return shlex.join(words)
 
 
+@reads("ONNX file", lambda artifact, options: artifact.file)
 def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     """Check the file before anything is asked of a GPU. Errors name the file and what to export instead."""
     if artifact.record["backend"] != "onnx":

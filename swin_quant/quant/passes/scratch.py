@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, read_bounded
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reading
 from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.quantizer import Quantizer
 
@@ -39,10 +39,11 @@ class Scratch:
         if not path or not path.is_file():
             return None
         try:
-            found = safetensors.torch.load(read_bounded(path, "state of a pass", _MAX_BYTES))
-            if found.keys() == set(names):
-                return {name: value.to(device) for name, value in found.items()}
-        except (SwinQuantError, safetensors.SafetensorError):
+            with reading(path, "state of a pass"):
+                found = safetensors.torch.load(read_bounded(path, "state of a pass", _MAX_BYTES))
+                if found.keys() == set(names):
+                    return {name: value.to(device) for name, value in found.items()}
+        except SwinQuantError:
             pass
         log.warning("%s: cannot be read; done anew", path)
         return None
