@@ -266,6 +266,24 @@ def test_a_bad_key_in_a_base_file_names_that_file(tmp_path):
     assert str(error.value).startswith(f"{base}: ")
 
 
+@pytest.mark.parametrize("way", ["above", "absolute", "link"])
+def test_a_base_stays_near_the_configuration_and_what_is_elsewhere_is_not_shown(tmp_path, way):
+    secret = write(tmp_path, "the first line of a secret", "secret.yaml")
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    name = {"above": "../../secret.yaml", "absolute": str(secret), "link": "link.yaml"}[way]
+    (tmp_path / "runs" / "one" / "link.yaml").symlink_to(secret)
+    user = write(tmp_path / "runs" / "one", f"BASE: [{name}]")
+    with pytest.raises(UsageError, match=f"^{user}: BASE names {name}, which leads away from") as error:
+        load_config(user)
+    assert "first line" not in str(error.value)
+
+
+def test_what_a_base_holds_instead_of_keys_is_not_shown(tmp_path):
+    base = write(tmp_path, "the first line of a secret", "base.yaml")
+    with pytest.raises(UsageError, match=f"^{base}: must hold KEY: value lines, not text$"):
+        load_config(write(tmp_path, "BASE: [base.yaml]"))
+
+
 def test_a_circle_of_bases_names_its_files(tmp_path):
     write(tmp_path, "BASE: [b.yaml]", "a.yaml")
     write(tmp_path, "BASE: [a.yaml]", "b.yaml")

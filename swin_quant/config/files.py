@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.schema import checked, show
+from swin_quant.base.schema import checked
 from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config import timm
 
 _SHIPPED = ("swin", "swinv2", "demo")
 _MAX_FILES = 32
+_NOUNS = {str: "text", list: "a list", bool: "a switch", type(None): "nothing"}  # what a file holds is not shown
 
 
 def find_config(name_or_path: str | Path) -> Path:
@@ -52,6 +53,10 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
     base = tree.pop("BASE", None) or []
     names = checked(list[str], [base] if isinstance(base, str) else base, str(path), "BASE", error=UsageError)
     for name in filter(None, names):
+        if not (path.parent / name).resolve().is_relative_to(read[0].parent.resolve().parent):
+            raise UsageError(
+                f"{path}: BASE names {name}, which leads away from {read[0]}: put it into its folder, or beside that"
+            )
         if not os.path.isfile(path.parent / name):
             raise UsageError(f"{path}: BASE names {name}, but there is no such file in {path.parent}")
         yield from layers(path.parent / name, (*above, resolved), read)
@@ -61,5 +66,5 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
 def _read(path: Path) -> dict[Any, Any]:
     tree = read_yaml(path, "configuration file")
     if not isinstance(tree, dict):
-        raise UsageError(f"{path}: must hold KEY: value lines, not {show(tree)}")
+        raise UsageError(f"{path}: must hold KEY: value lines, not {_NOUNS.get(type(tree), 'a number')}")
     return tree
