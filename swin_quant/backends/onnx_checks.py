@@ -24,6 +24,7 @@ MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swi
 _SCALED = ("QuantizeLinear", "DequantizeLinear")
 _Constant: TypeAlias = tuple[Any, tuple[int, ...]]
 _STANDARD = ("", "ai.onnx")
+_MOST_DIMENSIONS = 32
 _MOST_CASTS = 8  # of a scale, one behind the other
 _MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
 _SHAPE_BYTES = 4096  # tensors that shape inference may want to read are smaller
@@ -94,6 +95,8 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
     name = shown(tensor.name) or "(unnamed)"
     if any(size < 0 for size in tensor.dims):
         raise SwinQuantError(f"tensor {name} has a negative size")
+    if len(tensor.dims) > _MOST_DIMENSIONS:
+        raise SwinQuantError(f"tensor {name} has {len(tensor.dims)} dimensions: no engine has so many")
     elements = math.prod(tensor.dims)
     packed = 2 if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) else 1
     units = -(-elements // packed)  # of a byte or more

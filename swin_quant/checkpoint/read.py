@@ -17,7 +17,7 @@ from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
 from swin_quant.checkpoint.pickled import Malformed
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
-from swin_quant.checkpoint.torch_file import TYPES, Foreign, Opaque, Script, read_torch
+from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Foreign, Opaque, Script, read_torch
 
 _SNIFFED = 512  # bytes
 _LONGEST_KEY = 512  # characters
@@ -151,7 +151,7 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:
             raise SwinQuantError(f"{path}: {key!r:.80} is not the name of a tensor")
-        if not isinstance(value, Tensor) or value.dtype not in TYPES.values():
+        if not isinstance(value, Tensor) or value.dtype not in TYPES.values() or value.dim() > MAX_DIMENSIONS:
             raise SwinQuantError(f"{path}: entry {key} is not a dense tensor of a common type but {_what(value):.160}")
     return dict(state)
 
@@ -159,7 +159,7 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
 def _what(value: Any) -> str:
     if isinstance(value, Opaque):
         return value.what
-    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    return f"a tensor of {value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _first_line(error: Exception) -> str:

@@ -24,7 +24,7 @@ Shape: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"
 _LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, before version 1.6
 _MAX_PICKLE = 16 << 20
-_MAX_DIMENSIONS = 64
+MAX_DIMENSIONS = 64  # that torch computes with
 
 _STORAGES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
@@ -213,7 +213,7 @@ def _tensor_of_type(
 def _view(
     storage: _Storage, dtype: torch.dtype | None, name: str, offset: int, size: Shape, stride: Shape
 ) -> Tensor | Opaque:
-    if len(size) != len(stride) or len(size) > _MAX_DIMENSIONS:
+    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
         raise Malformed("a tensor of no shape")
     if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)):
         raise Malformed("a tensor of no shape")

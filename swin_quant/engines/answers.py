@@ -15,7 +15,7 @@ from torch import Tensor
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.files import sha256_of_data, write_json
 from swin_quant.base.progress import log
-from swin_quant.base.schema import counted, within
+from swin_quant.base.schema import Must, counted, within
 from swin_quant.base.shards import Sharding, Shards
 from swin_quant.data.loader import Batch, UnreadableLimit
 from swin_quant.data.pictures import Pictures
@@ -77,7 +77,8 @@ def score_and_keep(
     shards = Shards(keeping.how, "answers", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):
         _score_one(shards, number, engines, pictures, load, world)
-    found = [{"number": number, **shards.facts(number, _Facts)} for number in shards.share(world)]
+    kind = Annotated[_Facts, Must(lambda facts: facts["sums"].keys() == engines.keys(), "sums of these engines")]
+    found = [{"number": number, **shards.facts(number, kind)} for number in shards.share(world)]
     limit.count([name for one in found for name in one["unreadable"]])
     every = sorted(gather(found), key=lambda one: one["number"])
     totals = [[sum(values) for values in zip(*(one["sums"][key] for one in every), strict=True)] for key in engines]

@@ -114,6 +114,12 @@ def test_negative_sizes_and_unknown_types_are_refused(net, write_onnx):
     assert "tensor fc1.bias is of no known type" in refusal(write_onnx(model))
 
 
+def test_a_tensor_of_many_dimensions_is_refused(net, write_onnx):
+    model = net.proto()
+    tensor(model, "fc1.bias").dims[:] = [1] * 69 + [16]
+    assert "tensor fc1.bias has 70 dimensions" in refusal(write_onnx(model))
+
+
 def test_what_the_graph_would_allocate_is_bounded(net, write_onnx):
     model = net.proto()
     model.graph.initializer.append(numpy_helper.from_array(np.array([2**20, 2**20]), "bomb"))

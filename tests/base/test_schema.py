@@ -36,6 +36,12 @@ class Point:
 GOOD = {"x": 1, "tags": ["a"], "more": {"k": 3}, "note": None, "on": True, "any": [{}]}
 
 
+@pytest.mark.parametrize("key", [1, None, (1, 2), b"x"])
+def test_keys_of_a_mapping_are_text(key):
+    with pytest.raises(SwinQuantError, match=r"x\.json: a has the key .*, which must be text"):
+        checked(dict[str, int], {key: 1}, "x.json", "a")
+
+
 def test_a_value_of_its_schema_passes():
     check_record(Point, GOOD, "f.json")
     check_record(Point, {**GOOD, "x": 0.5, "note": "n"}, "f.json", "point")

@@ -213,3 +213,10 @@ def test_the_hash_is_of_the_file(tmp_path):
     torch.save(STATE, buffer)
     (tmp_path / "x.pth").write_bytes(buffer.getvalue())
     assert read_state_dict(tmp_path / "x.pth")[1].sha256 == hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def test_a_tensor_of_many_dimensions_is_named(tmp_path):
+    header = b'{"w": {"dtype": "F32", "shape": %s, "data_offsets": [0, 4]}}' % str([1] * 70).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(SwinQuantError, match=r"x\.safetensors: entry w is not a dense tensor .* 70 dimensions"):
+        read_state_dict(tmp_path / "x.safetensors")

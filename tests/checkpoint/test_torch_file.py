@@ -207,6 +207,9 @@ HOSTILE = {
     "an empty stack": (packed(b"\x80\x02ttttt000000."), "damaged"),
     "no end": (packed(b"\x80\x02}"), "damaged"),
     "a persistent id in text": (packed(entry(b"Pabc\n")), "PERSID"),
+    "a persistent id with a tensor in it": (
+        packed(entry(b"(" + text("storage") + global_of("torch.FloatStorage") + text("0") + text("cpu") + number(2)
+                     + tensor(2, (2,)) + b"tQ"), [("data/0", bytes(8))]), "Boolean value of Tensor"),
     "an object of a class": (packed(b"\x80\x02(ios\nsystem\n."), "INST"),
     "an extension": (packed(entry(b"\x82\x01")), "EXT1"),
     "half a million opcodes": (packed(b"\x80\x02}" + b"N0" * 250_000 + b"."), "opcodes"),

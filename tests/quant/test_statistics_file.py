@@ -54,6 +54,20 @@ def test_what_was_counted_comes_back_to_the_bit(tmp_path):
             assert search_range(method, read[name], 4) == search_range(method, row, 4)
 
 
+@pytest.mark.parametrize("width", [5e-324, 1e-300, 1e300, 0.3, 2.0**-200, 2.0**200, np.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_widths_are_those_of_a_histogram(tmp_path, width, side):
+    rows = {name: of_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
+    widths = np.array([[side.width for side in row.both_sides()] for row in rows.values()])
+    widths[0, side] = width
+    with np.load(io.BytesIO(statistics_bytes(rows))) as whole:
+        parts = {name: whole[name] for name in whole}
+    with pytest.raises(SwinQuantError, match="is not a statistics file of this model: widths are none"):
+        read_statistics(
+            file(tmp_path, **parts | {"width": widths, "largest": np.minimum(parts["largest"], widths)}), NAMES
+        )
+
+
 def test_both_sides_come_back_to_the_bit(tmp_path):
     rows = {name: of_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
     (tmp_path / "x.npz").write_bytes(statistics_bytes(rows))

@@ -18,6 +18,7 @@ from swin_quant.quant.distance import Loss
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, named_nodes
 from swin_quant.quant.search import Budget, Unit
+from swin_quant.tasks import policy_costs
 from swin_quant.tasks import search as searching
 from swin_quant.tasks.measured_on import MeasuredOn, of_config
 from swin_quant.tasks.measuring import Measuring
@@ -153,6 +154,25 @@ def test_limits_are_written_alike_whatever_numbers_they_are(tmp_path):
     of = Measuring(load_config(find_config("swin_digits")), "x.pth", "onnxruntime", tmp_path)
     flags = [searching.PolicySearch(of, Budget(max_drop=one)).flags for one in (1, 1.0, np.float64(1))]
     assert flags == [["--max-drop 1.0"]] * 3
+
+
+@pytest.mark.parametrize("found", [[-1000.0, 5.0], [1.0, 0.0], [True, 2.0]])
+def test_milliseconds_that_nothing_takes_are_measured_anew(tmp_path, monkeypatch, caplog, found):
+    (tmp_path / "x.json").write_text(json.dumps({"subject": {}, "entries": {"ms of all and none": found, "ms a": -1}}))
+    bench = Measured.__new__(Measured)
+    bench.asked, bench.journal = None, Journal(tmp_path / "x.json", {})
+    monkeypatch.setattr(policy_costs, "extremes", lambda asked: (2.0, 3.0))
+    assert (bench.base_ms, bench.float_ms) == (2.0, 3.0) and "; measured anew" in caplog.text
+    assert bench._known_ms("a") is None and json.loads((tmp_path / "x.json").read_text())["entries"]["ms a"] == -1
+
+
+def test_layers_of_another_model_are_measured_anew(tmp_path, monkeypatch, caplog):
+    entries = {"layers alone": {"fc1": {"nodes": ["no such node"], "error": 0.1}}}
+    (tmp_path / "x.json").write_text(json.dumps({"subject": {}, "entries": entries}))
+    bench = Measured.__new__(Measured)
+    bench.model, bench.journal = torch.nn.Linear(1, 1), Journal(tmp_path / "x.json", {})
+    monkeypatch.setattr(bench, "_alone", dict, raising=False)
+    assert bench.layers == {} and "must be of this model's nodes; measured anew" in caplog.text
 
 
 def test_what_was_found_by_other_timing_is_not_taken_for_what_is_asked_for(tmp_path):

@@ -148,6 +148,7 @@ BROKEN = {
     "settings that are no mapping": ("settings", ["seed", 5]),
     "settings of tensors": ("settings", {"seed": torch.ones(2)}),
     "a position of text": ("position", {"epoch": "one"}),
+    "settings with a number for a key": ("settings", {"epochs": 1, 7: 1}),
     "weights of another model": ("model", {"w": torch.ones(3)}),
 }
 

@@ -5,7 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from swin_quant.engines.answers import apart
+
 parquet = pytest.importorskip("pyarrow.parquet")
+FACTS = b"swin_quant.facts"
 
 
 @pytest.fixture
@@ -54,6 +57,37 @@ def test_answers_are_those_of_the_engine_and_scores_as_without_them(run, words, 
         np.testing.assert_allclose([one["probability"] for one in row[column]], np.sort(shares)[::-1], atol=1e-5)
         right += row[column][0]["index"] == row["label"]
     assert plain[-1]["acc1"] == pytest.approx(100 * right / 5)
+
+
+def test_nothing_that_is_written_for_others_names_a_folder_of_this_machine(run, words, tmp_path):
+    done = run(*words, "--answers", tmp_path / "out", "--shard", 2)
+    assert done.code == 0, done
+    manifest, rows = read(tmp_path / "out")
+    assert list(rows[0])[-1:] == list(manifest["engines"]) == [f"{words[1].name} on onnxruntime"]
+    folders = [str(path).encode() for path in words[1].parents if len(path.parts) > 2]
+    for file in (tmp_path / "out").iterdir():
+        assert [folder for folder in folders if folder in file.read_bytes()] == [], file
+
+
+def test_files_of_one_name_are_told_apart_by_their_order():
+    assert apart(["float32", "/a/x.onnx on openvino", "/b/x.onnx on openvino", "b/y.onnx on openvino"]) == {
+        "float32": "float32", "/a/x.onnx on openvino": "x.onnx on openvino",
+        "/b/x.onnx on openvino": "x.onnx on openvino (2)", "b/y.onnx on openvino": "y.onnx on openvino",
+    }  # fmt: skip
+
+
+def test_facts_that_cannot_be_are_refused(run, words, tmp_path):
+    """A shard that says it is of this run is believed no more than that."""
+    words = [*words, "--answers", tmp_path, "--shard", 2]
+    run(*words)
+    file = tmp_path / "answers-00000-of-00004.parquet"
+    table = parquet.read_table(file)
+    metadata = table.schema.metadata
+    for sums in ({}, None, {"x": [1.0]}, {key: [-1.0] * 11 for key in json.loads(metadata[FACTS])["sums"]}):
+        told = metadata | {FACTS: json.dumps({"sums": sums, "unreadable": []}).encode()}
+        parquet.write_table(table.replace_schema_metadata(told), file)
+        done = run(*words)
+        assert done.code == 1 and file.name in done.err and "bug" not in done.err
 
 
 def test_two_ranks_give_what_one_does(run, forked, words, tmp_path):
