@@ -26,7 +26,7 @@ class Answers:
     workers: int = 0
 
 
-class _Facts(TypedDict):
+class _Unread(TypedDict):
     """Of a shard: how many of its pictures could not be read."""
 
     unreadable: Annotated[int, within(least=0)]
@@ -67,7 +67,7 @@ def predict_shards(
         part = PictureRange(pictures, places.start, places.stop)
         found = _predicted(by, part, asked)
         shards.write(number, _rows(part, found), _columns(), {"unreadable": len(found.unreadable)})
-    unreadable = sum(gather([shards.facts(number, _Facts)["unreadable"] for number in shards.share(world)]))
+    unreadable = sum(gather([shards.facts(number, _Unread)["unreadable"] for number in shards.share(world)]))
     manifest = sharding.folder / "predictions.json"
     if world.is_main:
         files = [file.name for file in shards.files]
