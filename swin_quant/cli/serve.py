@@ -32,10 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-batch", type=whole, default=8, metavar="N", help="pictures at a time (default 8)")
     group.add_argument("--delay-us", type=whole, default=2000, metavar="N",
                        help="microseconds that a request waits for others (default 2000)")  # fmt: skip
-    group.add_argument("--max-queue", type=whole, default=256, metavar="N", help="pictures that may wait (default 256)")
+    group.add_argument(
+        "--max-queue",
+        type=whole,
+        default=256,
+        metavar="N",
+        help="requests that may wait to be decoded, and pictures for the engine (default 256)",
+    )
     group.add_argument("--max-megabytes", type=float, default=32, metavar="N", help="of a request (default 32)")
     group.add_argument("--timeout-s", type=float, default=30, metavar="N",
-                       help="seconds for a request to come, and again to be answered (default 30)")  # fmt: skip
+                       help="seconds of a request, from its first byte to its answer (default 30)")  # fmt: skip
+    group.add_argument("--max-megapixels", type=float, default=128, metavar="N",
+                       help="of a picture, those of every scan of a progressive JPEG (default 128)")  # fmt: skip
+    group.add_argument("--budget-megabytes", type=float, default=1024, metavar="N",
+                       help="of memory that all requests hold at a time (default 1024)")  # fmt: skip
     group.add_argument("--decoders", type=whole, default=2, metavar="N", help="threads that decode (default 2)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help=argparse.SUPPRESS)
 
@@ -49,6 +59,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     deployed.refuse_ranks(world, "serve")
     if not 1 <= args.decoders <= 256:
         raise UsageError(f"--decoders {args.decoders}: must be from 1 to 256")
-    limits = ServiceLimits(args.max_batch, args.delay_us, args.max_queue, args.max_megabytes, args.timeout_s)
+    limits = ServiceLimits(args.max_batch, args.delay_us, args.max_queue, args.max_megabytes, args.timeout_s,
+                           args.max_megapixels, args.budget_megabytes)  # fmt: skip
     how = Hosting(args.engines, deployed.engine_options(args, world), limits, args.name, args.labels, args.decoders)
     serve(open_artifact(args.artifact), args.host, args.port, how)

@@ -19,6 +19,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 MAX_BYTES = 64 << 20  # of a file, or of an unpacked zip member
 MAX_PIXELS = 2**26  # PIL takes 4 bytes a pixel of any colour, and converting copies once: 512 MiB
 MAX_SCANNED = 2**31  # pixels, those of every scan of a JPEG: a progressive one may go over them any number of times
+_READS = 2**12  # of a file, and one a kilobyte of it: PIL's readers take a millisecond for a hundred tiny parts
 _STRIP = 2**20  # pixels that are worked on at a time
 _SCAN = b"\xff\xda"  # its marker, which compressed data cannot hold (ITU-T T.81, B.1.1.5)
 MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
@@ -96,19 +97,44 @@ def decode(data: bytes | Image.Image, name: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's remarks on damaged metadata; its bomb limit is checked below
-            return _rgb(data if isinstance(data, Image.Image) else _opened(data))
+            return _rgb(data if isinstance(data, Image.Image) else opened(data))
     except Exception as error:  # PIL's plugins raise a dozen unrelated types on damaged files, struct.error included
         raise UnreadablePicture(f"{name}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
-def _opened(data: bytes) -> Image.Image:
+class _File(BytesIO):
+    """A file that may be read in so many parts: one of millions of empty ones would take minutes."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.left = _READS + len(data) // 1024
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooManyParts("it is made of too many parts")
+        return super().read(size)
+
+
+class _TooManyParts(Exception):
+    """None of the kinds that PIL takes for another format, or for the end of a damaged file."""
+
+
+def scans_of(image: Image.Image, data: bytes) -> int:
+    """How many times its decoder goes over the pixels of a picture at most."""
+    is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))  # of a TIFF
+    return max(1, data.count(_SCAN)) if is_jpeg else 1
+
+
+def opened(data: bytes) -> Image.Image:
+    """The picture with its header read, and no pixel yet. It raises what PIL does, or a ValueError."""
     if not data:
         raise ValueError("empty file")
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(_File(data), formats=FORMATS)
     except Image.UnidentifiedImageError as error:  # its own message shows the address of the BytesIO
         raise ValueError("not a picture in a known format") from error
-    if image.format in ("JPEG", "MPO") and (scans := data.count(_SCAN)) * image.width * image.height > MAX_SCANNED:
+    if (scans := scans_of(image, data)) * image.width * image.height > MAX_SCANNED:
         raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
     return image
 

@@ -1,30 +1,32 @@
-"""The ASGI application: routes, limits and errors around one batcher. Nothing here knows which engine it is."""
+"""The ASGI application: routes and errors around decoders and one batcher. Nothing here knows which engine it is."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.carry import Run
-from swin_quant.serving import protocol
+from swin_quant.serving import picture, protocol
 from swin_quant.serving.batcher import Batcher
+from swin_quant.serving.budget import Budget
+from swin_quant.serving.lanes import Lane
 from swin_quant.serving.limits import Refused, ServiceLimits
 from swin_quant.serving.metrics import ServiceMetrics
+from swin_quant.serving.visit import Visit
 
 VERSION = "1"
-_CLOSED = 499  # nobody reads it: what logs and metrics say of a client that went away
-_BODIES = 16  # of the largest that may come at the same time: what all of them hold in memory
-T = TypeVar("T")
+_LIGHT_BYTES = 2**21  # of JSON and tensors: read within tenths of a second
+_AT_ONCE = 2**13  # numbers: written within milliseconds
+_NUMBER = 64  # bytes that one takes while it is written in JSON
+Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,21 +57,24 @@ def build_app(service: Service) -> Any:
 
     routes = _Routes(service)
     model = f"/v2/models/{service.name}"
-    table = [
-        Route("/v2/health/live", routes.live),
-        Route("/v2/health/ready", routes.ready),
-        Route("/v2", routes.server),
-        Route("/metrics", routes.metrics),
-        Route("/predict", routes.timed("predict", routes.predict), methods=["POST"]),
+    table: list[tuple[str, str, str, Handler]] = [
+        ("GET", "/v2/health/live", "live", routes.live),
+        ("GET", "/v2/health/ready", "ready", routes.ready),
+        ("GET", "/v2", "server", routes.server),
+        ("GET", "/metrics", "metrics", routes.metrics),
+        ("POST", "/predict", "predict", routes.predict),
     ]
     for place in (model, f"{model}/versions/{VERSION}"):
         table += [
-            Route(place, routes.model),
-            Route(f"{place}/ready", routes.ready),
-            Route(f"{place}/infer", routes.timed("infer", routes.infer), methods=["POST"]),
+            ("GET", place, "model", routes.model),
+            ("GET", f"{place}/ready", "ready", routes.ready),
+            ("POST", f"{place}/infer", "infer", routes.infer),
         ]
+    paths = [Route(path, routes.timed(name, handler), methods=[method]) for method, path, name, handler in table]
     handlers: Any = {HTTPException: routes.unknown}
-    return Starlette(routes=table, lifespan=routes.lifespan, exception_handlers=handlers)
+    app = Starlette(routes=paths, lifespan=routes.lifespan, exception_handlers=handlers)
+    app.state.count = routes.counters.request
+    return app
 
 
 class _Routes:
@@ -77,11 +82,12 @@ class _Routes:
         from starlette.responses import JSONResponse, Response
 
         self.json, self.response = JSONResponse, Response
-        self.service, self.counters = service, ServiceMetrics()
-        self.batcher = Batcher(service.run, service.limits, service.sizes, self.counters.batch)
-        self.decoders = ThreadPoolExecutor(service.decoders, "decoder")
+        self.service, self.counters, limits = service, ServiceMetrics(), service.limits
+        self.batcher = Batcher(service.run, limits, service.sizes, self.counters.batch)
+        self.budget = Budget(int(limits.budget_megabytes * 2**20))
+        self.light = Lane("decoder", service.decoders, limits.max_queue)
+        self.heavy = Lane("heavy", 1, limits.max_queue)  # one at a time, so that a thread is left for all others
         self.is_ready = False
-        self.held = 0  # bytes of bodies that are coming
 
     @asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
@@ -93,60 +99,60 @@ class _Routes:
         finally:
             self.is_ready = False
             await self.batcher.close()
-            self.decoders.shutdown()
+            self.light.close()
+            self.heavy.close()
 
-    async def live(self, request: Any) -> Any:
+    async def live(self, request: Any, visit: Visit) -> Any:
         return self.json({"live": True})
 
-    async def ready(self, request: Any) -> Any:
+    async def ready(self, request: Any, visit: Visit) -> Any:
         return self.json({"ready": self.is_ready}, 200 if self.is_ready else 503)
 
-    async def server(self, request: Any) -> Any:
+    async def server(self, request: Any, visit: Visit) -> Any:
         return self.json({"name": "swin-quant", "version": self.service.about.get("version", ""),
                           "extensions": ["binary_tensor_data"], "model": self.service.about})  # fmt: skip
 
-    async def model(self, request: Any) -> Any:
+    async def model(self, request: Any, visit: Visit) -> Any:
         service = self.service
         return self.json(protocol.metadata(service.name, service.output, service.width, service.preprocess))
 
-    async def metrics(self, request: Any) -> Any:
-        return self.response(self.counters.render(self.batcher.pictures), media_type=self.counters.content_type)
+    async def metrics(self, request: Any, visit: Visit) -> Any:
+        text = self.counters.render(self.batcher.pictures, self.budget.held)
+        return self.response(text, media_type=self.counters.content_type)
 
     async def unknown(self, request: Any, error: Any) -> Any:
         what = {
             404: "no such place: the model is /v2/models/" + self.service.name,
             405: "another method is needed here",
         }
-        return self.json({"error": what.get(error.status_code, str(error.detail))}, error.status_code)
+        self.counters.request("unknown", error.status_code, 0)
+        return self.json({"error": what.get(error.status_code, "no such request")}, error.status_code, error.headers)
 
-    def timed(self, route: str, handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    def timed(self, route: str, handler: Handler) -> Callable[[Any], Awaitable[Any]]:
         """The handler with its errors as one line of JSON, counted; no words of a library ever reach a client."""
 
         async def handle(request: Any) -> Any:
-            start = time.perf_counter()
+            start, visit = time.perf_counter(), Visit(request, self.service.limits, self.budget)
             try:
-                response = await handler(request)
+                response = await handler(request, visit)
             except Refused as refusal:
-                response = self.json(refusal.to_dict(), refusal.status)
-                if refusal.status in (408, 413):  # the rest of the body is not wanted
-                    response.headers["Connection"] = "close"
+                response = self.json(refusal.to_dict(), refusal.status, refusal.headers)
             except Exception as error:  # noqa: BLE001
                 log.error("%s: %r", route, error)
                 response = self.json({"error": "internal error"}, 500)
+            finally:
+                visit.hold.end()
             self.counters.request(route, response.status_code, time.perf_counter() - start)
             return response
 
         return handle
 
-    async def infer(self, request: Any) -> Any:
-        service, body = self.service, await self._body(request)
-        asked = await self._aside(protocol.parse, body, dict(request.headers), service.preprocess, service.output,
-                                  service.limits.max_queue)  # fmt: skip
-        values = await self._answered(request, asked.images)
-        content, headers = protocol.answer(service.name, service.output, values, asked)
+    async def infer(self, request: Any, visit: Visit) -> Any:
+        work = self._inferred(visit, await visit.body(), dict(request.headers))
+        content, headers = await visit.until_answered(work)
         return self.response(content, headers=headers)
 
-    async def predict(self, request: Any) -> Any:
+    async def predict(self, request: Any, visit: Visit) -> Any:
         """One picture, as its file is, in the body; ?top=N classes."""
         service = self.service
         if service.output != LOGITS:
@@ -154,71 +160,49 @@ class _Routes:
         top = request.query_params.get("top", "5")
         if not (top.isascii() and top.isdigit() and len(top) < 8 and int(top) >= 1):
             raise Refused(400, "top must be a whole number from 1")
-        images = await self._aside(self._prepared, await self._body(request))
-        (logits,) = await self._answered(request, images)
+        (logits,) = await visit.until_answered(self._predicted(visit, await visit.body()))
         protocol.check_finite(logits)
         best = logits.double().softmax(0).topk(min(int(top), service.width))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         classes = [{"index": index, "name": service.names[index], "probability": share} for index, share in pairs]
         return self.json({"model": service.name, "classes": classes})
 
-    def _prepared(self, body: bytes) -> Tensor:
-        try:
-            return self.service.preprocess(decode(body, "the body"))[None]
-        except UnreadablePicture as error:
-            raise Refused(400, str(error)) from error
+    async def _inferred(self, visit: Visit, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+        service, hold, size = self.service, visit.hold, len(body)
+        lane = self.light if size <= _LIGHT_BYTES else self.heavy
+        asked = await lane(size, 4 * size, hold, protocol.parse, body, headers, service.preprocess, service.output,
+                           service.limits.max_queue)  # fmt: skip
+        del body
+        hold.give(size)
+        hold.take(asked.images.nbytes)
+        values = await self.batcher(asked.images)
+        if values.numel() <= _AT_ONCE:
+            return protocol.answer(service.name, service.output, values, asked)
+        return await self.heavy(values.numel(), _NUMBER * values.numel(), hold, protocol.answer, service.name,
+                                service.output, values, asked)  # fmt: skip
 
-    async def _aside(self, work: Callable[..., T], *given: Any) -> T:
-        """Work in a thread of its own, so that others are answered meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, work, *given)
-
-    async def _body(self, request: Any) -> bytes:
-        """The whole body. Refused for one that is too large, or takes too long to come."""
-        from starlette.requests import ClientDisconnect
-
-        limits, parts, size = self.service.limits, [], 0
-        too_large = Refused(413, f"the body is larger than {limits.max_megabytes:g} MB")
-        declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared[:20]) > limits.max_bytes:
-            raise too_large
-
-        async def read() -> None:
-            nonlocal size
-            async for part in request.stream():
-                size, self.held = size + len(part), self.held + len(part)
-                if self.held > _BODIES * limits.max_bytes:
-                    raise Refused(503, "too much is coming at the same time: try again later")
-                if size > limits.max_bytes:
-                    raise too_large
-                parts.append(part)
-
-        try:
-            await asyncio.wait_for(read(), limits.timeout_s)
-        except asyncio.TimeoutError as error:
-            raise Refused(408, f"the body did not come within {limits.timeout_s:g} s") from error
-        except ClientDisconnect as error:
-            raise Refused(_CLOSED, "the client went away") from error
-        finally:
-            self.held -= size
-        return b"".join(parts)
-
-    async def _answered(self, request: Any, images: Tensor) -> Tensor:
-        """What the engine gives; given up when the client goes away, or after the time limit."""
-        work = asyncio.ensure_future(self.batcher(images))
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({work, gone}, timeout=self.service.limits.timeout_s,
-                               return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-            if work.done():
-                return work.result()
-            if gone.done():
-                raise Refused(_CLOSED, "the client went away")
-            raise Refused(504, f"not answered within {self.service.limits.timeout_s:g} s: try again later")
-        finally:
-            work.cancel()
-            gone.cancel()
-
-
-async def _disconnected(request: Any) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    async def _predicted(self, visit: Visit, body: bytes) -> Tensor:
+        preprocess, hold, size, most = (
+            self.service.preprocess,
+            visit.hold,
+            len(body),
+            self.service.limits.max_megapixels,
+        )
+        head = await self.light(size, 0, hold, picture.header, body)
+        if head.work > most * 1e6:
+            width, height = head.size
+            raise Refused(413, f"{width} x {height} pixels in {head.scans} scans: more than {most:g} megapixels in all")
+        if head.is_light:
+            images = await self.light(head.work, head.needs, hold, picture.prepared, body, preprocess)
+        else:
+            apart = picture.Apart(body, preprocess)
+            try:
+                images = await self.heavy(head.work, head.needs, hold, apart)
+            except asyncio.CancelledError:
+                apart.stop()
+                raise
+            del apart
+        del body
+        hold.give(size)
+        hold.take(images.nbytes)
+        return await self.batcher(images)

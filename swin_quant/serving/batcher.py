@@ -1,10 +1,11 @@
 """Dynamic batching: pictures that wait at the same time go through the engine together, each to its own client."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,10 +19,16 @@ Observer = Callable[[int, float], None]
 """Told of each batch: how many pictures, and the seconds that the engine took."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class _Waiting:
-    images: Tensor
-    answer: "asyncio.Future[Tensor]"
+    """`turn`: which part of its request it is, then when it came: a large request does not hold a small one up."""
+
+    turn: tuple[float, int]
+    images: Tensor = field(compare=False)
+    answer: "asyncio.Future[Tensor]" = field(compare=False)
+
+
+_LAST = (float("inf"), 0)
 
 
 class Batcher:
@@ -35,7 +42,8 @@ class Batcher:
         self, run: Run, limits: ServiceLimits, sizes: Sequence[int] = (), observe: Observer | None = None
     ) -> None:
         self.run, self.limits, self.sizes, self.observe = run, limits, sorted(sizes), observe
-        self.waiting: asyncio.Queue[_Waiting | None] = asyncio.Queue()
+        self.waiting: asyncio.PriorityQueue[_Waiting] = asyncio.PriorityQueue()
+        self.count = itertools.count()
         self.pictures = 0  # that wait or run
         self.thread = ThreadPoolExecutor(1, "engine")
         self.loop_task: asyncio.Task[None] | None = None
@@ -45,7 +53,7 @@ class Batcher:
 
     async def close(self) -> None:
         """Answer what waits, then end."""
-        await self.waiting.put(None)
+        await self.waiting.put(_Waiting(_LAST, torch.empty(0), asyncio.get_running_loop().create_future()))
         if self.loop_task:
             await self.loop_task
         self.thread.shutdown()
@@ -61,8 +69,8 @@ class Batcher:
         answers = [asyncio.get_running_loop().create_future() for _ in parts]
         self.pictures += len(images)
         try:
-            for part, answer in zip(parts, answers, strict=True):
-                await self.waiting.put(_Waiting(part, answer))
+            for place, (part, answer) in enumerate(zip(parts, answers, strict=True)):
+                await self.waiting.put(_Waiting((place, next(self.count)), part, answer))
             return torch.cat([await answer for answer in answers])
         finally:
             self.pictures -= len(images)
@@ -71,7 +79,7 @@ class Batcher:
 
     async def _loop(self) -> None:
         left: _Waiting | None = None  # for which the last batch had no place
-        while first := left or await self.waiting.get():
+        while (first := left or await self.waiting.get()).turn != _LAST:
             batch, left, ends = await self._gather(first)
             if batch:
                 await self._answer(batch)
@@ -92,7 +100,7 @@ class Batcher:
                     more = await asyncio.wait_for(self.waiting.get(), max(0.0, end - time.monotonic()))
                 except asyncio.TimeoutError:
                     break
-            if more is None:
+            if more.turn == _LAST:
                 return self._alive(batch), None, True
             if count + len(more.images) > self.limits.max_batch:
                 return self._alive(batch), more, False

@@ -24,6 +24,7 @@ class ServiceMetrics:
         self.engine = prometheus.Histogram(f"{name}engine_seconds", "Of the engine, a batch", buckets=_SECONDS,
                                            registry=registry)  # fmt: skip
         self.waiting = prometheus.Gauge(f"{name}waiting_pictures", "Pictures that wait or run", registry=registry)
+        self.held = prometheus.Gauge(f"{name}held_bytes", "Of the budget, held by requests", registry=registry)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self.requests.labels(route, str(status)).inc()
@@ -33,7 +34,8 @@ class ServiceMetrics:
         self.sizes.observe(size)
         self.engine.observe(seconds)
 
-    def render(self, waiting: int) -> Any:
+    def render(self, waiting: int, held: int) -> Any:
         """All of it as text."""
         self.waiting.set(waiting)
+        self.held.set(held)
         return self._render(self.registry)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.serving import numbers
 from swin_quant.serving.limits import Refused
 
 INPUT = "images"
@@ -51,21 +52,23 @@ def parse(body: bytes, headers: Mapping[str, str], preprocess: Preprocess, outpu
     """
     length = headers.get(LENGTH.lower())
     size = len(body) if length is None else _whole(length, len(body))
+    text, data = numbers.cut(body[:size])
     try:
-        content = json.loads(body[:size])
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is not JSON: {error}") from error
+        place = f", at its character {error.pos}" if isinstance(error, json.JSONDecodeError) and not data else ""
+        raise Refused(400, f"the body is not JSON{place}") from error
     inputs = _get(content, "inputs", list, "the body")
     if len(inputs) != 1 or not isinstance(inputs[0], dict) or inputs[0].get("name") != INPUT:
         raise Refused(400, f"there must be one input, called {INPUT}")
     given, id_ = inputs[0], content.get("id")
     if id_ is not None and not (isinstance(id_, str) and len(id_) <= 256):
         raise Refused(400, "id must be a text of at most 256 characters")
-    images = _images(given, body[size:], preprocess, most)
+    images = _images(given, data, memoryview(body)[size:], preprocess, most)
     return InferRequest(images, id_, _wants_binary(content, output))
 
 
-def _images(given: dict[str, Any], raw: bytes, preprocess: Preprocess, most: int) -> Tensor:
+def _images(given: dict[str, Any], data: bytes, raw: memoryview, preprocess: Preprocess, most: int) -> Tensor:
     type_, shape, side = given.get("datatype"), given.get("shape"), preprocess.size
     shapes = {"FP32": [3, side, side], "UINT8": [side, side, 3]}
     if not isinstance(type_, str) or type_ not in shapes:
@@ -76,33 +79,29 @@ def _images(given: dict[str, Any], raw: bytes, preprocess: Preprocess, most: int
         raise Refused(400, f"{INPUT}: {shape[0]} pictures: must be 1 to {most}")
     parameters = given.get("parameters") or {}
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
-    values = _binary(raw, size, _TYPES[type_]) if size is not None else _listed(given.get("data"), type_)
-    if values.size != math.prod(shape):
-        raise Refused(400, f"{INPUT}: {values.size} values for the shape {shape}, which has {math.prod(shape)}")
+    if size is not None:
+        values = _binary(raw, size, _TYPES[type_])
+        if values.size != math.prod(shape):
+            raise Refused(400, f"{INPUT}: {values.size} values for the shape {shape}, which has {math.prod(shape)}")
+    elif given.get("data") == numbers.CUT:
+        values = numbers.read(data, shape, _TYPES[type_])
+    else:
+        raise Refused(400, f"{INPUT}: data must be a list, or binary_data_size must say how many bytes follow")
     tensor = torch.from_numpy(values.reshape(shape))
     if type_ == "UINT8":
-        return preprocess.normalised(tensor)
+        images = torch.empty(shape[0], 3, side, side)
+        for image, pixels in zip(images, tensor, strict=True):  # one by one: what is computed meanwhile is small
+            image[:] = preprocess.normalised(pixels[None])[0]
+        return images
     if not bool(torch.isfinite(tensor).all()):
         raise Refused(400, f"{INPUT}: holds NaN or infinity")
     return tensor
 
 
-def _binary(raw: bytes, size: Any, kind: np.dtype[Any]) -> np.ndarray:
+def _binary(raw: memoryview, size: Any, kind: np.dtype[Any]) -> np.ndarray:
     if type(size) is not int or size != len(raw) or size % kind.itemsize:
         raise Refused(400, f"{INPUT}: binary_data_size is {size!r:.20}, but {len(raw)} bytes came of {kind}")
     return np.frombuffer(raw, kind).copy()
-
-
-def _listed(data: Any, type_: str) -> np.ndarray:
-    if not isinstance(data, list):
-        raise Refused(400, f"{INPUT}: data must be a list, or binary_data_size must say how many bytes follow")
-    try:
-        values = np.asarray(data, np.float64)  # nested or flat: the protocol allows both
-    except (ValueError, TypeError, OverflowError) as error:
-        raise Refused(400, f"{INPUT}: data must be numbers, as many in each row") from error
-    if type_ == "UINT8" and not ((values >= 0) & (values <= 255) & (values == values.round())).all():
-        raise Refused(400, f"{INPUT}: data of UINT8 must be whole numbers from 0 to 255")
-    return values.astype(_TYPES[type_]).ravel()
 
 
 def _wants_binary(content: dict[str, Any], output: str) -> bool:
@@ -121,13 +120,15 @@ def answer(name: str, output: str, values: Tensor, request: InferRequest) -> tup
     """Body and headers of the answer: outputs float32 [n, width]."""
     array = np.ascontiguousarray(values.cpu().numpy(), _TYPES["FP32"])
     about: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(array.shape)}
-    content: dict[str, Any] = {"model_name": name, "model_version": "1", "outputs": [about]}
+    content: dict[str, Any] = {"model_name": name, "model_version": "1"}
     if request.id is not None:
         content["id"] = request.id
+    content["outputs"] = [about]
     if not request.binary:
         check_finite(values)
-        about["data"] = array.ravel().tolist()
-        return json.dumps(content).encode(), {"Content-Type": "application/json"}
+        about["data"], end = [], b"[]}]}"
+        text = json.dumps(content).encode().removesuffix(end) + numbers.written(array.ravel()) + end[2:]
+        return text, {"Content-Type": "application/json"}
     about["parameters"] = {"binary_data_size": array.nbytes}
     head = json.dumps(content).encode()
     return head + array.tobytes(), {"Content-Type": BINARY, LENGTH: str(len(head))}

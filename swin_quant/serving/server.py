@@ -1,59 +1,105 @@
-"""The server around the application: uvicorn, with a limit of time wherever a client could keep it waiting."""
+"""The server around the application: uvicorn, with limits wherever a client could keep it waiting."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 from swin_quant.base.extras import library
 from swin_quant.serving.limits import ServiceLimits
 
+Count = Callable[[str, int, float], None]
+"""Told of each request that never came to the application: route, status, seconds."""
+
 _CONNECTIONS = 1000
-_LATE = b'{"error": "the request did not come in time"}'
-_HEAD = b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
+_REST = 2**28  # bytes of a body that is not wanted which are read all the same, so that its sender reads the answer
+_READ = 2**14  # bytes at a time: where each is a chunk of its own, a hundredth of a second's work
+_PROBE_S = 0.25
 
 
-def server_of(app: Any, limits: ServiceLimits) -> Any:
+def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, status, seconds: None) -> Any:
     """The uvicorn server of an application, not yet running."""
     uvicorn = library("uvicorn", "serve")
     config = uvicorn.Config(
         app,
-        http=_protocol(limits.timeout_s),
+        http=_protocol(limits.timeout_s, count),
         ws="none",
         log_level="error",
         access_log=False,
         server_header=False,
         lifespan="on",
-        limit_concurrency=_CONNECTIONS,
         timeout_keep_alive=max(1, round(limits.timeout_s)),
         timeout_graceful_shutdown=max(1, round(2 * limits.timeout_s)),
     )
     return uvicorn.Server(config)
 
 
-def _protocol(seconds: float) -> type[Any]:
+def _protocol(seconds: float, count: Count) -> type[Any]:
     """uvicorn's HTTP/1.1, which gives a client `seconds` for the head of a request, and for taking what it is sent.
 
     Without, whoever sends a head byte by byte, nothing at all, or reads no answer, keeps a connection for ever. That a
-    body comes in time is the application's business, which knows what it wants of it.
+    body comes in time is the application's business, which knows what it wants of it, and is told when a request began.
     """
+    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Punctual(H11Protocol):
         head: Any = None
         taking: Any = None
+        probe: Any = None
+        began = 0.0
+        is_fresh = True  # nothing of the next request has come
+        rest = 0
 
         def connection_made(self, transport: Any) -> None:
+            transport.max_size = _READ
             super().connection_made(transport)
+            self._begin()
+            if len(self.connections) > _CONNECTIONS:
+                others: Any = self.connections - {self}
+                silent = [other for other in others if other.is_idle()]
+                if silent:
+                    min(silent, key=lambda other: other.began).transport.close()
             self._expect_a_head()
 
+        def is_idle(self) -> bool:
+            return self.cycle is None or bool(self.cycle.response_complete)
+
         def data_received(self, data: bytes) -> None:
+            if self.is_fresh:
+                self._begin()
+                self.is_fresh = False
+            if self.cycle and self.is_idle() and self.conn.their_state is h11.SEND_BODY:
+                self.rest += len(data)
+                if self.rest > _REST:
+                    self.transport.abort()
+                    return
             super().data_received(data)
             self._expect_a_head()
 
+        def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
+            """A client that sends no more may wait for its answer, or have gone: it is asked."""
+            if self.is_idle() or self.cycle.more_body:
+                super().data_received(b"")  # h11 hears of it, and says what is missing
+                return False
+            self.cycle.keep_alive = False
+            if not self.probe and self.cycle.scope["http_version"] == "1.1":
+                self.probe = self.loop.call_later(_PROBE_S, self._ask)
+            return True
+
+        def _ask(self) -> None:
+            """A line that every client skips, and that the system of one that has gone refuses: writing fails then."""
+            if not (self.transport.is_closing() or self.cycle.response_started):
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.probe = self.loop.call_later(_PROBE_S, self._ask)
+
         def on_response_complete(self) -> None:
+            self._begin()
             super().on_response_complete()
+            self.is_fresh = self.is_idle()
             self._expect_a_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self.head, self.taking):
+            for timer in (self.head, self.taking, self.probe):
                 if timer:
                     timer.cancel()
             super().connection_lost(exc)
@@ -67,19 +113,36 @@ def _protocol(seconds: float) -> type[Any]:
                 self.taking.cancel()
             super().resume_writing()
 
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self._refuse(400, "Bad Request", "the request is not HTTP/1.1, or ends before its length")
+            self.transport.close()
+
+        def _begin(self) -> None:
+            self.began, self.rest = self.loop.time(), 0
+            is_crowded = len(self.connections) > _CONNECTIONS
+            self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded}
+
         def _expect_a_head(self) -> None:
             """While no request is in work, one timer runs: what comes meanwhile does not start it anew."""
-            idle = self.cycle is None or self.cycle.response_complete
-            if not idle and self.head:
+            if not self.is_idle() and self.head:
                 self.head.cancel()
                 self.head = None
-            elif idle and not self.head:
+            elif self.is_idle() and not self.head:
                 self.head = self.loop.call_later(seconds, self._give_up)
 
         def _give_up(self) -> None:
             if not self.transport.is_closing():
                 if self.conn.trailing_data[0]:  # something came: it is told
-                    self.transport.write(_HEAD + b"%d\r\n\r\n" % len(_LATE) + _LATE)
+                    self._refuse(408, "Request Timeout", "the request did not come in time")
                 self.transport.close()
+
+        def _refuse(self, status: int, phrase: str, why: str) -> None:
+            body = json.dumps({"error": why})
+            self.transport.write(
+                f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            count("head", status, self.loop.time() - self.began)
 
     return Punctual

@@ -110,7 +110,8 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting = Hosting()) ->
     library("uvicorn", "serve")  # missing, it is missed before an engine is loaded
     with private_copy(artifact) as copy, _listening(host, port) as listener:
         service = service_of(copy, how)
-        server = server_of(build_app(service), how.limits)
+        app = build_app(service)
+        server = server_of(app, how.limits, app.state.count)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", copy.file.name, service.about["engine"], where,
                  service.name, where)  # fmt: skip

@@ -169,7 +169,8 @@ WRONG = [
     ({"inputs": [{**FLAT, "shape": [0, 3, SIDE, SIDE], "data": []}]}, 400, "0 pictures: must be 1 to 4"),
     ({"inputs": [{**FLAT, "shape": [10**9, 3, SIDE, SIDE]}]}, 400, "pictures: must be 1 to 4"),
     ({"inputs": [{**FLAT, "data": [0.0] * 5}]}, 400, "5 values for the shape"),
-    ({"inputs": [{**FLAT, "data": [[0.0], [1.0, 2.0]]}]}, 400, "data must be numbers"),
+    ({"inputs": [{**FLAT, "data": [[0.0], [1.0, 2.0]]}]}, 400, "3 values for the shape"),
+    ({"inputs": [{**FLAT, "data": [[0.0] * 700, [0.0] * 68]}]}, 400, "data must be numbers, flat or nested as"),
     ({"inputs": [{**FLAT, "data": ["x"] * 768}]}, 400, "data must be numbers"),
     ({"inputs": [{**FLAT, "data": [1e400] + [0.0] * 767}]}, 400, "holds NaN or infinity"),
     ({"inputs": [{**FLAT, "data": None}]}, 400, "data must be a list"),
@@ -285,20 +286,30 @@ def test_a_body_that_is_too_large():
 
 
 def test_bodies_that_come_at_the_same_time_are_bounded_together():
-    """Forty of them, none too large by itself, hold their end back: most are refused, and what they held is free."""
+    """Forty of them, none too large by itself, hold their end back: most are refused, and what they held is free.
+
+    Each has at most half of what is left: nine leave 14857 of 104857 bytes, where a small one still finds its place.
+    """
     part_of_one = {"type": "http.request", "body": b"x" * 10000, "more_body": True}
-    app = build_app(service(max_megabytes=0.01, timeout_s=0.2))
+    app = build_app(service(max_megabytes=0.01, budget_megabytes=0.1, timeout_s=0.2))
 
     async def go():
         async with app.router.lifespan_context(app):
             sent = [[] for _ in range(40)]
-            await asyncio.gather(*[call(app, [part_of_one, None], one) for one in sent])
-            after = []
-            await call(app, [part(b"{}", False), None], after)
-            return [messages[0]["status"] for messages in sent], after[0]["status"]
+            large = asyncio.gather(*[call(app, [part_of_one, None], one) for one in sent])
+            await asyncio.sleep(0.05)
+            small, after = [], []
+            await call(app, [part(b"{}", False), None], small)
+            await large
+            await call(app, [{**part_of_one, "more_body": False}, None], after)
+            return sent, small[0]["status"], after[0]["status"]
 
-    codes, after = asyncio.run(go())
-    assert codes.count(408) == 16 and codes.count(503) == 24 and after == 400
+    sent, small, after = asyncio.run(go())
+    codes = [messages[0]["status"] for messages in sent]
+    assert codes.count(408) == 9 and codes.count(503) == 31 and (small, after) == (400, 400)
+    assert {(b"retry-after", b"1") in messages[0]["headers"] for messages in sent if messages[0]["status"] == 503} == {
+        True
+    }
 
 
 def call(app, events, sent):

@@ -1,0 +1,38 @@
+"""A process that decodes one picture: its file on standard input, its size in a line and its RGB on standard output."""
+
+import sys
+from types import TracebackType
+
+from swin_quant.data.pictures import UnreadablePicture, decode
+
+UNREADABLE = "the body: not a picture that can be read"
+_ROWS = 256  # that are written at a time
+
+
+def main() -> int:
+    """0, or 1 with what is wrong with the picture in place of it."""
+    out = sys.stdout.buffer
+    try:
+        image = decode(sys.stdin.buffer.read(), "the body")
+    except UnreadablePicture as error:
+        out.write(reason(error.__cause__).encode())
+        return 1
+    width, height = image.size
+    out.write(b"%d %d\n" % (width, height))
+    for top in range(0, height, _ROWS):
+        out.write(image.crop((0, top, width, min(top + _ROWS, height))).tobytes())
+    out.flush()
+    return 0
+
+
+def reason(error: BaseException | None) -> str:
+    """What a client is told of an error: our own words, or that there is one; never those of a library."""
+    trace: TracebackType | None = error.__traceback__ if error else None
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    is_ours = trace and (__package__ or "").split(".")[0] == str(trace.tb_frame.f_globals.get("__name__")).split(".")[0]
+    return f"the body: {error}" if is_ours else UNREADABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

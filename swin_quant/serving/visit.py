@@ -1,0 +1,75 @@
+"""One request from its first byte to its answer: its deadline, its body, its part of the budget, its client."""
+
+import asyncio
+from collections.abc import Coroutine
+from io import BytesIO
+from typing import Any, TypeVar
+
+from swin_quant.serving.budget import Budget, Hold
+from swin_quant.serving.limits import Refused, ServiceLimits
+
+CLOSED = 499  # nobody reads it: what logs and metrics say of a client that went away
+T = TypeVar("T")
+
+
+class Visit:
+    """Our server says when its first byte came, by the clock of the event loop, and whether there are too many; others
+    do not."""
+
+    def __init__(self, request: Any, limits: ServiceLimits, budget: Budget) -> None:
+        state = request.scope.get("state", {})
+        self.request, self.limits, self.hold = request, limits, Hold(budget)
+        self.clock = asyncio.get_running_loop().time
+        self.deadline = state.get("began", self.clock()) + limits.timeout_s
+        self.is_crowded = state.get("crowded", False)
+
+    async def body(self) -> bytes:
+        """The whole body. Refused for one that is too large, or does not come before the deadline."""
+        from starlette.requests import ClientDisconnect
+
+        limits, whole = self.limits, BytesIO()
+        too_large = Refused(413, f"the body is larger than {limits.max_megabytes:g} MB")
+        declared = self.request.headers.get("content-length", "")
+        size = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+        if size > limits.max_bytes:
+            raise too_large
+        if self.is_crowded:
+            raise Refused(503, "too many connections: try again later")
+        self.hold.check(size)
+
+        async def read() -> None:
+            async for part in self.request.stream():
+                self.hold.take(len(part))
+                if self.hold.held > limits.max_bytes:
+                    raise too_large
+                whole.write(part)
+
+        try:
+            await asyncio.wait_for(read(), self._left())
+        except asyncio.TimeoutError as error:
+            raise Refused(408, f"the body did not come within {limits.timeout_s:g} s") from error
+        except ClientDisconnect as error:
+            raise Refused(CLOSED, "the client went away") from error
+        return whole.getvalue()
+
+    async def until_answered(self, answer: Coroutine[Any, Any, T]) -> T:
+        """What `answer` gives; it is cancelled when the client goes away, and at the deadline."""
+        work = asyncio.ensure_future(answer)
+        gone = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait({work, gone}, timeout=self._left(), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise Refused(CLOSED, "the client went away")
+            raise Refused(504, f"not answered within {self.limits.timeout_s:g} s: try again later")
+        finally:
+            work.cancel()
+            gone.cancel()
+
+    async def _gone(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
+    def _left(self) -> float:
+        return max(0.0, self.deadline - self.clock())
