@@ -16,7 +16,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.carry import Run
 from swin_quant.serving import picture, protocol
 from swin_quant.serving.batcher import Batcher
-from swin_quant.serving.budget import Budget
+from swin_quant.serving.budget import Budget, Hold
 from swin_quant.serving.lanes import Lane
 from swin_quant.serving.limits import Refused, ServiceLimits
 from swin_quant.serving.metrics import ServiceMetrics
@@ -182,27 +182,21 @@ class _Routes:
                                 service.output, values, asked)  # fmt: skip
 
     async def _predicted(self, visit: Visit, body: bytes) -> Tensor:
-        preprocess, hold, size, most = (
-            self.service.preprocess,
-            visit.hold,
-            len(body),
-            self.service.limits.max_megapixels,
-        )
-        head = await self.light(size, 0, hold, picture.header, body)
-        if head.work > most * 1e6:
-            width, height = head.size
-            raise Refused(413, f"{width} x {height} pixels in {head.scans} scans: more than {most:g} megapixels in all")
-        if head.is_light:
-            images = await self.light(head.work, head.needs, hold, picture.prepared, body, preprocess)
-        else:
-            apart = picture.Apart(body, preprocess)
-            try:
-                images = await self.heavy(head.work, head.needs, hold, apart)
-            except asyncio.CancelledError:
-                apart.stop()
-                raise
-            del apart
+        preprocess, hold, size, most = self.service.preprocess, visit.hold, len(body), visit.limits.max_megapixels
+        images = await self.light(size, picture.SMALL, hold, picture.begun, body, most, preprocess)
+        if isinstance(images, picture.Cost):
+            images = await self._decoded(images, hold, body)
         del body
         hold.give(size)
         hold.take(images.nbytes)
         return await self.batcher(images)
+
+    async def _decoded(self, cost: picture.Cost, hold: Hold, body: bytes) -> Tensor:
+        if cost.is_light:
+            return await self.light(cost.work, cost.needs, hold, picture.prepared, body, self.service.preprocess)
+        apart = picture.Apart(body, self.service.preprocess)
+        try:
+            return await self.heavy(cost.work, cost.needs, hold, apart)
+        except asyncio.CancelledError:
+            apart.stop()
+            raise

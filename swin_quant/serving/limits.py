@@ -12,7 +12,7 @@ _RANGES = {
     "max_megabytes": (0.001, 4096),
     "timeout_s": (0.001, 3600),
     "max_megapixels": (0.001, 2048),
-    "budget_megabytes": (0.01, 2**20),
+    "budget_megabytes": (64, 2**20),
 }
 _BODIES = 10  # of the largest in the budget: a request has half of it at most, for its body and four times that
 

@@ -16,28 +16,23 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving.apart import UNREADABLE, reason
 from swin_quant.serving.limits import Refused
 
+SMALL = 2**24  # bytes that decoding most pictures does not need
 _LIGHT = 2**24  # pixels, those of every scan: a few tenths of a second
 _LOCKED_LIGHT = 2**20  # of a format whose decoder keeps the interpreter's lock, so that nobody is answered meanwhile
 _UNLOCKED = ("JPEG", "MPO", "PNG", "PPM", "BMP", "TIFF", "GIF")
 
 
 @dataclass(frozen=True)
-class Header:
-    """`size` of a picture and the `scans` of it; the bytes that decoding it `needs`; whether it `is_light`."""
+class Cost:
+    """`work`: pixels, those of every scan; the bytes that decoding `needs`; whether it `is_light`."""
 
-    size: tuple[int, int]
-    scans: int
+    work: int
     needs: int
     is_light: bool
 
-    @property
-    def work(self) -> int:
-        """Pixels, those of every scan."""
-        return self.size[0] * self.size[1] * self.scans
 
-
-def header(body: bytes) -> Header:
-    """What the first bytes of a picture say. Refused where they are none."""
+def cost_of(body: bytes, most: float) -> Cost:
+    """What the header of a picture says. Refused where there is none, and for more than `most` megapixels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -46,10 +41,20 @@ def header(body: bytes) -> Header:
     except Exception as error:
         raise Refused(400, reason(error)) from error
     pixels, is_unlocked = image.width * image.height, image.format in _UNLOCKED
+    if pixels * scans > most * 1e6:
+        raise Refused(
+            413, f"{image.width} x {image.height} pixels, scans: {scans}; more than {most:g} megapixels in all"
+        )
     # PIL's own four bytes a pixel, those of a copy in RGB, a JPEG's coefficients, what a library keeps besides.
     each = 4 + 4 * (image.mode != "RGB") + 2 * len(image.getbands()) * (scans > 1) + 12 * (not is_unlocked)
     is_light = pixels * scans <= (_LIGHT if is_unlocked else _LOCKED_LIGHT)
-    return Header(image.size, scans, pixels * (each if is_light else each + 3), is_light)
+    return Cost(pixels * scans, pixels * (each if is_light else each + 3), is_light)
+
+
+def begun(body: bytes, most: float, preprocess: Preprocess) -> Tensor | Cost:
+    """As `prepared` for a picture that needs no more than SMALL bytes, and what others cost."""
+    cost = cost_of(body, most)
+    return prepared(body, preprocess) if cost.is_light and cost.needs <= SMALL else cost
 
 
 def prepared(body: bytes, preprocess: Preprocess) -> Tensor:

@@ -12,7 +12,7 @@ Count = Callable[[str, int, float], None]
 
 _CONNECTIONS = 1000
 _REST = 2**28  # bytes of a body that is not wanted which are read all the same, so that its sender reads the answer
-_READ = 2**14  # bytes at a time: where each is a chunk of its own, a hundredth of a second's work
+_READ, _READ_BODY = 2**14, 2**18  # bytes at a time; 2**14 of tiny chunks are some hundredths of a second's work
 _PROBE_S = 0.25
 
 
@@ -43,6 +43,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Punctual(H11Protocol):
+        transport: Any
         head: Any = None
         taking: Any = None
         probe: Any = None
@@ -51,14 +52,13 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
         rest = 0
 
         def connection_made(self, transport: Any) -> None:
-            transport.max_size = _READ
             super().connection_made(transport)
             self._begin()
             if len(self.connections) > _CONNECTIONS:
                 others: Any = self.connections - {self}
-                silent = [other for other in others if other.is_idle()]
+                silent = [one for one in others if one.is_idle() and not one.transport.is_closing()]
                 if silent:
-                    min(silent, key=lambda other: other.began).transport.close()
+                    min(silent, key=lambda one: one.began).transport.close()
             self._expect_a_head()
 
         def is_idle(self) -> bool:
@@ -74,12 +74,15 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
                     self.transport.abort()
                     return
             super().data_received(data)
+            if not self.is_idle() and any(name == b"content-length" for name, _ in self.headers):
+                self.transport.max_size = _READ_BODY
             self._expect_a_head()
 
         def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
             """A client that sends no more may wait for its answer, or have gone: it is asked."""
             if self.is_idle() or self.cycle.more_body:
-                super().data_received(b"")  # h11 hears of it, and says what is missing
+                if not self.is_idle() or self.conn.trailing_data[0]:
+                    self.send_400_response("")
                 return False
             self.cycle.keep_alive = False
             if not self.probe and self.cycle.scope["http_version"] == "1.1":
@@ -115,11 +118,11 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._refuse(400, "Bad Request", "the request is not HTTP/1.1, or ends before its length")
+                self._refuse(400, "Bad Request", "the request is not HTTP/1.1, or it ends too early")
             self.transport.close()
 
         def _begin(self) -> None:
-            self.began, self.rest = self.loop.time(), 0
+            self.began, self.rest, self.transport.max_size = self.loop.time(), 0, _READ
             is_crowded = len(self.connections) > _CONNECTIONS
             self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded}
 

@@ -288,10 +288,10 @@ def test_a_body_that_is_too_large():
 def test_bodies_that_come_at_the_same_time_are_bounded_together():
     """Forty of them, none too large by itself, hold their end back: most are refused, and what they held is free.
 
-    Each has at most half of what is left: nine leave 14857 of 104857 bytes, where a small one still finds its place.
+    Each has at most half of what is left: nine leave 10 MB of 64, where a small one still finds its place.
     """
-    part_of_one = {"type": "http.request", "body": b"x" * 10000, "more_body": True}
-    app = build_app(service(max_megabytes=0.01, budget_megabytes=0.1, timeout_s=0.2))
+    part_of_one = {"type": "http.request", "body": b"x" * (6 << 20), "more_body": True}
+    app = build_app(service(max_megabytes=6, budget_megabytes=64, timeout_s=0.5))
 
     async def go():
         async with app.router.lifespan_context(app):
