@@ -12,7 +12,8 @@ def app(file: str | Path, engine: str | None = None, *, name: str | None = None,
         threads: int | None = None, device: str = "cpu", **limits: Any) -> Any:  # fmt: skip
     """What `swin-quant serve` runs, for servers and clusters of your own: routes as docs/shipping.md lists them.
 
-    `device`: cpu or cuda, torch's current GPU. `limits`: max_batch, delay_us, max_queue, max_megabytes, timeout_s.
+    `device`: cpu or cuda, torch's current GPU. `limits`: max_batch, delay_us, max_queue, max_megabytes, timeout_s,
+    max_megapixels, budget_megabytes.
     """
     options = EngineOptions(threads=threads, device=device)
     return app_of(file, Hosting([engine] if engine else None, options, ServiceLimits(**limits), name, labels))
