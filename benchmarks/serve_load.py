@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-HEALTH_S = 0.05
+HEALTH_S, PATIENCE = 0.05, 10
 
 
 def main() -> None:
@@ -56,7 +56,8 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = ["--engine", args.engine] if args.engine else []
-    command = [sys.executable, "-m", "swin_quant", "serve", args.artifact, "--port", str(port), "--quiet", *words]
+    command = [sys.executable, "-m", "swin_quant", "serve", args.artifact, "--port", str(port), "--quiet",
+               "--timeout-s", str(PATIENCE), *words]  # fmt: skip
     server = subprocess.Popen(command)
     switch = multiprocessing.get_context("spawn").Event()
     stop = multiprocessing.get_context("spawn").Event()
@@ -78,7 +79,7 @@ def main() -> None:
         found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
         for with_bombs in [False, True] * args.rounds:
             (switch.set if with_bombs else switch.clear)()
-            time.sleep(1)
+            settle(port, with_bombs)
             one = window(port, server.pid, args.clients, args.seconds, pictures, expected, args.lenient)
             found[with_bombs].append(one)
             print(row("with" if with_bombs else "without", [one], args.seconds, idle), flush=True)
@@ -94,6 +95,17 @@ def main() -> None:
         counts.setdefault(kind, Counter())[status] += 1
     for kind, codes in sorted(counts.items()):
         print(f"- {kind}: {', '.join(f'{count} x {code}' for code, count in sorted(codes.items()))}")
+
+
+def settle(port: int, with_bombs: bool) -> None:
+    """Wait until bombs are there, or until nothing is left of the last ones."""
+    end = time.perf_counter() + (1 if with_bombs else 2 * PATIENCE)
+    while time.perf_counter() < end:
+        time.sleep(0.5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/metrics")
+        if not with_bombs and b"held_bytes 0.0" in connection.getresponse().read():
+            return
 
 
 def row(name: str, windows: list[dict[str, Any]], seconds: float, idle: int) -> str:

@@ -1,16 +1,19 @@
 """A process that decodes one picture: its file on standard input, its size in a line and its RGB on standard output."""
 
+import os
 import sys
 from types import TracebackType
 
 from swin_quant.data.pictures import UnreadablePicture, decode
 
 UNREADABLE = "the body: not a picture that can be read"
+_NICE = 10  # the processors are for those first whose pictures are small
 _ROWS = 256  # that are written at a time
 
 
 def main() -> int:
     """0, or 1 with what is wrong with the picture in place of it."""
+    os.nice(_NICE)
     out = sys.stdout.buffer
     try:
         image = decode(sys.stdin.buffer.read(), "the body")

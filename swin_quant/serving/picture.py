@@ -19,6 +19,7 @@ from swin_quant.serving.limits import Refused
 SMALL = 2**24  # bytes that decoding most pictures does not need
 _LIGHT = 2**24  # pixels, those of every scan: a few tenths of a second
 _LOCKED_LIGHT = 2**20  # of a format whose decoder keeps the interpreter's lock, so that nobody is answered meanwhile
+_IN_PYTHON = 16  # times the work: a decoder that is written in it, of a BMP in runs, for instance
 _UNLOCKED = ("JPEG", "MPO", "PNG", "PPM", "BMP", "TIFF", "GIF")
 
 
@@ -37,14 +38,12 @@ def cost_of(body: bytes, most: float) -> Cost:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = opened(body)
-            scans = scans_of(image, body)
+            scans = scans_of(image, body) * (_IN_PYTHON if image.tile and image.tile[0][0] in Image.DECODERS else 1)
     except Exception as error:
         raise Refused(400, reason(error)) from error
     pixels, is_unlocked = image.width * image.height, image.format in _UNLOCKED
     if pixels * scans > most * 1e6:
-        raise Refused(
-            413, f"{image.width} x {image.height} pixels, scans: {scans}; more than {most:g} megapixels in all"
-        )
+        raise Refused(413, f"{image.width} x {image.height} pixels, times {scans}: more than {most:g} megapixels")
     # PIL's own four bytes a pixel, those of a copy in RGB, a JPEG's coefficients, what a library keeps besides.
     each = 4 + 4 * (image.mode != "RGB") + 2 * len(image.getbands()) * (scans > 1) + 12 * (not is_unlocked)
     is_light = pixels * scans <= (_LIGHT if is_unlocked else _LOCKED_LIGHT)

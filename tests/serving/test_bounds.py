@@ -127,8 +127,8 @@ PART = struct.pack(">I4sI", 0, b"tIME", zlib.crc32(b"tIME"))
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        (repeated(31), 413, "1024 x 1024 pixels, scans: 31; more than 16 megapixels in all"),
-        (encoded(Image.new("L", (4500, 4500)), "PNG"), 413, "4500 x 4500 pixels, scans: 1; more"),
+        (repeated(31), 413, "1024 x 1024 pixels, times 31: more than 16 megapixels"),
+        (encoded(Image.new("L", (4500, 4500)), "PNG"), 413, "4500 x 4500 pixels, times 1: more"),
         (GOOD[:33] + PART * 100000 + GOOD[33:], 400, "it is made of too many parts"),
         (b"\xff\xd8" + b"\xff" * 1000000, 400, "it is made of too many parts"),
         (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\1a\0" * 100000, 400, "it is made of too many parts"),
