@@ -38,7 +38,8 @@ def cost_of(body: bytes, most: float) -> Cost:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = opened(body)
-            scans = scans_of(image, body) * (_IN_PYTHON if image.tile and image.tile[0][0] in Image.DECODERS else 1)
+            tiles = getattr(image, "tile", ())
+            scans = scans_of(image, body) * (_IN_PYTHON if tiles and tiles[0][0] in Image.DECODERS else 1)
     except Exception as error:
         raise Refused(400, reason(error)) from error
     pixels, is_unlocked = image.width * image.height, image.format in _UNLOCKED
