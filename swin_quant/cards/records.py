@@ -34,7 +34,13 @@ class _Located(TypedDict, total=False):
     path: str
 
 
-class SourceRecord(_Located):
+class _MaybeWeights(TypedDict, total=False):
+    """`weights`: which of the file's sets of weights was taken, where it holds several."""
+
+    weights: str
+
+
+class SourceRecord(_Located, _MaybeWeights):
     """The float checkpoint that a run began with."""
 
     file: FileName

@@ -51,7 +51,9 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
     if (card := card_of(file)) is not None:
         return from_dict(card.config, str(card_path(file)), overrides)
-    weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file)
+    weights = read_weights(
+        checkpoint if isinstance(checkpoint, Weights) else file, str(overrides.get("MODEL.WEIGHTS", ""))
+    )
     kind = overrides.get("MODEL.OUTPUT_KIND", LOGITS)
     if kind == FEATURES:
         weights, features = as_backbone(weights)
@@ -96,7 +98,7 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
     if card_of(file) is not None:
         return cfg
-    weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file)
+    weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file, cfg.MODEL.WEIGHTS)
     told = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
     if told["TYPE"] != cfg.MODEL.TYPE:
         return cfg  # which loading refuses

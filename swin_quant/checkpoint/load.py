@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
+from swin_quant.checkpoint.roots import of_names
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, Weights, file_of, read_weights
 from swin_quant.config.families import families
@@ -38,7 +39,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     head and ignores the file's (None: that cannot be had, and is not advised). Ranges (`_amax`) in the file are ignored
     and those of the model forgotten: they belong to other weights.
     """
-    read = _of_use(model, read_weights(checkpoint))
+    read = _of_use(model, _read(model, checkpoint))
     weights = _checked_weights(model, read.state, read.source.path, replace_head)
     _assign(model, weights, ranges={})
     return read.source
@@ -49,7 +50,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
     """
-    read = _of_use(model, read_weights(checkpoint))
+    read = _of_use(model, _read(model, checkpoint))
     state, path = read.state, read.source.path
     if not read.source.calibrated:
         raise SwinQuantError(
@@ -58,6 +59,17 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     weights = _checked_weights(model, state, path, replace_head=None)  # its ranges belong to its head
     _assign(model, weights, checked_ranges(model, state, path))
     return read.source
+
+
+def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
+    """The weights of a file under the model's own names, if more of those are in it than of the house's."""
+    read, wanted = read_weights(checkpoint, getattr(model, "weights", "")), model.state_dict().keys()
+    have = len(wanted & read.state.keys())
+    whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
+    if read.raw is None or (whole and not read.asked):
+        return read
+    found = of_names(read.raw, wanted, read.asked, read.source.path)
+    return replace(read, state=found.state) if len(wanted & found.state.keys()) > have else read
 
 
 def _of_use(model: nn.Module, read: Weights) -> Weights:
@@ -69,7 +81,7 @@ def _of_use(model: nn.Module, read: Weights) -> Weights:
     left = {key: value for key, value in read.state.items() if not re.match(pattern, key)}
     if gone := [key for key in read.state if key not in left and not _is_derived(key) and not is_range(key)]:
         log.info("%s: no part of the %s, left out: %s", read.source.path, model.output_kind, listed(gone, 3))
-    return Weights(left, read.source)
+    return replace(read, state=left)
 
 
 @dataclass

@@ -33,10 +33,16 @@ class Convention:
         return any(re.search(self.seen, key) for key in keys) and not any(re.search(self.unseen, key) for key in keys)
 
 
+WRAPPERS = tuple(  # in any order and depth
+    Convention(name, rf"^{word}\.", rf"^{word}\.", "", unseen=rf"^(?!{word}\.)")
+    for name, word in (
+        ("DistributedDataParallel", "module"),
+        ("torch.compile", "_orig_mod"),
+        ("Lightning", "model"),
+        ("a wrapper's", "(net|network|ema|model_ema|ema_model|student|teacher)"),
+    )
+)
 CONVENTIONS = (
-    Convention("DistributedDataParallel", r"^module\.", r"^module\.", "", unseen=r"^(?!module\.)"),
-    Convention("torch.compile", r"^_orig_mod\.", r"^_orig_mod\.", "", unseen=r"^(?!_orig_mod\.)"),
-    Convention("Lightning", r"^model\.", r"^model\.", "", unseen=r"^(?!model\.)"),
     Convention("timm features", r"^layers_0\.", r"^layers_(\d+)\.", lambda match: f"layers.{match[1]}."),
     Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
     Convention(  # of a Swin alone: the heads of timm's other models are called so in the house, too
@@ -62,6 +68,9 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     A key that no convention knows is left alone. Two keys that would become one are an error.
     """
     found: list[str] = []
+    while used := [wrapper for wrapper in WRAPPERS if wrapper.used_by(state)]:
+        found += [wrapper.name for wrapper in used]
+        state = _renamed(state, used[0])
     for convention in CONVENTIONS:
         if convention.used_by(state):
             found.append(convention.name)

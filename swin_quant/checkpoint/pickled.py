@@ -21,6 +21,14 @@ class Malformed(ValueError):
 
 
 @dataclass(frozen=True)
+class Opaque:
+    """Something that is not a dense tensor of a common type, nor plain data: what it was, and whether a tensor."""
+
+    what: str
+    is_tensor: bool = False
+
+
+@dataclass(frozen=True)
 class Known:
     """What stands for a class or function of a pickle: `make` is called with the arguments that the pickle has."""
 
@@ -174,23 +182,30 @@ def _memoize(m: _Machine) -> None:
 
 
 def _append(m: _Machine) -> None:
-    value = m.stack.pop()
-    _of(list, m.stack[-1]).append(value)
+    _grow(m, [m.stack.pop()])
 
 
 def _extend(m: _Machine) -> None:
-    values = m.above_mark()
-    _of(list, m.stack[-1]).extend(values)
+    _grow(m, m.above_mark())
+
+
+def _grow(m: _Machine, values: list[Any]) -> None:
+    if not isinstance(m.stack[-1], Opaque):
+        _of(list, m.stack[-1]).extend(values)
 
 
 def _set_items(m: _Machine) -> None:
-    flat = m.above_mark()
-    _put(_of(dict, m.stack[-1]), flat)
+    _fill(m, m.above_mark())
 
 
 def _set_item(m: _Machine) -> None:
     value, key = m.stack.pop(), m.stack.pop()
-    _put(_of(dict, m.stack[-1]), [key, value])
+    _fill(m, [key, value])
+
+
+def _fill(m: _Machine, flat: list[Any]) -> None:
+    if not isinstance(m.stack[-1], Opaque):
+        _put(_of(dict, m.stack[-1]), flat)
 
 
 def _collect(make: Callable[[list[Any]], Any]) -> Callable[[_Machine], None]:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason, sha256_of
+from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
-from swin_quant.checkpoint.pickled import Malformed
+from swin_quant.checkpoint.parts import Shapes, chosen, is_tensor, sets_in
+from swin_quant.checkpoint.pickled import Malformed, Opaque
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
-from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Foreign, Opaque, Script, read_torch
+from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Foreign, Script, read_torch
 
 _SNIFFED = 512  # bytes
 _LONGEST_KEY = 512  # characters
@@ -31,49 +33,54 @@ _NOT_WEIGHTS = (
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
 )
 
-_WRAPPERS = ("model", "state_dict")
 _SAID = ("config", "args", "arch")  # what those who train put beside the weights to say of which model they are
 
 
 @dataclass(frozen=True)
 class Source:
     """Where weights came from: the file, the SHA-256 of its bytes, its container, its convention of names, whether it
-    holds ranges, and what it says of itself beside its tensors: plain data, unchecked."""
+    holds ranges, what it says of itself beside its tensors (plain data, unchecked), the name of their set in it, and
+    whether it holds `several`."""
 
     path: Path
     sha256: str
     format: str
     calibrated: bool = False
     said: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    weights: str = ""
+    several: bool = False
 
     def record(self) -> SourceRecord:
         """The `source` section of a run card."""
-        return {"file": self.path.name, "sha256": self.sha256, "format": self.format, "path": str(self.path.resolve())}
+        record: SourceRecord = {"file": self.path.name, "sha256": self.sha256, "format": self.format,
+                                "path": str(self.path.resolve())}  # fmt: skip
+        return record | {"weights": self.weights} if self.several else record
 
 
 @reads("checkpoint")
-def read_state_dict(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Source]:
+def read_state_dict(path: str | os.PathLike[str], weights: str = "") -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
-    A .pth may be a bare state_dict or hold one under `model` or `state_dict`, beside an optimizer, an epoch, a yacs
-    configuration. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or damaged
-    (checksums included), code or foreign classes (never executed), no tensors, an entry that is not a dense tensor.
+    A .pth may be a bare state_dict or nest one, or several, beside an optimizer, an epoch, a configuration; `weights`
+    chooses as in `parts`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
+    damaged (checksums included), code or foreign classes (never executed), no tensors, an entry that is not dense.
     """
     path = Path(path)
     head = _sniff(path)
+    said: dict[str, Any] = {}
+    content: Any
     if looks_like_ckpt(path, head):
-        return _unwrap(path, read_ckpt(path)), Source(path, sha256_of(path), "ckpt")
-    is_safetensors = path.suffix == ".safetensors" or _has_header(head)
-    if not is_safetensors and not head.startswith((_ZIP, _PICKLE)):
+        kind, content = "ckpt", read_ckpt(path)
+    elif path.suffix == ".safetensors" or _has_header(head):
+        kind, content = "safetensors", _read_safetensors(path, head)
+        said["metadata"] = _metadata(path)
+    elif head.startswith((_ZIP, _PICKLE)):
+        kind, content = "pth", read_pickled(path)
+    else:
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
-    if is_safetensors:
-        return _unwrap(path, _read_safetensors(path, head)), Source(
-            path, sha256_of(path), "safetensors", said={"metadata": _metadata(path)}
-        )
-    content = read_pickled(path)
-    state = _unwrap(path, content)
-    said = {key: content[key] for key in _SAID if isinstance(content.get(key), Mapping | str)}
-    return state, Source(path, sha256_of(path), "pth", said=said)
+    state, taken, several = _unwrap(path, content, weights)
+    said |= {key: content[key] for key in _SAID if isinstance(content.get(key), Mapping | str)}
+    return state, Source(path, sha256_of(path), kind, said=said, weights=taken, several=several)
 
 
 def _sniff(path: Path) -> bytes:
@@ -139,21 +146,36 @@ def read_pickled(path: Path) -> Any:
     raise SwinQuantError(f"{path}: {problem}")
 
 
-def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
+def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], str, bool]:
+    """The tensors of the set that is the model, its name, and whether there are others."""
     if not isinstance(content, Mapping):
         raise SwinQuantError(f"{path}: holds a {type(content).__name__}, not a state_dict")
-    state = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), content)
-    if not any(isinstance(value, Tensor | Opaque) for value in state.values()):
-        keys = listed(f"{key!r:.80}" for key in state) or "none"
-        raise SwinQuantError(
-            f"{path}: holds no tensors (keys: {keys}): a state_dict is expected, bare or under `model` or `state_dict`"
-        )
+    sets = sets_in(content)
+    if not sets:
+        keys = listed(f"{key!r:.80}" for key in content) or "none"
+        found = "no state_dict, though there are tensors in it" if _has_tensor(content) else "no tensors"
+        raise SwinQuantError(f"{path}: holds {found} (keys: {keys}): a state_dict is expected, bare or under a key")
+    name, _ = chosen(path, {name: _shapes(found) for name, found in sets.items()}, weights, last=False)
+    state = sets[name]
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:
             raise SwinQuantError(f"{path}: {key!r:.80} is not the name of a tensor")
-        if not isinstance(value, Tensor) or value.dtype not in TYPES.values() or value.dim() > MAX_DIMENSIONS:
+        usual = isinstance(value, Tensor) and value.dtype in TYPES.values() and value.dim() <= MAX_DIMENSIONS
+        if is_tensor(value) and not usual:
             raise SwinQuantError(f"{path}: entry {key} is not a dense tensor of a common type but {_what(value):.160}")
-    return dict(state)
+    beside = [key for key, value in state.items() if not isinstance(value, Tensor | Mapping)]
+    if name and beside:
+        log.info("%s: no tensors, left out: %s", path, listed(beside, 3))
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}, name, len(sets) > 1
+
+
+def _shapes(state: Mapping[Any, Any]) -> Shapes:
+    return {str(key): tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def _has_tensor(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return is_tensor(value) or any(map(_has_tensor, inside))
 
 
 def _what(value: Any) -> str:

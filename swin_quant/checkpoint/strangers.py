@@ -58,16 +58,22 @@ def stranger(state: Mapping[str, Tensor]) -> str | None:
     keys = "\n".join(state)
     if what := _named(_RELATIVES, keys):
         return f"{what}: not supported"
-    if whole := next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None):
+    if kind := whole(state):
         backbone = _backbone(state)
         advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""
-        return f"{whole} whose backbone is {backbone}: only classifiers are supported{advice}"
+        return f"{kind} whose backbone is {backbone}: only classifiers are supported{advice}"
     if geometry(state):
         return None
     if (inner := _prefix(state)) is not None and geometry(_below(state, inner)):
         return f"{_swin(_below(state, inner))} under {inner}: save that part alone, without the {inner} of its keys"
     what = _named(_OTHERS, keys)
     return f"{what}, no Swin" if what else None
+
+
+def whole(state: Mapping[str, Tensor]) -> str | None:
+    """Which larger model it is, whose backbone may be a Swin."""
+    keys = "\n".join(state)
+    return next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None)
 
 
 def described(state: Mapping[str, Tensor]) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.checkpoint import pickled, stored_zip
-from swin_quant.checkpoint.pickled import Known, Malformed
+from swin_quant.checkpoint.pickled import Known, Malformed, Opaque
 from swin_quant.checkpoint.stored_zip import Compressed
 
 Shape: TypeAlias = tuple[int, ...]
@@ -39,6 +39,20 @@ _OPAQUE = re.compile(
     r"torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_\w+|serialization\._get_layout|device|Tensor|nn\.parameter\.\w+|"
     r"per_\w+_affine\w*|u?int\d+|float\d+\w*|bfloat16|complex\d+|bool|q\w+)"
 )
+_REBUILT = re.compile(r"torch\.(_utils|_tensor)\._rebuild_\w+")
+# Values that trainers leave beside the weights: numbers, dates, places, settings. Nobody reads them here.
+_HARMLESS = re.compile(
+    r"numpy\.(_?core\.(multiarray|numeric)\._?(reconstruct|scalar|frombuffer)|ndarray|dtype|dtypes\.\w+|"
+    r"(u?int|float|complex|bool|str|bytes|void|datetime|timedelta)\w*|random\._pickle\.\w+|random\.\w+\.\w+|"
+    r"random\.(mtrand\.)?(RandomState|Generator|SeedSequence|MT19937|PCG64))|"
+    r"pathlib(\._local)?\.\w*(Path|PosixPath|WindowsPath)|datetime\.\w+|zoneinfo\.\w+|functools\.partial|"
+    r"collections\.(deque|ChainMap|UserDict|UserList)|types\.SimpleNamespace|decimal\.Decimal|fractions\.Fraction|"
+    r"uuid\.\w+|(builtins|__builtin__)\.(int|float|str|bool|list|dict|tuple|bytes|complex|slice|range|xrange|object|"
+    r"set|frozenset|long|unicode)|copyreg\._reconstructor|copy_reg\._reconstructor|random\.Random|"
+    r"torch\.torch_version\.TorchVersion|torch\._C\.Generator|torch\.Generator|"
+    r"omegaconf\.[\w.]+|ml_collections\.[\w.]+|easydict\.EasyDict|addict\.[\w.]+|mmengine\.[\w.]*(History|Config)\w*|"
+    r"typing\.\w+"
+)
 
 
 class Foreign(Exception):
@@ -51,13 +65,6 @@ class Foreign(Exception):
 
 class Script(Exception):
     """A TorchScript archive: code."""
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """Something that is not a dense tensor of a common type, nor plain data."""
-
-    what: str
 
 
 @dataclass(frozen=True)
@@ -195,9 +202,10 @@ class _Names:
         self.foreign: dict[str, None] = {}
 
     def __call__(self, name: str) -> Known:
-        if name not in _KNOWN and not _STORAGE.fullmatch(name) and not _OPAQUE.fullmatch(name):
+        if name not in _KNOWN and not any(kind.fullmatch(name) for kind in (_STORAGE, _OPAQUE, _HARMLESS)):
             self.foreign[name] = None
-        return Known(name, _KNOWN.get(name) or (lambda *arguments: Opaque(name)))
+        is_tensor = bool(_REBUILT.fullmatch(name))
+        return Known(name, _KNOWN.get(name) or (lambda *arguments: Opaque(name, is_tensor)))
 
 
 def _tensor(storage: _Storage | Opaque, offset: int, size: Shape, stride: Shape, *rest: Any) -> Tensor | Opaque:
@@ -218,13 +226,13 @@ def _view(
     if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)):
         raise Malformed("a tensor of no shape")
     if dtype is None:
-        return Opaque(f"a tensor of {name}")
+        return Opaque(f"a tensor of {name}", is_tensor=True)
     stored, wanted = len(storage.data) // dtype.itemsize, math.prod(size)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if wanted else offset - 1
     if last >= stored:
         raise Malformed("a tensor beyond its storage")
     if wanted > stored:
-        return Opaque(f"a view {list(size)} of {stored} stored values")
+        return Opaque(f"a view {list(size)} of {stored} stored values", is_tensor=True)
     try:
         return storage.data[: stored * dtype.itemsize].view(dtype).as_strided(size, stride, min(offset, stored))
     except (RuntimeError, OverflowError, TypeError) as error:  # numbers beyond 64 bits
@@ -254,6 +262,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode", "argparse.Namespace"), pickled.mapping
     ),
+    "collections.defaultdict": lambda factory=None, *pairs: pickled.mapping(*pairs),
     **dict.fromkeys(("builtins.set", "__builtin__.set"), pickled.items),
     "_codecs.encode": _first,
 }

@@ -9,18 +9,24 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.reading import reads
+from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.parts import RAW, satisfies
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
+from swin_quant.checkpoint.roots import of_a_swin
 from swin_quant.checkpoint.sources import local_file
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A state_dict under Microsoft's names, and where it came from."""
+    """A state_dict under Microsoft's names, and where it came from; the names in the file (`raw`), and what the user
+    asked for where it holds several sets."""
 
     state: dict[str, Tensor]
     source: Source
+    raw: Mapping[str, Tensor] | None = None
+    asked: str = ""
 
 
 def is_calibrated(state: Mapping[str, Tensor]) -> bool:
@@ -43,15 +49,23 @@ def file_of(checkpoint: Checkpoint, *more: Any, **named: Any) -> str | os.PathLi
 
 
 @reads("checkpoint", file_of)
-def read_weights(checkpoint: Checkpoint) -> Weights:
-    """The weights of a file; SwinQuantError as in `read_state_dict`. What was read already is handed back."""
+def read_weights(checkpoint: Checkpoint, weights: str = "") -> Weights:
+    """The weights of a file; SwinQuantError as in `read_state_dict`. What was read already is handed back.
+
+    `weights`: which set of a file that holds several (`parts`); a file of ours holds one.
+    """
     if isinstance(checkpoint, Weights):
         return checkpoint
-    state, source = read_state_dict(local_file(checkpoint))
+    raw, source = read_state_dict(local_file(checkpoint), weights)
+    calibrated = is_calibrated(raw)
+    ours = calibrated or card_path(source.path).exists()
+    asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights
+    found = of_a_swin(raw, asked, source.path)
     try:
-        state, convention = to_microsoft(state)
+        state, convention = to_microsoft(found.state)
     except SwinQuantError as error:
         raise SwinQuantError(f"{source.path}: {error}") from error
-    return Weights(
-        state, replace(source, format=f"{source.format}, {convention} names", calibrated=is_calibrated(state))
-    )
+    name = ".".join(filter(None, (source.weights, found.root.removesuffix("."))))
+    source = replace(source, format=f"{source.format}, {convention} names", calibrated=calibrated, weights=name,
+                     several=source.several or found.several)  # fmt: skip
+    return Weights(state, source, raw, "" if found.said else asked)

@@ -112,14 +112,15 @@ def _sides(args: argparse.Namespace, world: World) -> list[Side]:
     places = [place for place in (args.a, args.b) if place]
     policies = _one_each("--policy", args.policy, len(places))
     engines = _one_each("--engine", args.engines, len(places))
+    wanted = options.model_keys(args)
     sides = []
     for place, policy, engine in zip(places, policies, engines, strict=True):
         dumped = is_dump(place)
         checkpoint = not dumped and deployed.is_checkpoint(place)
         chosen = load_policy(policy) if policy and checkpoint else None
-        cfg = config_given(args.cfg, place if checkpoint else None, args.opts or ()) if args.cfg else None
+        cfg = config_given(args.cfg, place if checkpoint else None, args.opts or (), wanted) if args.cfg else None
         on = engine if not dumped and not checkpoint else None
-        sides.append(side_of(place, chosen, on, deployed.engine_options(args, world), world, cfg))
+        sides.append(side_of(place, chosen, on, deployed.engine_options(args, world), world, cfg, wanted))
     return sides
 
 

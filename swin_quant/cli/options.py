@@ -38,6 +38,13 @@ CONFIG_KEYS = {
 }
 
 
+_OF_MODEL = {
+    "weights": ("MODEL.WEIGHTS",),
+    "img_size": ("DATA.IMG_SIZE",),
+    "window": ("MODEL.SWIN.WINDOW_SIZE", "MODEL.SWINV2.WINDOW_SIZE"),
+}
+
+
 class OneWay(argparse.Action):
     """What can be said by its place or by its flag; `ways` holds which of the two was used (`session`)."""
 
@@ -78,6 +85,11 @@ def add_head(group: argparse._ArgumentGroup) -> None:
 def add_config(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     group.add_argument("--cfg", metavar="FILE",
                        help="YAML of the model, or a shipped one's name (default: the checkpoint says it)")  # fmt: skip
+    group.add_argument("--weights", metavar="ema|raw|NAME",
+                       help="which, of a file that holds several sets (default: as timm's loader)")  # fmt: skip
+    group.add_argument("--img-size", type=whole, metavar="PIXELS", help="side of the pictures, if not the file's")
+    group.add_argument("--window", type=whole, metavar="TOKENS",
+                       help="side of the windows, if not the file's: positions are interpolated")  # fmt: skip
     group.add_argument("--opts", nargs="+", metavar="KEY VALUE", help="set keys of the config, as KEY VALUE pairs")
 
 
@@ -195,10 +207,11 @@ def config_of(args: argparse.Namespace, keys: Mapping[str, str] = CONFIG_KEYS) -
     `keys`: the options that set keys, where not all of them do.
     """
     from swin_quant.checkpoint.identify import config_for, config_given
+    from swin_quant.config import architecture
 
     args.checkpoint = found(args.checkpoint)
     given: Mapping[str, Any] = {key: getattr(args, option, None) for option, key in keys.items()}
-    overrides = {key: value for key, value in given.items() if value is not None}
+    overrides = {key: value for key, value in given.items() if value is not None} | model_keys(args)
     opts = args.opts or ()
     if args.cfg:
         cfg = config_given(args.cfg, args.checkpoint, opts, overrides)
@@ -209,9 +222,17 @@ def config_of(args: argparse.Namespace, keys: Mapping[str, str] = CONFIG_KEYS) -
         cfg = config_for(args.checkpoint, elsewhere | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
     else:
         raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
+    if getattr(args, "window", None) and "WINDOW_SIZE" not in architecture(cfg):
+        raise UsageError(f"--window {args.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
     if not 0 <= cfg.SEED < 2**32:
         raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
     return cfg
+
+
+def model_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options say of the weights and of their size."""
+    given = {key: getattr(args, option, None) for option, keys in _OF_MODEL.items() for key in keys}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def found(checkpoint: str | None) -> str | None:

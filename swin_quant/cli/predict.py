@@ -80,8 +80,10 @@ def _of_artifact(args: argparse.Namespace, world: World) -> Answering:
     from swin_quant.tasks.predict import answering_artifact
 
     artifact = open_artifact(args.model)
-    if args.cfg or args.policy:
-        raise UsageError("--cfg and --policy are for checkpoints: the run card of an artifact says that")
+    if args.cfg or args.policy or options.model_keys(args):
+        raise UsageError(
+            "--cfg, --policy, --weights, --img-size, --window: are for checkpoints: an artifact has a run card"
+        )
     return answering_artifact(artifact, args.engines, deployed.engine_options(args, world))
 
 

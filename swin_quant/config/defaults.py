@@ -29,6 +29,7 @@ _ROOT: dict[str, Any] = {
         "NAME": "swin_tiny_patch4_window7_224",
         "PRETRAINED": "",
         "RESUME": "",
+        "WEIGHTS": "",
         "NUM_CLASSES": 1000,
         "DROP_RATE": 0.0,
         "DROP_PATH_RATE": 0.1,
@@ -99,7 +100,8 @@ def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
     DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others. So are
-    TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES: what a backbone is given, and gives.
+    TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES: what a backbone is given, and gives; and MODEL.WEIGHTS: which
+    set of weights, of a file that holds several (ema, raw, a name; "" as timm's loader).
     SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
     """
     return CfgNode(defaults())

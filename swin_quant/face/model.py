@@ -201,6 +201,9 @@ def load(
     device: str = "cpu",
     replace_head: bool = False,
     output_kind: str | None = None,
+    weights: str | None = None,
+    img_size: int | None = None,
+    window: int | None = None,
     **features: Any,
 ) -> Model:
     """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
@@ -208,10 +211,14 @@ def load(
     What it is, is said by the run card beside it, else by its keys and shapes, else by `config` (a YAML file or the
     name of a shipped one). `policy` is for a calibrated checkpoint without run card. `output_kind` "features" makes it
     a backbone, which takes pictures of any size and gives the maps of its stages ("embedding": what the head reads);
-    then `features` are stages=[...], norm="each", windows="detection", as docs/backbones.md has them. SwinQuantError
+    then `features` are stages=[...], norm="each", windows="detection", as docs/backbones.md has them. `weights` chooses
+    among the sets of a file that holds several: ema, raw, or a name. `img_size` and `window` give a float model another
+    size, its positions interpolated. SwinQuantError
     for a file that is no Swin, is damaged, or fits no config or several (they are named).
     """
     wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
+    sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
+    wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
     checkpoint = local_file(checkpoint)
     from swin_quant.checkpoint.identify import agreed, config_for, config_given

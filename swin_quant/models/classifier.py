@@ -19,6 +19,7 @@ class Classifier(nn.Module):
     `output_kind`: what it gives. Without logits it has no classes, and `left_out` (a pattern of `re`) says which keys
     of a checkpoint it has no use for; with maps, those of `output_stages`, it takes pictures
     [B, in_chans, H, W] of any size.
+    `weights`: which set of weights it takes from a file that holds several (MODEL.WEIGHTS).
     `own_units`, `own_exchanges`, `own_stages`: those that a network of no known structure finds in itself; others have
     them from their architecture (`registry`).
     """
@@ -26,6 +27,7 @@ class Classifier(nn.Module):
     architecture: "Architecture | None" = None
     output_kind = LOGITS
     left_out: str | None = None
+    weights = ""
     output_stages: tuple[int, ...] = ()
     own_units: tuple[str, ...] = ()
     own_stages: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,10 +88,11 @@ def side_of(
     options: EngineOptions = EngineOptions(),  # noqa: B008
     world: World = World(),  # noqa: B008
     cfg: CfgNode | None = None,
+    wanted: Mapping[str, Any] | None = None,
 ) -> Side:
     """A checkpoint run by torch (under `policy`, else as its run card says), an artifact on `engine`, or a dump.
 
-    A dump is an .npz, or a folder of .npy.
+    A dump is an .npz, or a folder of .npy. `wanted`: keys of the config of a checkpoint that says the others.
     """
     path = Path(place)
     if is_dump(place):
@@ -103,7 +105,7 @@ def side_of(
         return of_artifact(open_artifact(path), engine, options)
     if engine:
         raise UsageError(f"{place}: ‹engine› is for artifacts: export the checkpoint, then name that")
-    return of_checkpoint(str(place), policy, world, cfg)
+    return of_checkpoint(str(place), policy, world, cfg, wanted)
 
 
 def of_checkpoint(
@@ -111,10 +113,14 @@ def of_checkpoint(
     policy: Policy | None = None,
     world: World = World(),  # noqa: B008
     cfg: CfgNode | None = None,
+    wanted: Mapping[str, Any] | None = None,
 ) -> Side:
-    """A checkpoint run by torch, under one policy; `float` for a calibrated one unquantized. `cfg` None: it says it."""
+    """A checkpoint run by torch, under one policy; `float` for a calibrated one unquantized.
+
+    `cfg` None: it says it, but for the keys of `wanted`.
+    """
     file = str(local_file(place))
-    subject = load_for_scoring(cfg or config_for(file), file, [policy] if policy else [], world)
+    subject = load_for_scoring(cfg or config_for(file, wanted), file, [policy] if policy else [], world)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     return of_model(subject.model, subject.policies[:1], world, place, preprocess)
 

@@ -99,8 +99,8 @@ def test_what_does_not_fit_is_one_line(of_detection, tiny_model, tmp_path):
     torch.save(state, file)
     with pytest.raises(SwinQuantError, match="4 missing: norm0.weight"):
         load_float(backbone, file)
-    torch.save({f"{name}.{key}": value for name in ("student", "teacher") for key, value in state.items()}, file)
-    with pytest.raises(SwinQuantError, match="holds several backbones, under student., teacher.: save one alone"):
+    torch.save({f"{name}.{key}": value for name in ("left", "right") for key, value in state.items()}, file)
+    with pytest.raises(SwinQuantError, match="holds several backbones, under left., right.: save one alone"):
         load_float(backbone, file)
     torch.save({"conv1.weight": torch.ones(1)}, file)
     with pytest.raises(SwinQuantError, match="does not fit the model"):

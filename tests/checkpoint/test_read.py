@@ -1,19 +1,24 @@
 """Any file under a checkpoint's name: its tensors come out, or one line says what it is, and nothing in it runs."""
 
 import argparse
+import datetime
+import functools
 import hashlib
 import io
 import os
 import pickle
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from yacs.config import CfgNode
 
+from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import read_state_dict
 
@@ -52,8 +57,23 @@ def config() -> CfgNode:
     return node
 
 
+HARMLESS = {
+    "numbers": [np.float32(3.5), np.int64(2), np.arange(5), np.array(["a"]), np.random.default_rng(0), np.dtype("f4")],
+    "places": [Path("data"), functools.partial(int, base=2), SimpleNamespace(a=Path("b"))],
+    "times": [datetime.datetime(2024, 1, 2), datetime.timedelta(1), datetime.timezone.utc],
+    "counts": [defaultdict(int, {"a": np.float64(1)}), deque([1, 2]), {3}, complex(1, 2)],
+}
 WRAPPED = {
     "bare": STATE,
+    "beside numbers": {**STATE, "epoch": 3, "best": np.float64(81.2)},
+    "beside harmless objects": {"model": STATE, **HARMLESS},
+    **{
+        key: {key: STATE, "epoch": 1}
+        for key in ("model_state_dict", "module", "net", "params", "teacher", "state_dict_ema", "model_ema", "mine")
+    },
+    "nested": {"state": {"model": STATE, "step": 3}},
+    "nested twice": {"checkpoint": {"model_ema": {"module": STATE, "decay": 0.99}}},
+    "beside small parts": {"net": STATE, "criterion": {"weight": torch.ones(9)}, "tracker": {"best": torch.ones(1)}},
     "model": {"model": STATE},
     "state_dict": {"state_dict": STATE, "epoch": 3},
     "training": {
@@ -77,7 +97,36 @@ def test_weights_come_out_of_every_wrapper(tmp_path, wrapper, legacy):
     state, source = read_state_dict(path)
     assert same(state)
     assert (source.path, source.format, len(source.sha256)) == (path, "pth", 64)
-    assert source.record() == {"file": "x.pth", "sha256": source.sha256, "format": "pth", "path": str(path)}
+    several = {"weights": "net"} if wrapper == "beside small parts" else {}
+    assert source.record() == {"file": "x.pth", "sha256": source.sha256, "format": "pth", "path": str(path), **several}
+
+
+ONES, TWOS = ({"w": torch.full((4,), float(number))} for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "by_default", "averaged"),
+    [
+        ({"state_dict": ONES, "state_dict_ema": TWOS}, "state_dict_ema", "state_dict_ema"),
+        ({"model": ONES, "model_ema": TWOS}, "model_ema", "model_ema"),
+        ({"model": ONES, "ema": {"state_dict": TWOS}}, "model", "ema.state_dict"),
+        ({"params": ONES, "params_ema": TWOS}, "params", "params_ema"),
+        ({"student": ONES, "teacher": TWOS}, "teacher", "teacher"),
+        ({"run": {"net": ONES, "net_ema": {"module": TWOS}}}, "run.net", "run.net_ema.module"),
+    ],
+)
+def test_of_several_sets_one_is_taken_and_said(tmp_path, caplog, content, by_default, averaged):
+    torch.save(content, tmp_path / "x.pth")
+    said = read_state_dict(tmp_path / "x.pth")[1].weights
+    assert said == by_default and f"{by_default} is taken, not " in caplog.text
+    raw, _ = read_state_dict(tmp_path / "x.pth", "raw")
+    ema, source = read_state_dict(tmp_path / "x.pth", "ema")
+    named, _ = read_state_dict(tmp_path / "x.pth", averaged)
+    assert (raw["w"][0], ema["w"][0], named["w"][0]) == (1, 2, 2)
+    assert source.record()["weights"] == averaged
+    if averaged in ("state_dict_ema", "model_ema"):
+        loaded = import_timm().models.load_state_dict(str(tmp_path / "x.pth"))
+        assert torch.equal(loaded["w"], content[by_default]["w"]), "timm takes the same"
 
 
 def test_reading_leaves_torch_as_it_was(tmp_path):
@@ -189,13 +238,13 @@ def test_a_zip_file_that_is_none_of_torchs(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"net": STATE, "epoch": 1}, ["no tensors", "net", "epoch"]),
+        ({"net": 3, "epoch": 1}, ["no tensors", "net", "epoch"]),
+        ({"optimizer": {"state": {0: {"step": torch.ones(1)}}}}, ["no state_dict", "there are tensors in it"]),
+        ({"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(1)}}, ["a, b could each be the model", "weights"]),
         ({}, ["no tensors"]),
         ({"model": {}}, ["no tensors"]),
         ([torch.ones(1)], ["list", "state_dict"]),
         (torch.ones(1), ["Tensor", "state_dict"]),
-        ({**STATE, "epoch": 3}, ["epoch", "int"]),
-        ({"model": {**STATE, "name": "x"}}, ["name", "str"]),
         ({"w": torch.eye(3).to_sparse()}, ["w", "sparse"]),
         ({"w": torch.ones(2, device="meta")}, ["w", "meta"]),
         ({1: torch.ones(1)}, ["1", "not the name"]),

@@ -1,0 +1,128 @@
+"""Where in the keys of a file the model lies: under a prefix, with its head beside it, and things of others.
+
+A root is what stands before the names of a model in its keys: `module.`, `teacher.backbone.`, or nothing.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log
+from swin_quant.checkpoint.parts import chosen
+from swin_quant.checkpoint.strangers import whole
+from swin_quant.config.timm import HEADS
+
+_WRAPPER = re.compile(r"((_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\.)*")
+_OF_A_SWIN = re.compile(
+    r"(patch_embed|absolute_pos_embed|layers[._]\d+\.(blocks\.\d+|downsample)|norm\.|"
+    r"(swin(v2)?\.)?(embeddings\.|layernorm\.|encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm_|interm|output)))"
+)
+_BLOCK = re.compile(r"(swin(v2)?\.)?(encoder\.)?layers[._]0\.blocks\.0\.")
+_HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
+_FEWEST = 0.5  # of the keys that the best root has: a root of fewer is no second model
+
+
+@dataclass(frozen=True)
+class Rooted:
+    """A model's keys without their root, and what the root is; `said`: the user's word chose it, among `several`."""
+
+    state: dict[str, Tensor]
+    root: str = ""
+    said: bool = False
+    several: bool = False
+
+
+def of_a_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> Rooted:
+    """The Swin classifier in `state`, whatever wraps it; as it is where there is none, or only a part of another model.
+
+    A prefix of wrappers alone is left to `names`, where nothing lies beside it.
+    """
+    roots = _roots(state, lambda name: _OF_A_SWIN.match(name) is not None)
+    swins = {root for key in state for root, name in _splits(key) if _BLOCK.match(name)}
+    whole_ones = [root for root in roots if root in swins and (_WRAPPER.fullmatch(root) or _head_of(state, root))]
+    if not whole_ones or whole(state):
+        return Rooted(dict(state))
+    found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
+    if len(found.state) == len(state) and _WRAPPER.fullmatch(found.root):
+        return replace(found, state=dict(state), root="")
+    if found.root and not any(key.startswith(("head.", "classifier.")) for key in found.state):
+        renamed = {f"head.{match[2]}" if (match := _HEAD.fullmatch(key)) else key: v for key, v in found.state.items()}
+        return replace(found, state=renamed)
+    return found
+
+
+def of_names(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> Rooted:
+    """What of `state` has the names `wanted`, under the root where most of them are."""
+    names = frozenset(wanted)
+    roots = _roots(state, names.__contains__)
+    return _below(state, roots, asked, file, names.__contains__) if roots else Rooted(dict(state))
+
+
+def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
+    """What stands before a model's names, that of most keys first; of two for the same keys, that of more."""
+    votes = Counter(root for key in state for root, name in _splits(key) if is_own(name))
+    best = max(votes.values(), default=0)
+    left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
+    found: list[str] = []
+    for root in left:
+        if not any(_same_model(root, other) for other in found):
+            found.append(root)
+    return found
+
+
+def _same_model(one: str, other: str) -> bool:
+    """Whether one lies under the other by words of the model itself, not of what wraps it."""
+    inner, outer = sorted((one, other), key=len, reverse=True)
+    return inner.startswith(outer) and _WRAPPER.fullmatch(inner.removeprefix(outer)) is None
+
+
+def _splits(key: str) -> Iterator[tuple[str, str]]:
+    parts = key.split(".")
+    return ((".".join([*parts[:at], ""]), ".".join(parts[at:])) for at in range(len(parts)))
+
+
+def _head_of(state: Mapping[str, Tensor], root: str) -> bool:
+    return any(
+        _HEAD.fullmatch(key.removeprefix(above)) for key in state for above in _above(root) if key.startswith(above)
+    )
+
+
+def _above(root: str) -> list[str]:
+    """The root, then those that it lies under, to nothing."""
+    parts = root.split(".")[:-1]
+    return [".".join([*parts[:at], ""]) if at else "" for at in range(len(parts), -1, -1)]
+
+
+def _below(
+    state: Mapping[str, Tensor],
+    roots: Sequence[str],
+    asked: str,
+    file: Path,
+    is_own: Callable[[str], object],
+) -> Rooted:
+    """The keys under one of `roots`, and of those beside it the names that are the model's own."""
+    shapes = {root[:-1]: {key: tuple(state[key].shape) for key in state if key.startswith(root)} for root in roots}
+    renamed = {
+        root: {key.removeprefix(f"{root}."): shape for key, shape in each.items()} for root, each in shapes.items()
+    }
+    name, said = chosen(file, renamed, asked)
+    root, several = f"{name}." if name else "", len(roots) > 1
+    if not root:
+        others = tuple(each for each in roots if each)
+        return Rooted({k: v for k, v in state.items() if not k.startswith(others)}, root, said, several)
+    found: dict[str, Tensor] = {}
+    taken: set[str] = set()
+    for above in _above(root):
+        for key, value in state.items():
+            short = key.removeprefix(above)
+            if key.startswith(above) and short not in found and (above == root or is_own(short)):
+                found[short] = value
+                taken.add(key)
+    if beside := [key for key in state if key not in taken]:
+        log.info("%s: the model is under %s*, left out: %s", file, root, listed(beside, 3))
+    return Rooted(found, root, said, several)
