@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 SETTINGS = json.loads(Path(__file__).with_name("preprocess.json").read_text())
 
 
 def preprocess(file, settings=SETTINGS):
     """The array of one picture: float32 [3, H, W], or uint8 [H, W, 3] for a model that normalises on its own."""
-    picture = resized(rgb(Image.open(file)), settings)
+    picture = Image.open(file)
+    picture = resized(rgb(ImageOps.exif_transpose(picture) if settings.get("upright") else picture), settings)
     if settings["type"] == "uint8":
         return np.array(picture)
     scaled = np.asarray(picture, np.float32) / np.float32(255)
@@ -25,7 +26,9 @@ def preprocess(file, settings=SETTINGS):
 
 def rgb(image):
     """Eight bits a channel; of 16-bit greyscale all of them count, where Pillow's own conversion clips to white."""
-    if image.mode.startswith("I"):
+    if image.mode.startswith("I") and (
+        image.mode != "I" or image.format in ("PNG", "PPM") or image.getextrema()[1] > 255
+    ):
         image = Image.fromarray(((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8))
     return image.convert("RGB")
 

@@ -17,6 +17,7 @@ _ROOT: dict[str, Any] = {
         "INTERPOLATION": "bicubic",
         "MEAN": [0.485, 0.456, 0.406],  # ImageNet's, of red, green and blue
         "STD": [0.229, 0.224, 0.225],
+        "UPRIGHT": False,
         "ZIP_MODE": False,
         "CACHE_MODE": "part",
         "PIN_MEMORY": True,
@@ -100,8 +101,9 @@ def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
     DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others. So are
-    TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES: what a backbone is given, and gives; and MODEL.WEIGHTS: which
-    set of weights, of a file that holds several (ema, raw, a name; "" as timm's loader).
+    DATA.UPRIGHT, which turns pictures as their EXIF says, TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES: what a
+    backbone is given, and gives; and MODEL.WEIGHTS: which set of weights, of a file that holds several (ema, raw, a
+    name; "" as timm's loader).
     SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
     """
     return CfgNode(defaults())

@@ -1,37 +1,48 @@
 """Pictures in folders, one folder a class: torchvision's ImageFolder layout."""
 
-import os
 from pathlib import Path
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain
+from swin_quant.base.progress import log
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.walk import Walk
 
 
 class FolderPictures(Pictures):
     """The pictures of `<folder>/<class>/**`; the label is the place of the class folder in sorted order.
 
     Classes, labels and order are those of torchvision's ImageFolder, except that dot-files are skipped, a class may
-    be empty, and a loop of symbolic links is entered once. Links are followed: the folder is the user's own.
+    be empty, and a folder is entered once. `folder` and `root` may be links; a link below that leads out of both is
+    not followed (`Walk`). Warnings say what was left out, and which classes are empty.
 
     Args:
         folder: the folder of one split.
         labelled: False accepts a flat folder too; its pictures get the label -1.
+        root: the data folder that holds it, if one does.
 
     Raises:
         SwinQuantError: nothing to read, or a folder that cannot be listed.
     """
 
-    def __init__(self, folder: Path, labelled: bool = True) -> None:
+    def __init__(self, folder: Path, labelled: bool = True, root: Path | None = None) -> None:
         self.folder = folder
-        classes = _class_folders(folder)
-        found = [(file, label) for label, name in enumerate(classes) for file in _files(folder, name)]
+        walk = Walk([folder, root or folder])
+        classes, beside = walk.listed(folder)
+        found = [(file, label) for label, name in enumerate(classes) for file in walk.pictures(folder / name)]
         if not found and not labelled:
-            found = [(file, -1) for file in _files(folder, ".")]
+            walk = Walk(walk.roots)
+            found = [(file, -1) for file in walk.pictures(folder)]
+        else:
+            walk.leave_out(filter(is_picture, beside), " beside the folders of classes")
+            held = {label for _, label in found}
+            if empty := [printable(name) for label, name in enumerate(classes) if label not in held]:
+                log.warning("%s: %d of %d classes have no picture: %s", folder, len(empty), len(classes), listed(empty))
+        walk.tell(folder)
         if not found:
             layout = "<class>/<picture>" if labelled else "pictures"
             raise SwinQuantError(f"{folder}: found no pictures; expected {layout} with {', '.join(EXTENSIONS)}")
-        self._files = [file for file, _ in found]
+        self._files = [Path(file).relative_to(folder).as_posix() for file, _ in found]
         self.names = [printable(file) for file in self._files]
         self.labels = [label for _, label in found]
         self.class_names = [printable(name) for name in classes]
@@ -46,30 +57,3 @@ class FolderPictures(Pictures):
         if len(data) > MAX_BYTES:
             raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
         return data
-
-
-def _class_folders(folder: Path) -> list[str]:
-    try:
-        return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
-    except OSError as error:
-        raise SwinQuantError(f"{folder}: cannot be listed: {error.strerror}") from error
-
-
-def _files(folder: Path, below: str) -> list[str]:
-    """List the picture files under `folder/below` in ImageFolder's order, relative to `folder`, with `/`."""
-    seen: set[tuple[int, int]] = set()
-    levels = []
-    for path, folders, files in os.walk(folder / below, followlinks=True, onerror=_cannot_list):
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        names = sorted(name for name in files if is_picture(name) and not name.startswith("."))
-        levels.append((path, names))
-    return [Path(path, name).relative_to(folder).as_posix() for path, names in sorted(levels) for name in names]
-
-
-def _cannot_list(error: OSError) -> None:
-    raise SwinQuantError(f"{error.filename}: cannot be listed: {error.strerror}") from error

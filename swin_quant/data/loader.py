@@ -80,7 +80,7 @@ class _Batches(Dataset["Batch | SwinQuantError"]):
         images, indices, unreadable = [], [], []
         for index in self.batches[position]:
             try:
-                image = self.pictures.read(index)
+                image = self.pictures.read(index, self.transform.upright)
             except UnreadablePicture:
                 unreadable.append(self.pictures.names[index])
                 continue

@@ -2,12 +2,13 @@
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from swin_quant.base.errors import UsageError
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import is_picture, printable
+from swin_quant.data.walk import Walk
 
 
 class NamedPictures(FolderPictures):
@@ -30,19 +31,17 @@ class NamedPictures(FolderPictures):
         self.class_names = []
 
 
-def _expanded(place: str) -> Iterator[str]:
+def _expanded(place: str) -> list[str]:
+    walk = Walk([place])
     if os.path.isdir(place):
-        found = sorted(_below(place))
+        found = sorted(walk.pictures(place))
     elif os.path.exists(place) or not glob.has_magic(place):
         found = [place]
     else:
-        found = sorted(match for match in glob.glob(place, recursive=True) if is_picture(match))
+        matches = sorted(match for match in glob.glob(place, recursive=True) if not os.path.isdir(match))
+        walk.leave_out(match for match in matches if not is_picture(match))
+        found = [match for match in matches if is_picture(match)]
+    walk.tell(place)
     if not found:
         raise UsageError(f"{place}: no picture there")
-    yield from found
-
-
-def _below(folder: str) -> Iterator[str]:
-    for path, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(path, name) for name in files if is_picture(name) and not name.startswith("."))
+    return found

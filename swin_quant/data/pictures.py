@@ -1,23 +1,46 @@
 """What every source of pictures offers, and the one decoder that turns a file of any kind into RGB."""
 
+import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from io import BytesIO
+from typing import cast
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.data.jpeg2000 import code_blocks
 
-# docs/reference, section 2.6, and the three that users bring besides
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-
-# Only these decoders ever see the bytes: PIL would otherwise also try EPS (runs Ghostscript), PDF, FITS, ...
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+# Only these decoders ever see the bytes, and files of other extensions are left out. All of them say how large a
+# picture is before they take memory for it. PIL's others run programs (EPS, WMF), unpack at once what they find inside
+# (ICO, ICNS, FITS, IPTC), work for minutes on a few bytes (DDS, BLP, XPM), or have no defined white.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "BMP": (".bmp",),
+    "DIB": (".dib",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "AVIF": (".avif", ".avifs"),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+    "TGA": (".tga", ".icb", ".vda", ".vst"),
+    "CUR": (".cur",),
+    "PCX": (".pcx",),
+    "PSD": (".psd",),
+    "QOI": (".qoi",),
+    "SGI": (".sgi", ".rgb", ".rgba", ".bw"),
+    "SUN": (".ras",),
+    "XBM": (".xbm",),
+}
+EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in extensions)
 
 MAX_BYTES = 64 << 20  # of a file, or of an unpacked zip member
 MAX_PIXELS = 2**26  # PIL takes 4 bytes a pixel of any colour, and converting copies once: 512 MiB
+MAX_BLOCKS = 2**20  # code blocks of a JPEG 2000
 MAX_SCANNED = 2**31  # pixels, those of every scan of a JPEG: a progressive one may go over them any number of times
 _READS = 2**13  # of the parts of a file before its pixels, and of a PNG 8 a kilobyte: a hundred take PIL a millisecond
 _STRIP = 2**20  # pixels that are worked on at a time
@@ -36,8 +59,10 @@ class Pictures(ABC):
         names: one stable name a picture: relative, with `/`, and printable. Hashed into the run card.
         labels: one class index a picture; -1 where a source has none.
         class_names: the classes in label order.
+        upright: whether they are turned as their EXIF says, whatever the reader asks for; None: as it asks.
     """
 
+    upright: bool | None = None
     names: Sequence[str]
     labels: Sequence[int]
     class_names: Sequence[str]
@@ -49,9 +74,9 @@ class Pictures(ABC):
     def open(self, index: int) -> bytes | Image.Image:
         """Return the encoded file, or the picture where the source has no files. Raises UnreadablePicture."""
 
-    def read(self, index: int) -> Image.Image:
-        """Return picture `index` in RGB. Raises UnreadablePicture."""
-        return decode(self.open(index), self.names[index])
+    def read(self, index: int, upright: bool = False) -> Image.Image:
+        """Return picture `index` in RGB; `upright` as of `decode`. Raises UnreadablePicture."""
+        return decode(self.open(index), self.names[index], upright if self.upright is None else self.upright)
 
     def flaw(self, index: int) -> str | None:
         """Why picture `index` cannot be read; None if it can."""
@@ -69,7 +94,7 @@ class SomePictures(Pictures):
         self.whole, self.indices = whole, indices
         self.names = [whole.names[index] for index in indices]
         self.labels = [whole.labels[index] for index in indices]
-        self.class_names = whole.class_names
+        self.class_names, self.upright = whole.class_names, whole.upright
 
     def open(self, index: int) -> bytes | Image.Image:
         return self.whole.open(self.indices[index])
@@ -85,11 +110,13 @@ def printable(name: str) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
-def decode(data: bytes | Image.Image, name: str) -> Image.Image:
+def decode(data: bytes | Image.Image, name: str, upright: bool = False) -> Image.Image:
     """Decode the first frame of a picture into 8-bit RGB.
 
     Transparency is dropped and EXIF orientation ignored, as by `Image.open(f).convert("RGB")`, which is what published
-    accuracies are measured with. 16-bit greyscale is scaled; PIL's own conversion would clip it to white.
+    accuracies are measured with; `upright` turns the picture as its EXIF says. 16-bit greyscale is scaled; PIL's own
+    conversion would clip it to white. 32-bit integers have no defined white: up to 255 they are taken for 8-bit
+    samples, up to 65535 for 16-bit ones.
 
     Raises:
         UnreadablePicture: for whatever is wrong with the data; `name` and the reason are in the message.
@@ -97,7 +124,7 @@ def decode(data: bytes | Image.Image, name: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's remarks on damaged metadata; its bomb limit is checked below
-            return _rgb(data if isinstance(data, Image.Image) else opened(data))
+            return _rgb(data if isinstance(data, Image.Image) else opened(data), upright)
     except Exception as error:  # PIL's plugins raise a dozen unrelated types on damaged files, struct.error included
         raise UnreadablePicture(f"{name}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
@@ -132,16 +159,20 @@ def opened(data: bytes) -> Image.Image:
         raise ValueError("empty file")
     try:
         file = _File(data)
-        image = Image.open(file, formats=FORMATS)
+        image = Image.open(file, formats=tuple(FORMATS))
         file.left += len(data) // 128 if image.format == "PNG" else len(data) * _READS
     except Image.UnidentifiedImageError as error:  # its own message shows the address of the BytesIO
         raise ValueError("not a picture in a known format") from error
     if (scans := scans_of(image, data)) * image.width * image.height > MAX_SCANNED:
         raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
+    if image.format == "JPEG2000":
+        blocks = len(image.getbands()) * code_blocks(data, image.width * image.height)
+        if blocks > MAX_BLOCKS:
+            raise ValueError(f"{blocks:,.0f} code blocks in {image.width} x {image.height} pixels")
     return image
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
@@ -149,10 +180,21 @@ def _rgb(image: Image.Image) -> Image.Image:
         raise ValueError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
     if image.mode == "F":
         raise ValueError("floating-point samples have no defined white")
-    if image.mode.startswith("I"):
-        image = _eight_bits(image)
     image.load()
+    says_white = image.mode != "I" or image.format in ("PNG", "PPM")
+    if upright:
+        with contextlib.suppress(Exception):  # damaged metadata is no reason to lose the picture
+            image = ImageOps.exif_transpose(image)
+    if not says_white and _within_a_byte(image):
+        image = image.convert("L")
+    elif image.mode.startswith("I"):
+        image = _eight_bits(image)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _within_a_byte(image: Image.Image) -> bool:
+    least, most = cast("tuple[int, int]", image.getextrema())  # of one channel
+    return 0 <= least and most <= 255
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -29,10 +29,14 @@ _Std = Annotated[float, within(above=0, most=_LARGEST)]
 
 
 class Transform(Protocol):
-    """What the loader asks of a transform: its output size, and a tensor for a picture and its index."""
+    """What the loader asks of a transform: its output size, whether pictures are to be turned as their EXIF says, and a
+    tensor for a picture and its index."""
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def upright(self) -> bool: ...
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor: ...
 
@@ -50,6 +54,7 @@ class Preprocess:
         shape: square is the above, where the crop's offset is rounded to the nearest, as by torchvision, half to even;
             floored rounds it down, as transformers does; squashed resizes both sides to int(size / crop_ratio). For
             models that take any size: shorter resizes the shorter side to size and crops nothing, whole leaves all.
+        upright: turn pictures as their EXIF says, which cameras write. Whoever decodes them does it.
 
     Raises:
         UsageError: a field is of the wrong type or out of range.
@@ -62,19 +67,22 @@ class Preprocess:
     std: tuple[_Std, _Std, _Std]
     crop_ratio: Annotated[float, within(least=0.5, most=1)] = CROP_RATIO
     shape: Annotated[str, one_of(SHAPES)] = SQUARE
+    upright: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @classmethod
     def from_config(cls, cfg: Any) -> "Preprocess":
-        """Take DATA.IMG_SIZE, INTERPOLATION, MEAN and STD, TEST.CROP and CROP_RATIO. Raises UsageError."""
+        """Take DATA.IMG_SIZE, INTERPOLATION, MEAN, STD and UPRIGHT, TEST.CROP, CROP_RATIO and SHAPE; or UsageError."""
         data, test = cfg.DATA, cfg.TEST
         try:
-            mean, std = tuple(data.MEAN), tuple(data.STD)
-            return cls(data.IMG_SIZE, test.CROP, data.INTERPOLATION, mean, std, test.CROP_RATIO, test.SHAPE)
+            mean, std, size = tuple(data.MEAN), tuple(data.STD), data.IMG_SIZE
+            rest = test.CROP_RATIO, test.SHAPE, data.UPRIGHT
+            return cls(size, test.CROP, data.INTERPOLATION, mean, std, *rest)
         except UsageError as error:
-            keys = "DATA.IMG_SIZE, DATA.MEAN, DATA.STD, TEST.CROP, TEST.CROP_RATIO, TEST.SHAPE or DATA.INTERPOLATION"
+            keys = "DATA.IMG_SIZE, DATA.MEAN, DATA.STD, DATA.UPRIGHT, TEST.CROP, TEST.CROP_RATIO, TEST.SHAPE or "
+            keys += "DATA.INTERPOLATION"
             raise UsageError(f"{keys}: {error}") from error
 
     @classmethod
@@ -83,13 +91,9 @@ class Preprocess:
         return checked(cls, values, "preprocess")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON holds them, the crop ratio and the shape only where they are unusual."""
-        values = plain(asdict(self))
-        if self.crop_ratio == CROP_RATIO:
-            del values["crop_ratio"]
-        if self.shape == SQUARE:
-            del values["shape"]
-        return values
+        """Return the fields as JSON holds them, those that older cards have not only where they are unusual."""
+        usual = {"crop_ratio": CROP_RATIO, "shape": SQUARE, "upright": False}
+        return {key: value for key, value in plain(asdict(self)).items() if key not in usual or value != usual[key]}
 
     @property
     def is_square(self) -> bool:
@@ -140,6 +144,10 @@ class Augment:
     @property
     def size(self) -> int:
         return self.preprocess.size
+
+    @property
+    def upright(self) -> bool:
+        return self.preprocess.upright
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, size, size]; the global random states are left as they were."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason
+from swin_quant.base.progress import log
 from swin_quant.data.labels import classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.source import DataSource, Wanted, files_of
@@ -53,6 +54,9 @@ class ShardPictures(Pictures):
                 pictures[key] = f"{shard.name}/{name}", member
                 if len(pictures) > _MAX_MEMBERS:
                     raise SwinQuantError(f"{shard}: more than {_MAX_MEMBERS:,} pictures in one data set")
+        if alone := [f"{shards[number].name}/{key.lstrip('/')}" for number, key in labels.keys() - pictures.keys()]:
+            names = listed(map(printable, sorted(alone)), 3)
+            log.warning("%s: %d labels have no picture of a known kind: %s", listed_shards(shards), len(alone), names)
         if not pictures:
             raise SwinQuantError(f"{listed_shards(shards)}: no pictures in it; expected key.jpg and key.cls")
         self.names = [printable(name) for name, _ in pictures.values()]

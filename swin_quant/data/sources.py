@@ -66,7 +66,8 @@ def open_pictures(
         source, files = found
         pictures = source.open(files, asked)
     else:
-        pictures = FolderPictures(_find(Path(data_path), split, zip_mode, labelled), labelled)
+        root = Path(data_path)
+        pictures = FolderPictures(_find(root, split, zip_mode, labelled), labelled, root)
     if labelled and num_classes != len(pictures.class_names):
         raise SwinQuantError(
             f"{data_path}: {split} has {len(pictures.class_names)} classes, but MODEL.NUM_CLASSES is {num_classes}: "

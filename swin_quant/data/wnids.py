@@ -15,8 +15,8 @@ class WnidPictures(FolderPictures):
     SwinQuantError for a folder that is none of them.
     """
 
-    def __init__(self, folder: Path, classes: int = ILSVRC_CLASSES) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, classes: int = ILSVRC_CLASSES, root: Path | None = None) -> None:
+        super().__init__(folder, root=root)
         known = wnids_of(classes)
         if known is None:
             raise SwinQuantError(f"{folder}: there is no ImageNet of {classes} classes")
@@ -41,5 +41,5 @@ SOURCE = DataSource(
     "wnids",
     "folders named by wnid (n01440764, ...)",
     _find,
-    lambda files, asked: WnidPictures(files[0], asked.classes or ILSVRC_CLASSES),
+    lambda files, asked: WnidPictures(files[0], asked.classes or ILSVRC_CLASSES, Path(asked.place)),
 )

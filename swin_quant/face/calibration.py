@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import called
-from swin_quant.base.progress import track
+from swin_quant.base.progress import log, track
 from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
 from swin_quant.face.model import Model
@@ -106,6 +106,9 @@ def _source(model: Model) -> SourceRecord | None:
 def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: World) -> Found:
     pictures = pictures.of_split("train")
     opened = pictures.open()
+    if pictures.upright not in (None, model.preprocess.upright):
+        log.warning("%s: calibrated on pictures that are turned otherwise than those that it will be served: set "
+                    "DATA.UPRIGHT of its config, or `upright` of its preprocess", model.name)  # fmt: skip
     count = min(len(opened), BATCHES * BATCH_SIZE) if pictures.count is None else pictures.count
     size = next(size for size in range(BATCH_SIZE, 0, -1) if count % size == 0)  # ranges do not depend on it
     plan = CalibrationPlan(count // size, size, pictures.split or "", pictures.seed, method=method)

@@ -31,6 +31,7 @@ class PictureSet:
     split: str | None = None
     count: int | None = None
     seed: int = 0
+    upright: bool | None = None
 
     def of_split(self, unless_said: str) -> "PictureSet":
         """These, with that split where nobody said which, and they are a data set, or a folder that has it."""
@@ -42,8 +43,11 @@ class PictureSet:
         if self.split is None and not is_data_set(self.path):
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
-            return NamedPictures([self.path])
-        return open_pictures(self.path, self.split or "val", cache_mode="no", num_classes=classes)
+            opened: Pictures = NamedPictures([self.path])
+        else:
+            opened = open_pictures(self.path, self.split or "val", cache_mode="no", num_classes=classes)
+        opened.upright = self.upright
+        return opened
 
     def indices(self, pictures: Pictures) -> list[int]:
         """Which of the opened pictures are meant."""
@@ -54,17 +58,20 @@ Source: TypeAlias = "PictureSet | Iterable[Any]"
 """A PictureSet, or batches: images [B, 3, H, W], (images, labels) or a mapping with `images` or `pixel_values`."""
 
 
-def pictures(path: str | Path, split: str | None = None, count: int | None = None, seed: int = 0) -> PictureSet:
+def pictures(
+    path: str | Path, split: str | None = None, count: int | None = None, seed: int = 0, upright: bool | None = None
+) -> PictureSet:
     """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, the word "digits", or
     another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
 
     Without a split, `path` may also be a picture, a folder of them or a pattern, and there are no labels; of a data set
     a task takes the split that suits it. `count` of them are drawn by `seed` (evenly spread by `verify` and `align`);
-    None: as many as a task takes. Nothing is read yet.
+    None: as many as a task takes. `upright`: whether they are turned as their EXIF says; None: as the model's
+    preprocessing has it, which alone counts where it is deployed. Nothing is read yet.
     """
     if count is not None and count < 1:
         raise UsageError(f"pictures: count {count}: must be at least 1")
-    return PictureSet(str(path), split, count, seed)
+    return PictureSet(str(path), split, count, seed, upright)
 
 
 def batches(source: Iterable[Any], labelled: bool) -> Iterator[Batch]:

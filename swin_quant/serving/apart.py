@@ -7,6 +7,7 @@ from types import TracebackType
 from swin_quant.data.pictures import UnreadablePicture, decode
 
 UNREADABLE = "the body: not a picture that can be read"
+UPRIGHT = "upright"  # its argument, where the picture is to be turned as its EXIF says
 _NICE = 10  # the processors are for those first whose pictures are small
 _ROWS = 256  # that are written at a time
 
@@ -16,7 +17,7 @@ def main() -> int:
     os.nice(_NICE)
     out = sys.stdout.buffer
     try:
-        image = decode(sys.stdin.buffer.read(), "the body")
+        image = decode(sys.stdin.buffer.read(), "the body", UPRIGHT in sys.argv[1:])
     except UnreadablePicture as error:
         out.write(reason(error.__cause__).encode())
         return 1

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swin_quant.data.pictures import UnreadablePicture, decode, opened, scans_of
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.serving.apart import UNREADABLE, reason
+from swin_quant.serving.apart import UNREADABLE, UPRIGHT, reason
 from swin_quant.serving.limits import Refused
 
 SMALL = 2**24  # bytes that decoding most pictures does not need
@@ -60,7 +60,7 @@ def begun(body: bytes, most: float, preprocess: Preprocess) -> Tensor | Cost:
 def prepared(body: bytes, preprocess: Preprocess) -> Tensor:
     """The picture as the model takes it: float32 [1, 3, S, S]. Refused where it cannot be read."""
     try:
-        return preprocess(decode(body, "the body"))[None]
+        return preprocess(decode(body, "the body", preprocess.upright))[None]
     except UnreadablePicture as error:
         raise Refused(400, reason(error.__cause__)) from error
 
@@ -76,7 +76,7 @@ class Apart:
     def __call__(self) -> Tensor:
         """As `prepared`, bit by bit."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "swin_quant.serving.apart"]
+        command = [sys.executable, "-m", "swin_quant.serving.apart", *[UPRIGHT] * self.preprocess.upright]
         with TemporaryFile() as file:
             with Popen(command, stdin=PIPE, stdout=file, stderr=DEVNULL, env=environment,
                        start_new_session=True) as self.process:  # fmt: skip

@@ -81,6 +81,7 @@ class PackageFacts:
         """All steps from a picture to the input, as the reference implementation reads them."""
         p = self.preprocess
         return {
+            **({"upright": True} if p.upright else {}),
             "resize": p.resized,
             "crop": p.size if p.crop else None,
             **({"crop_offset": "rounded down"} if p.crop and p.shape == FLOORED else {}),

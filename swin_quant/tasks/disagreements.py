@@ -54,7 +54,8 @@ def disagreements(
         return None
     pair = {label: engines[label] for label in (first[0], last[-1])}
     pictures, classes = opened(cfg), cfg.MODEL.NUM_CLASSES
-    seen = infer(pair, pictures, Preprocess.from_dict(card.preprocess), classes, count=count)
+    preprocess = Preprocess.from_dict(card.preprocess)
+    seen = infer(pair, pictures, preprocess, classes, count=count)
     before, after = (seen.logits[label] for label in pair)
     other = (before.argmax(1) != after.argmax(1)).nonzero().flatten()
     far = divergence(before[other], after[other])
@@ -66,7 +67,7 @@ def disagreements(
         Disagreement(
             picture=seen.names[at],
             label=names[label] if 0 <= (label := int(seen.labels[at])) < len(names) else "no label",
-            thumbnail=thumbnail(pictures.read(index[seen.names[at]])),
+            thumbnail=thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
             float_sees=_seen(before[at], names),
             quantized_sees=_seen(after[at], names),
             kl=float(divergence(before[at : at + 1], after[at : at + 1])),

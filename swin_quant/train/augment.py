@@ -31,6 +31,10 @@ class TrainingTransform:
     def size(self) -> int:
         return self.preprocess.size
 
+    @property
+    def upright(self) -> bool:
+        return self.preprocess.upright
+
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, size, size]; the global random states are left as they were."""
         with seeded(self.seed, "picture", self.epoch, index):

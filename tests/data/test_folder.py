@@ -9,7 +9,9 @@ from PIL import Image
 from swin_quant.base.compat import import_torchvision
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.folder import FolderPictures
+from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import MAX_BYTES, UnreadablePicture
+from swin_quant.data.sources import open_pictures
 
 
 def put(path: Path, grey: int = 0) -> Path:
@@ -51,18 +53,67 @@ def test_dot_files_and_folders_are_skipped(tmp_path):
     assert pictures.names == ["a/1.png"] and pictures.class_names == ["a"]
 
 
-def test_links_are_followed_and_loops_end(tmp_path):
+@pytest.fixture
+def linked(tmp_path):
+    """`link` leads to the data folder `data`, whose split `val` has links of every kind."""
     put(tmp_path / "elsewhere/1.png", 5)
-    split = tmp_path / "val"
-    (split / "a").mkdir(parents=True)
-    (split / "a/linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-    (split / "a/loop").symlink_to(split / "a", target_is_directory=True)
-    (split / "a/gone.png").symlink_to(tmp_path / "nowhere.png")
-    pictures = FolderPictures(split)
-    assert pictures.names == ["a/gone.png", "a/linked/1.png"]
-    assert pictures.read(1).getpixel((0, 0)) == (5, 5, 5)
-    with pytest.raises(UnreadablePicture, match="a/gone.png: No such file"):
-        pictures.read(0)
+    val = tmp_path / "data/val"
+    for name in ("val/a/1.png", "val/b/1.png", "pool/1.png"):
+        put(tmp_path / "data" / name, 7)
+    out = ("a/file.png", "a/folder", "a/gone.png", "class")
+    for link, target in {
+        **dict.fromkeys(out, tmp_path / "elsewhere"),
+        "a/file.png": tmp_path / "elsewhere/1.png",
+        "a/gone.png": tmp_path / "nowhere.png",
+        "a/loop": val / "a",
+        "a/up": val,
+        "b/top": Path("/"),
+        "b/inside": val / "a",
+        "b/lost.png": val / "b/nowhere.png",
+        "b/pooled.png": tmp_path / "data/pool/1.png",
+    }.items():
+        (val / link).symlink_to(target)
+    (tmp_path / "link").symlink_to(tmp_path / "data", target_is_directory=True)
+    return tmp_path / "link"
+
+
+def test_links_that_lead_out_or_above_are_not_followed_and_named(linked, caplog):
+    pictures = open_pictures(str(linked), "val", num_classes=2)
+    assert pictures.names == ["a/1.png", "b/1.png", "b/lost.png", "b/pooled.png", "b/inside/1.png"]
+    assert pictures.class_names == ["a", "b"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "7 links" in line and "a/file.png, a/folder, a/gone.png and 4 more" in line and "cp -rL" in line
+    with pytest.raises(UnreadablePicture, match="b/lost.png: No such file"):
+        pictures.read(2)
+    assert pictures.read(3).getpixel((0, 0)) == (7, 7, 7)
+
+
+def test_files_that_are_named_one_by_one_have_no_links_out_either(linked, caplog):
+    assert len(NamedPictures([linked / "val"])) == 3
+    assert "8 links" in caplog.text  # pictures without a split: the folder is all there is, and pool is outside
+    assert NamedPictures([linked / "val/a/file.png"]).read(0).getpixel((0, 0)) == (5, 5, 5)
+
+
+def test_a_folder_of_links_alone_says_why_it_has_no_pictures(tmp_path, caplog):
+    put(tmp_path / "full/a/1.png")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some/a").symlink_to(tmp_path / "full/a")
+    with pytest.raises(SwinQuantError, match="found no pictures"):
+        FolderPictures(tmp_path / "some")
+    assert "1 links lead out of it" in caplog.text
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_what_is_not_taken_is_counted_by_extension_and_empty_classes_are_named(tmp_path, caplog, labelled):
+    names = ["a/1.png", "a/2.heic", "a/deep/3.HEIC", "a/4.svg", "a/README", "b/5.heic", "5.png", ".hidden/6.heic"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"")
+    assert FolderPictures(tmp_path, labelled).names == ["a/1.png"]
+    empty, left = (record.getMessage() for record in caplog.records)
+    assert "1 of 2 classes have no picture: b" in empty
+    kinds = "3 .heic, 1 .svg, 1 without an extension, 1 .png beside the folders of classes"
+    assert left.endswith(f"6 files are not taken for pictures: {kinds}")
 
 
 def test_pipes_and_giants_are_unreadable(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_quant.data.pictures import UnreadablePicture, decode, is_picture, printable
+from swin_quant.data.pictures import FORMATS, UnreadablePicture, decode, is_picture, printable
 
 GREYS = np.linspace(0, 255, 12 * 10).reshape(12, 10).round().astype(np.uint8)
 PHOTO = np.stack([GREYS, GREYS[::-1], np.full_like(GREYS, 90)], axis=-1)
@@ -69,6 +69,41 @@ def test_big_endian_16_bit_tiff_is_scaled():
     assert pixels(data)[..., 0].tolist() == [[7, 255]]
 
 
+@pytest.mark.parametrize("most", [255, 65535])
+def test_32_bit_integers_are_of_8_bits_or_16(most):
+    samples = (GREYS.astype(np.int32) * (most // 255)).astype(np.int32)
+    assert (pixels(encoded(Image.fromarray(samples), "TIFF")) == GREYS[..., None]).all()
+
+
+def test_16_bits_that_are_said_to_be_16_are_dark_where_they_are_small():
+    dark = np.full((8, 8), 200, np.uint16)
+    for kind in ("PNG", "PPM", "TIFF"):
+        assert (pixels(encoded(Image.fromarray(dark), kind)) == 1).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
+def test_a_camera_s_picture_is_turned_if_that_is_asked_for(kind, mode):
+    """EXIF 2.32, tag 0x0112: 6 is a quarter turn clockwise, 5 the transpose."""
+    if mode == "I;16" and kind != "PNG":
+        pytest.skip("has 8 bits a sample")
+    corner = np.zeros((16, 32), np.uint8)
+    corner[:8, :8] = 255
+    image = Image.fromarray(corner.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(corner).convert(mode)
+    for orientation, expected in ((1, corner), (5, corner.T), (6, np.rot90(corner, -1))):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(image, kind, exif=exif.tobytes(), **({} if kind == "PNG" else {"quality": 100}))
+        turned, plain = (np.asarray(decode(data, "a", upright))[..., 0].astype(int) for upright in (True, False))
+        assert turned.shape == expected.shape and abs(turned - expected).max() < 20
+        assert plain.shape == corner.shape and abs(plain - corner).max() < 20
+
+
+def test_damaged_exif_turns_nothing():
+    data = encoded(Image.fromarray(PHOTO), "PNG", exif=b"Exif\0\0no TIFF at all")
+    assert (np.asarray(decode(data, "a", upright=True)) == PHOTO).all()
+
+
 def test_cmyk_jpeg_is_converted():
     grey = Image.new("CMYK", (16, 16), (0, 0, 0, 155))
     assert abs(pixels(encoded(grey, "JPEG", quality=95)) - 100).max() <= 3
@@ -100,6 +135,19 @@ def test_a_bilevel_picture_and_a_picture_object_are_converted():
     assert (pixels(Image.fromarray(GREYS)) == GREYS[..., None]).all()
 
 
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_every_format_is_taken_by_the_extensions_that_pil_has_for_it(kind):
+    Image.init()
+    assert all(Image.EXTENSION[extension] in (kind, "MPO") for extension in FORMATS[kind])
+    if kind in Image.SAVE:
+        image = Image.fromarray(PHOTO).resize((64, 64)).convert("1" if kind == "XBM" else "RGB")
+        assert abs(pixels(encoded(image, kind)) - np.asarray(image.convert("RGB")).astype(int)).mean() < 3
+
+
+def test_what_pil_reads_by_programs_or_by_decoders_of_its_own_choice_is_not():
+    assert not {"EPS", "WMF", "PDF", "FITS", "IPTC", "ICO", "ICNS", "DDS", "BLP", "XPM"} & FORMATS.keys()
+
+
 def huge_png(width: int, height: int) -> bytes:
     data = encoded(Image.new("L", (1, 1)), "PNG")
     header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
@@ -113,7 +161,28 @@ NOISY_PNG = encoded(Image.fromarray(NOISE), "PNG")
 FRAME = NOISY_JPEG.index(b"\xff\xc0") + 5  # the height and width in it, two bytes each
 SCANS = NOISY_JPEG[:FRAME] + struct.pack(">HH", 8000, 8000) + NOISY_JPEG[FRAME + 4 : -2] + 40 * b"\xff\xda\0\x08\1"
 
+JP2 = encoded(Image.fromarray(NOISE), "JPEG2000")
+
+
+def finely_cut_jp2(where: str) -> bytes:
+    """8192 x 8192 pixels in code blocks of 4 x 4, or in precincts of 4 x 4: 6 GB to openjpeg, of 300 bytes."""
+    data = bytearray(encoded(Image.new("RGB", (16, 16)), "JPEG2000"))
+    for at in (data.index(b"ihdr") + 4, data.index(b"\xff\x51") + 6, data.index(b"\xff\x51") + 22):
+        data[at : at + 8] = struct.pack(">II", 8192, 8192)
+    coding = data.index(b"\xff\x52")
+    if where == "blocks":
+        data[coding + 10 : coding + 12] = b"\0\0"
+    else:
+        levels = data[coding + 9]
+        data[coding + 2 : coding + 5] = struct.pack(">HB", 13 + levels, 1)
+        data[coding + 14 : coding + 14] = b"\x22" * (levels + 1)
+    return bytes(data)
+
+
 DEFECTS = {
+    "a JPEG 2000 of small blocks": (finely_cut_jp2("blocks"), "code blocks in 8192 x 8192"),
+    "a JPEG 2000 of small precincts": (finely_cut_jp2("precincts"), "code blocks in 8192 x 8192"),
+    "a JPEG 2000 cut off": (JP2[: JP2.index(b"\xff\x93")], "cut off|known format|broken"),
     "a JPEG of many scans": (SCANS, "41 scans of 8000 x 8000 pixels"),
     "zero bytes": (b"", "empty"),
     "text": (b"<html><body>404 Not Found</body></html>", "known format"),
@@ -141,7 +210,9 @@ def test_a_defect_is_unreadable_with_name_and_reason_in_one_line(defect, recwarn
 
 
 def test_extensions_are_known_in_any_case():
-    assert all(map(is_picture, ["a.JPEG", "b.jpg", "c.Png", "d.ppm", "e.BMP", "f.pgm", "g.tif", "h.webp", "i.gif"]))
+    assert all(
+        map(is_picture, ["a.JPEG", "b.jpg", "c.Png", "d.ppm", "e.BMP", "f.pgm", "g.tif", "h.webp", "i.gif", "j.jfif"])
+    )
     assert not any(map(is_picture, ["a.txt", "jpg", "a.jpg.part", ""]))
 
 

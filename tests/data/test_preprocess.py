@@ -24,7 +24,9 @@ def photo(width: int, height: int) -> Image.Image:
 def config(size=224, crop=True, interpolation="bicubic", **aug) -> SimpleNamespace:
     defaults = dict(AUTO_AUGMENT="rand-m9-mstd0.5-inc1", COLOR_JITTER=0.4, REPROB=0.25, REMODE="pixel", RECOUNT=1)
     return SimpleNamespace(
-        DATA=SimpleNamespace(IMG_SIZE=size, INTERPOLATION=interpolation, MEAN=IMAGENET_MEAN, STD=IMAGENET_STD),
+        DATA=SimpleNamespace(
+            IMG_SIZE=size, INTERPOLATION=interpolation, MEAN=IMAGENET_MEAN, STD=IMAGENET_STD, UPRIGHT=False
+        ),
         TEST=SimpleNamespace(CROP=crop, CROP_RATIO=0.875, SHAPE="square"),
         AUG=SimpleNamespace(**(defaults | aug)),
     )
@@ -88,7 +90,7 @@ GOOD = Preprocess.from_config(config()).to_dict()
 
 
 def test_cards_of_microsofts_crop_are_as_they_were():
-    assert "crop_ratio" not in GOOD and Preprocess.from_dict(GOOD).crop_ratio == 0.875
+    assert not {"crop_ratio", "upright"} & GOOD.keys() and Preprocess.from_dict(GOOD).crop_ratio == 0.875
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,7 @@ def test_cards_of_microsofts_crop_are_as_they_were():
         GOOD | {"size": 10**9},
         GOOD | {"size": True},
         GOOD | {"crop": 1},
+        GOOD | {"upright": 1},
         GOOD | {"crop_ratio": 0.01},
         GOOD | {"crop_ratio": "0.9"},
         GOOD | {"crop_ratio": float("nan")},

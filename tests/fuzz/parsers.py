@@ -332,6 +332,8 @@ PNGS = [("PNG", "RGB"), ("PNG", "I;16"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", 
 JPEGS = [("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("JPEG", "RGB", {"progressive": True})]
 OTHERS = [("GIF", "P"), ("BMP", "RGB"), ("TIFF", "RGB"), ("TIFF", "L", {"compression": "tiff_lzw"}), ("TIFF", "I;16"),
           ("WEBP", "RGB"), ("PPM", "RGB"), ("PPM", "L")]  # fmt: skip
+RARE = [("AVIF", "RGB"), ("JPEG2000", "RGB"), ("JPEG2000", "I;16"), ("TGA", "RGB"), ("TGA", "RGBA", {"rle": True}),
+        ("PCX", "P"), ("QOI", "RGB"), ("SGI", "RGB", {"rle": True}), ("XBM", "1")]  # fmt: skip
 
 
 def see(folder: Path) -> None:
@@ -568,6 +570,7 @@ PARSERS = (
     Parser("PNG", lambda: pictures(*PNGS), see),
     Parser("JPEG", lambda: pictures(*JPEGS), see),
     Parser("other pictures", lambda: pictures(*OTHERS), see),
+    Parser("rare pictures", lambda: pictures(*RARE), see),
     Parser("ONNX", graphs, open_graph),
     Parser("ONNX, to analyze", graphs, lambda folder: analyze_onnx(folder / "x.onnx", 2)),
     Parser("FasterTransformer export", exports, read_artifact),

@@ -1,0 +1,79 @@
+"""What lies in folders of pictures: what of it is taken, and what is left out, which is counted and named."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.progress import log
+from swin_quant.data.pictures import is_picture, printable
+
+_LONGEST = 16  # characters of an extension that are shown
+
+
+class Walk:
+    """A walk through folders. Hidden files are passed over. Links that lead out of `roots`, or to a folder above
+    themselves, are not followed: a folder from elsewhere could reach all files of its reader."""
+
+    def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
+        self.roots = [os.path.realpath(root) for root in roots]
+        self._kinds: Counter[str] = Counter()
+        self._links: dict[str, str] = {}  # where a link really lies -> how it was reached
+
+    def listed(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+        """Names of the folders and of the files in a folder, sorted. SwinQuantError where it cannot be listed."""
+        found: tuple[list[str], list[str]] = [], []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_symlink() and not self._may_follow(entry.path):
+                        self._links.setdefault(os.path.join(os.path.realpath(folder), entry.name), entry.path)
+                        continue
+                    found[0 if os.path.isdir(entry.path) else 1].append(entry.name)
+        except OSError as error:
+            raise SwinQuantError(f"{printable(os.fspath(folder))}: cannot be listed: {error.strerror}") from error
+        return sorted(found[0]), sorted(found[1])
+
+    def pictures(self, folder: str | os.PathLike[str]) -> list[str]:
+        """Paths of the pictures below a folder, in ImageFolder's order. A folder that several links lead to counts
+        once."""
+        seen: set[tuple[int, int]] = set()
+        levels, pending = [], [os.fspath(folder)]
+        while pending:
+            path = pending.pop()
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            folders, files = self.listed(path)
+            pending += [os.path.join(path, name) for name in reversed(folders)]
+            self.leave_out(name for name in files if not is_picture(name))
+            levels.append((path, [name for name in files if is_picture(name)]))
+        return [os.path.join(path, name) for path, names in sorted(levels) for name in names]
+
+    def leave_out(self, names: Iterable[str], where: str = "") -> None:
+        """Count files that are not taken."""
+        extensions = (os.path.splitext(name)[1].lower()[:_LONGEST] or "without an extension" for name in names)
+        self._kinds.update(printable(extension) + where for extension in extensions)
+
+    def tell(self, place: str | os.PathLike[str]) -> None:
+        """Warn of what was left out."""
+        if self._kinds:
+            total, kinds = sum(self._kinds.values()), [f"{count} {kind}" for kind, count in self._kinds.most_common()]
+            log.warning("%s: %d files are not taken for pictures: %s", place, total, listed(kinds))
+        if self._links:
+            names = listed((printable(os.path.relpath(link, place)) for link in sorted(self._links.values())), 3)
+            log.warning(
+                "%s: %d links lead out of it, or to a folder above, and are not followed: %s; copy what they lead to "
+                "(cp -rL), or name the folder that they lead to", place, len(self._links), names,
+            )  # fmt: skip
+
+    def _may_follow(self, link: str) -> bool:
+        target, parent = os.path.realpath(link), os.path.realpath(os.path.dirname(link))
+        return any(_holds(root, target) for root in self.roots) and not _holds(target, parent)
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
