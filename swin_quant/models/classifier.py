@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
-from swin_quant.config.outputs import LOGITS
+from swin_quant.base.errors import UsageError
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.passes.places import Exchange
 
 if TYPE_CHECKING:
@@ -36,3 +37,13 @@ class Classifier(nn.Module):
     def __init__(self, image_size: int, in_chans: int, classes: int, maps: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.image_size, self.in_chans, self.classes, self.maps = image_size, in_chans, classes, maps
+
+    def check(self, images: Tensor) -> None:
+        """UsageError for pictures of another size than it was built for, but where it gives maps: some networks would
+        answer, with other rows than there are pictures."""
+        wanted = (self.in_chans, self.image_size, self.image_size)
+        if self.output_kind != FEATURES and tuple(images.shape[1:]) != wanted:
+            raise UsageError(
+                f"pictures {list(images.shape)}: this model takes [B, {', '.join(map(str, wanted))}]: prepare them as "
+                "its `preprocess` says"
+            )

@@ -212,7 +212,8 @@ class Swin(Classifier):
         self.head = nn.Linear(g.embed_dim * 2**last, g.classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Pooled features: [B, in, S, S] -> [B, 8 * embed_dim] (for four stages)."""
+        """Pooled features: [B, in, S, S] -> [B, 8 * embed_dim] (for four stages). UsageError for another size."""
+        self.check(x)
         x = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
             x = x + self.absolute_pos_embed

@@ -49,6 +49,7 @@ class Traced(Classifier):
         self._run = _compiled(graph, root)
 
     def forward(self, images: Tensor) -> Tensor:
+        self.check(images)
         return self._run(self, images)
 
     def prune(self) -> list[str]:

@@ -103,14 +103,24 @@ def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
     return buffer.getvalue()
 
 
+@torch.jit.script_if_tracing
+def _checked(images: Tensor, channels: int, side: int) -> Tensor:
+    """`images`, of the size that the network takes: it is asked in the file, where the network's own check is not."""
+    if list(images.shape[1:]) != [channels, side, side]:
+        raise ValueError(f"pictures {images.shape}: must be [B, {channels}, {side}, {side}]")
+    return images
+
+
 class _Inside(nn.Module):
     """A network whose forward runs inside contexts."""
 
-    def __init__(self, network: nn.Module, contexts: list[Callable[[], Any]]) -> None:
+    def __init__(self, network: Classifier, contexts: list[Callable[[], Any]]) -> None:
         super().__init__()
         self.network, self.contexts = network, contexts
+        self.sizes = network.in_chans, network.image_size
 
     def forward(self, images: Tensor) -> Tensor:
+        images = _checked(images, *self.sizes)
         with ExitStack() as stack:
             for context in self.contexts:
                 stack.enter_context(context())
