@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
+from swin_quant.data.prepared import Prepared
 from swin_quant.engines.carry import Run
 
 FAKE_QUANT = "torch fake-quant"
@@ -35,6 +36,7 @@ class Engine:
     `weights` is whose they are, and `calibrator` how their ranges were found, as in a card's results; `device` is where
     it runs: it takes images from anywhere, and what times it puts them there. `sizes`: the batches that it has programs
     for, each made when it is first needed; another is filled up to the next. Without, it runs any as it is.
+    `prepared` looks at the images that it is called with.
     """
 
     name: str
@@ -48,8 +50,10 @@ class Engine:
     calibrator: str | None = None
     device: str = "cpu"
     sizes: tuple[int, ...] = ()
+    prepared: Prepared = field(default_factory=lambda: Prepared(None, looked=True), compare=False)
 
     def __call__(self, images: Tensor) -> Any:
+        self.prepared(images)
         if self.max_batch and len(images) > self.max_batch:
             raise UsageError(f"{self.name}: a batch of {len(images)} is above its limit of {self.max_batch} pictures")
         return self.run(images)

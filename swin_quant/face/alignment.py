@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from swin_quant.base.distributed import World, world_on
+from swin_quant.data.prepared import Prepared
 from swin_quant.engines.alignment import Differences
 from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
@@ -55,7 +56,9 @@ def align(
             count = images.count or len(opened)
             found = task.batches_of(opened, task.preprocessing_of(*sides), count, 8)
             return _printed(task.align(*sides, (batch for batch, _ in found), below))
-        return _printed(task.align(*sides, (batch.images for batch in batches(images, labelled=False)), below))
+        known = next((side.preprocess for side in sides if side.preprocess), None)
+        given = batches(images, labelled=False, prepared=Prepared(known))
+        return _printed(task.align(*sides, (batch.images for batch in given), below))
 
 
 def _printed(found: Differences) -> Alignment:

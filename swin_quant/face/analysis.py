@@ -56,6 +56,8 @@ def analyze(
     shape = tuple(images.shape) if isinstance(images, Tensor) else tuple(images)
     if len(shape) != 4:
         raise UsageError(f"images of shape {shape}: must be [B, 3, H, W]")
+    if pictures is not None and isinstance(model, Model):
+        model.prepared(pictures)
     module = model.module if isinstance(model, Model) else model
     return Analyzed(
         analyze_module(

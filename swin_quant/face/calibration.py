@@ -121,7 +121,7 @@ def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:
 
     def numbered() -> Iterator[tuple[int, Tensor]]:  # by their first picture: batches are of any size
         total = len(source) if isinstance(source, Sized) else None
-        for batch in track(batches(source, labelled=False), "calibrating", total):
+        for batch in track(batches(source, labelled=False, prepared=model.prepared), "calibrating", total):
             first = sum(sizes)
             seen.update(batch.images.numpy(force=True).tobytes())
             sizes.append(len(batch.images))

@@ -105,7 +105,8 @@ def _results(
         return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
     seen = _Seen()
     total = len(pictures) if isinstance(pictures, Sized) else None
-    scores = score(engines, seen.through(track(batches(pictures, labelled=True), "scoring", total)), world.device)
+    given = batches(pictures, labelled=True, prepared=model.prepared)
+    scores = score(engines, seen.through(track(given, "scoring", total)), world.device)
     return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
 
 

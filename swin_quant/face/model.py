@@ -23,6 +23,7 @@ from swin_quant.checkpoint.ranges import is_range
 from swin_quant.checkpoint.sources import local_file
 from swin_quant.config import from_dict, to_dict
 from swin_quant.config.values import leaves
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.face.policy import policy as named_policy
@@ -62,6 +63,7 @@ class Model:
         self.card = card or RunCard(name, {}, preprocess.to_dict() if preprocess else {})
         self.file = file
         self._saved = _weights_digest(module) if file else None
+        self._looked = False  # at what it is called with
         self.calibration: Calibration | None = None
 
     @property
@@ -107,6 +109,12 @@ class Model:
         return next(self.module.parameters()).device
 
     @property
+    def prepared(self) -> Prepared:
+        """What looks at tensors that it is given."""
+        known = Preprocess.from_dict(self.card.preprocess) if self.card.preprocess else None
+        return Prepared(known, getattr(self.module, "in_chans", None))
+
+    @property
     def is_changed(self) -> bool:
         """Whether its weights are no longer those of its `file`; ranges do not count. False where it has none."""
         return self.file is not None and _weights_digest(self.module) != self._saved
@@ -118,7 +126,9 @@ class Model:
         return bool(nodes) and all(node.amax is not None for node in nodes)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of images [B, 3, H, W], already preprocessed."""
+        """Logits [B, classes] of images [B, 3, H, W], already preprocessed. UsageError for what is not."""
+        replace(self.prepared, looked=self._looked)(images)
+        self._looked = True
         policies = [self.policy] if self.policy and self.is_calibrated else []
         engine = list(torch_engines(self.module, self.device, None, policies).values())[-1]
         with torch.inference_mode(), eval_mode(self.module):

@@ -12,6 +12,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample
 from swin_quant.data.sources import holds_split, is_data_set, open_pictures
 
@@ -74,14 +75,16 @@ def pictures(
     return PictureSet(str(path), split, count, seed, upright)
 
 
-def batches(source: Iterable[Any], labelled: bool) -> Iterator[Batch]:
-    """Batches of tensors as the library's own; UsageError for what is none, or has no labels where they are needed."""
+def batches(source: Iterable[Any], labelled: bool, prepared: Prepared) -> Iterator[Batch]:
+    """Batches of tensors as the library's own; UsageError for what is none, is not `prepared`, or has no labels where
+    they are needed."""
     start = 0
     for item in source:
         images, labels = _parts(item)
         if not isinstance(images, Tensor) or images.dim() != 4:
             shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
             raise UsageError(f"pictures: a batch is images [B, 3, H, W], (images, labels) or a mapping, not {shape}")
+        prepared(images)
         if labels is None and labelled:
             raise UsageError("pictures: accuracy needs labels: give batches of (images, labels)")
         labels = torch.full((len(images),), -1) if labels is None else torch.as_tensor(labels).cpu().long()

@@ -11,6 +11,7 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.data.prepared import Prepared
 from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import file_of, refuse_changed
 from swin_quant.face.model import Model
@@ -115,7 +116,7 @@ def search(
     if isinstance(pictures, PictureSet):
         shown = of_pictures(pictures.open(), sampling, model.preprocess)._replace(place=Path(pictures.path).name)
     else:
-        shown = _of_batches(pictures)
+        shown = _of_batches(pictures, model.prepared)
     checkpoint = str(file_of(model, ensure_writable_dir(folder)))
     asked = replace(asked, of=replace(of, checkpoint=checkpoint, pictures=shown))
     result = find(asked)
@@ -136,10 +137,10 @@ def _sampling(pictures: Source) -> Sampling:
     return Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
 
 
-def _of_batches(source: Iterable[Any]) -> MeasuredOn:
+def _of_batches(source: Iterable[Any], prepared: Prepared) -> MeasuredOn:
     """They have no names: their values tell them from others."""
     seen, images = hashlib.sha256(), list[Tensor]()
-    for batch in batches(source, labelled=False):
+    for batch in batches(source, labelled=False, prepared=prepared):
         images.append(batch.images.cpu())
         seen.update(images[-1].numpy(force=True).tobytes())
     if not images:

@@ -74,5 +74,5 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
 
 
 def _numbered(source: Iterable[Any], model: Model) -> Iterator[tuple[int, Tensor]]:
-    for number, batch in enumerate(batches(source, labelled=False)):
+    for number, batch in enumerate(batches(source, labelled=False, prepared=model.prepared)):
         yield number, batch.images.to(model.device)

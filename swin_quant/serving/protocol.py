@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_quant.data.prepared import fault
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving import numbers
 from swin_quant.serving.limits import Refused
@@ -95,6 +96,8 @@ def _images(given: dict[str, Any], data: bytes, raw: memoryview, preprocess: Pre
         return images
     if not bool(torch.isfinite(tensor).all()):
         raise Refused(400, f"{INPUT}: holds NaN or infinity")
+    if problem := fault(tensor, preprocess):
+        raise Refused(400, f"{INPUT}: {problem}, or UINT8")
     return tensor
 
 

@@ -18,6 +18,7 @@ from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
 from swin_quant.config.load import from_dict
 from swin_quant.config.values import merge
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.options import EngineOptions
@@ -63,7 +64,11 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
         f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
         for name in names_of_engines(artifact, names)
     }
-    return {key: replace(engine, policy_sha256=sha256 if engine.policy else None) for key, engine in engines.items()}
+    known = preprocess_of(artifact) if artifact.card.preprocess else None
+    return {
+        key: replace(engine, policy_sha256=sha256 if engine.policy else None, prepared=Prepared(known))
+        for key, engine in engines.items()
+    }
 
 
 def on_its_device(name: str, options: EngineOptions) -> EngineOptions:

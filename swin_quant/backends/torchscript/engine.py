@@ -67,6 +67,6 @@ def _read(file: Path) -> Any:
 def _run(file: Path, module: Any, images: Tensor) -> Tensor:
     try:
         logits: Tensor = module(images)
-    except RuntimeError as error:
+    except (RuntimeError, torch.jit.Error) as error:
         raise SwinQuantError(f"{file}: torch cannot run it: {str(error).strip().splitlines()[-1]}") from error
     return logits

@@ -103,12 +103,14 @@ def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
     return buffer.getvalue()
 
 
-@torch.jit.script_if_tracing
-def _checked(images: Tensor, channels: int, side: int) -> Tensor:
+def _sized(images: Tensor, channels: int, side: int) -> Tensor:
     """`images`, of the size that the network takes: it is asked in the file, where the network's own check is not."""
     if list(images.shape[1:]) != [channels, side, side]:
         raise ValueError(f"pictures {images.shape}: must be [B, {channels}, {side}, {side}]")
     return images
+
+
+_checked: Callable[[Tensor, int, int], Tensor] = torch.jit.script_if_tracing(_sized)
 
 
 class _Inside(nn.Module):

@@ -70,6 +70,16 @@ def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
     assert files == ["swin_fp32.torchscript.pt", "swin_embedding_fp32.torchscript.pt"]
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
+def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
+    """Windows take the batch from the size: two pictures of 64 pixels would be answered as eight of 32."""
+    artifact, _ = written("swin", precision="float")
+    with pytest.raises(SwinQuantError, match=r"must be \[B, 3, 32, 32\]"):
+        load(artifact)(torch.zeros(shape))
+    with pytest.raises(torch.jit.Error, match=r"must be \[B, 3, 32, 32\]"):
+        torch.jit.load(str(artifact.file))(torch.zeros(shape))
+
+
 def test_float_has_no_nodes(written):
     artifact, expected = written(precision="float")
     torch.testing.assert_close(load(artifact)(IMAGES), expected, rtol=1e-4, atol=1e-5)
