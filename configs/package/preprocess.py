@@ -12,11 +12,15 @@ from PIL import Image, ImageOps
 
 SETTINGS = json.loads(Path(__file__).with_name("preprocess.json").read_text())
 
+_ORIENTATION = 0x0112  # EXIF's tag
+
 
 def preprocess(file, settings=SETTINGS):
     """The array of one picture: float32 [3, H, W], or uint8 [H, W, 3] for a model that normalises on its own."""
     picture = Image.open(file)
-    picture = resized(rgb(ImageOps.exif_transpose(picture) if settings.get("upright") else picture), settings)
+    if settings.get("upright") and picture.getexif().get(_ORIENTATION, 1) != 1:
+        picture = ImageOps.exif_transpose(picture)
+    picture = resized(rgb(picture), settings)
     if settings["type"] == "uint8":
         return np.array(picture)
     scaled = np.asarray(picture, np.float32) / np.float32(255)
@@ -25,10 +29,10 @@ def preprocess(file, settings=SETTINGS):
 
 
 def rgb(image):
-    """Eight bits a channel; of 16-bit greyscale all of them count, where Pillow's own conversion clips to white."""
-    if image.mode.startswith("I") and (
-        image.mode != "I" or image.format in ("PNG", "PPM") or image.getextrema()[1] > 255
-    ):
+    """Eight bits a channel; of 16-bit greyscale all of them count, where Pillow's own conversion clips to white.
+    32-bit integers up to 255 are eight bits."""
+    says_white = image.mode != "I" or image.format in ("PNG", "PPM")
+    if image.mode.startswith("I") and (says_white or image.getextrema()[1] > 255):
         image = Image.fromarray(((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8))
     return image.convert("RGB")
 
