@@ -137,6 +137,8 @@ class _Routes:
                 response = await handler(request, visit)
             except Refused as refusal:
                 response = self.json(refusal.to_dict(), refusal.status, refusal.headers)
+                # They hold the frames, and those the body, until the collector comes: more than the budget knows of.
+                refusal.__traceback__ = refusal.__cause__ = refusal.__context__ = None
             except Exception as error:  # noqa: BLE001
                 log.error("%s: %r", route, error)
                 response = self.json({"error": "internal error"}, 500)
