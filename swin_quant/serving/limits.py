@@ -47,7 +47,7 @@ class ServiceLimits:
         return int(self.max_megabytes * 2**20)
 
 
-_HEADERS = {503: {"Retry-After": "1"}, 408: {"Connection": "close"}}  # 408: the rest of the body is not wanted
+_HEADERS = {503: {"Retry-After": "1"}}
 
 
 class Refused(Exception):

@@ -12,7 +12,7 @@ Count = Callable[[str, int, float], None]
 
 _CONNECTIONS = 1000
 _REST = 2**28  # bytes of a body that is not wanted which are read all the same, so that its sender reads the answer
-_READ, _READ_BODY = 2**14, 2**18  # bytes at a time; 2**14 of tiny chunks are some hundredths of a second's work
+_READ, _READ_BODY = 2**12, 2**18  # bytes at a time; 2**12 of chunks of a byte are a hundredth of a second's work
 _PROBE_S = 0.25
 
 
@@ -136,7 +136,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
 
         def _give_up(self) -> None:
             if not self.transport.is_closing():
-                if self.conn.trailing_data[0]:  # something came: it is told
+                if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:  # something came: it is told
                     self._refuse(408, "Request Timeout", "the request did not come in time")
                 self.transport.close()
 

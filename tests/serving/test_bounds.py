@@ -275,6 +275,16 @@ def test_one_deadline_from_the_first_byte_to_the_answer():
         engine.opens.set()
 
 
+def test_a_body_that_comes_too_late_is_told_so_while_it_still_comes():
+    with running(timeout_s=0.5) as address, socket.create_connection(address, timeout=20) as slow:
+        slow.sendall(head(5000))
+        for _ in range(8):
+            time.sleep(0.1)
+            slow.sendall(b"x")
+        code, answer, _ = received(slow)
+        assert code == 408 and answer == {"error": "the body did not come within 0.5 s"}
+
+
 def test_what_is_no_http_is_told_so_and_counted():
     with running() as address:
         code, answer, _ = sent(address, b"NONSENSE\r\n\r\n")
