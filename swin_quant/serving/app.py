@@ -16,7 +16,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.carry import Run
 from swin_quant.serving import picture, protocol
 from swin_quant.serving.batcher import Batcher
-from swin_quant.serving.budget import Budget, Hold
+from swin_quant.serving.budget import ByteBudget, Hold
 from swin_quant.serving.lanes import Lane
 from swin_quant.serving.limits import Refused, ServiceLimits
 from swin_quant.serving.metrics import ServiceMetrics
@@ -84,7 +84,7 @@ class _Routes:
         self.json, self.response = JSONResponse, Response
         self.service, self.counters, limits = service, ServiceMetrics(), service.limits
         self.batcher = Batcher(service.run, limits, service.sizes, self.counters.batch)
-        self.budget = Budget(int(limits.budget_megabytes * 2**20))
+        self.budget = ByteBudget(int(limits.budget_megabytes * 2**20))
         self.light = Lane("decoder", service.decoders, limits.max_queue)
         self.heavy = Lane("heavy", 1, limits.max_queue)  # one at a time, so that a thread is left for all others
         self.is_ready = False
@@ -196,7 +196,7 @@ class _Routes:
     async def _decoded(self, cost: picture.Cost, hold: Hold, body: bytes) -> Tensor:
         if cost.is_light:
             return await self.light(cost.work, cost.needs, hold, picture.prepared, body, self.service.preprocess)
-        apart = picture.Apart(body, self.service.preprocess)
+        apart = picture.DecodedApart(body, self.service.preprocess)
         try:
             return await self.heavy(cost.work, cost.needs, hold, apart)
         except asyncio.CancelledError:

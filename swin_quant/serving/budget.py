@@ -6,7 +6,7 @@ from typing import Any
 from swin_quant.serving.limits import Refused
 
 
-class Budget:
+class ByteBudget:
     """`size` bytes, of which `held` are taken."""
 
     def __init__(self, size: int) -> None:
@@ -19,7 +19,7 @@ class Hold:
     A request has at most half of what the others leave: however many large ones come, small ones still find a place.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self.budget, self.held = budget, 0
         self.work: asyncio.Future[Any] | None = None  # which runs on in its thread, whoever stops waiting for it
 

@@ -65,7 +65,7 @@ def prepared(body: bytes, preprocess: Preprocess) -> Tensor:
         raise Refused(400, reason(error.__cause__)) from error
 
 
-class Apart:
+class DecodedApart:
     """Decoding in a process of its own: it keeps nobody's lock, and `stop` ends it at any moment."""
 
     def __init__(self, body: bytes, preprocess: Preprocess) -> None:

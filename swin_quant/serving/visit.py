@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from io import BytesIO
 from typing import Any, TypeVar
 
-from swin_quant.serving.budget import Budget, Hold
+from swin_quant.serving.budget import ByteBudget, Hold
 from swin_quant.serving.limits import Refused, ServiceLimits
 
 CLOSED = 499  # nobody reads it: what logs and metrics say of a client that went away
@@ -16,7 +16,7 @@ class Visit:
     """Our server says when its first byte came, by the clock of the event loop, and whether there are too many; others
     do not."""
 
-    def __init__(self, request: Any, limits: ServiceLimits, budget: Budget) -> None:
+    def __init__(self, request: Any, limits: ServiceLimits, budget: ByteBudget) -> None:
         state = request.scope.get("state", {})
         self.request, self.limits, self.hold = request, limits, Hold(budget)
         self.clock = asyncio.get_running_loop().time

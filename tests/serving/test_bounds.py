@@ -149,7 +149,7 @@ def test_a_large_picture_is_decoded_apart_bit_by_bit_as_here(monkeypatch, kind):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 70, 3)).astype(np.uint8)
     body = encoded(Image.fromarray(pixels), kind)
     here = picture.prepared(body, PREPROCESS)
-    assert torch.equal(picture.Apart(body, PREPROCESS)(), here)
+    assert torch.equal(picture.DecodedApart(body, PREPROCESS)(), here)
     monkeypatch.setattr(picture, "_LIGHT", 0)
     monkeypatch.setattr(picture, "_LOCKED_LIGHT", 0)
     with running() as address:
@@ -162,7 +162,7 @@ def test_decoding_apart_ends_when_its_client_goes_or_time_is_up(monkeypatch):
     monkeypatch.setattr(picture, "_LIGHT", 0)
     began, stopped = threading.Event(), threading.Event()
 
-    class Endless(picture.Apart):
+    class Endless(picture.DecodedApart):
         def __call__(self):
             began.set()
             assert stopped.wait(20)
@@ -171,7 +171,7 @@ def test_decoding_apart_ends_when_its_client_goes_or_time_is_up(monkeypatch):
         def stop(self):
             stopped.set()
 
-    monkeypatch.setattr(picture, "Apart", Endless)
+    monkeypatch.setattr(picture, "DecodedApart", Endless)
     with running(timeout_s=0.5) as address:
         assert post(address, GOOD)[0] == 504 and stopped.wait(10)
     began.clear(), stopped.clear()
