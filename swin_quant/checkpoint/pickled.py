@@ -36,6 +36,10 @@ class Known:
     make: Callable[..., Any]
 
 
+class Attributes(dict[str, Any]):
+    """What stands for an object that is nothing but its attributes, as argparse.Namespace."""
+
+
 def load(
     file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any] = lambda key: _refuse("PERSID")
 ) -> Any:
@@ -208,6 +212,14 @@ def _fill(m: _Machine, flat: list[Any]) -> None:
         _put(_of(dict, m.stack[-1]), flat)
 
 
+def _build(m: _Machine) -> None:
+    """Attributes of an object, which nobody reads but those of a plain collection of them."""
+    attributes = m.stack.pop()
+    if isinstance(m.stack[-1], Attributes):
+        m.charge(_of(dict, attributes), 0)
+        m.stack[-1].update(attributes)
+
+
 def _collect(make: Callable[[list[Any]], Any]) -> Callable[[_Machine], None]:
     return lambda m: m.stack.append(make(m.above_mark()))
 
@@ -233,7 +245,7 @@ _CALLS: dict[str, Callable[[_Machine], Any]] = {
     "STACK_GLOBAL": _Machine.global_of_stack,
     "REDUCE": _Machine.call,
     "NEWOBJ": _Machine.call,
-    "BUILD": lambda m: m.stack.pop(),  # attributes of an object: nobody reads them
+    "BUILD": _build,
     "BINPERSID": _Machine.stored,
 }
 

@@ -92,7 +92,8 @@ class Said:
             if isinstance(rule, Sets):
                 self.say(rule.place.format(node=node), rule.read(value), place)
             elif isinstance(rule, Only) and value not in rule.values:
-                self.refusals[f"{place} is {show(value)}, which is not what is done here"] = rule.unless
+                usual = " or ".join(show(each) for each in rule.values if each is not None) or "none"
+                self.refusals[f"{place} is {show(value)}, and only {usual} is supported"] = rule.unless
             elif rule is None:
                 self.unknown.append(place)
 
@@ -115,8 +116,7 @@ class Said:
             merge(cfg, {place: value}, self.where[place])
         for problem, unless in self.refusals.items():
             if not {*unless} & (explicit | settled):
-                advice = f": set {' or '.join(unless)} to say how it shall be" if unless else ": not supported"
-                raise UsageError(f"{problem}{advice}")
+                raise UsageError(problem + (f": set {' or '.join(unless)} to say how it shall be" if unless else ""))
         if self.unknown:
             log.warning("%s: no such key is known here, and nothing comes of it", listed(self.unknown, 8))
         return replace(self, keys={place: at(cfg, place) for place in keys})
@@ -168,6 +168,9 @@ def _of_itself(said: Said, source: Source, node: str) -> None:
             said.read(ARGUMENTS, config, where, node)
         elif "MODEL" in config:
             said.read(MICROSOFT, dict(_microsoft(config, node)), where, node)
+    args, arch = source.said.get("args"), source.said.get("arch")
+    if isinstance(args, Mapping) and isinstance(arch, str) and "crop_pct" in args:
+        _of_trainer(said, args, arch, f"{source.path}: args", node)
     metadata = {key: _parsed(value) for key, value in source.said.get("metadata", {}).items()}
     for key in ("config", "config.json"):
         metadata |= _mapping(metadata.get(key))
@@ -176,6 +179,24 @@ def _of_itself(said: Said, source: Source, node: str) -> None:
         _of_timm(said, metadata, f"metadata of {source.path}", node)
     elif metadata.get("model_type") in _SWINS:
         _of_transformers(said, metadata, f"metadata of {source.path}", node)
+
+
+def _of_trainer(said: Said, args: Mapping[str, Any], name: str, where: str, node: str) -> None:
+    """The arguments of timm's training script: None is what is usual for the architecture `name`."""
+    timm = import_timm()
+    usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
+    side = args.get("img_size")
+    own = {"input_size": None if side is None else [3, side, side], "num_classes": None}
+    own |= {key: args[key] for key in (*own, "mean", "std", "crop_pct", "interpolation") if args.get(key) is not None}
+    kept = {
+        key: usual[key]
+        for key in ("input_size", "crop_mode", "crop_pct", "interpolation", "mean", "std")
+        if key in usual
+    }
+    config = kept | {key: value for key, value in own.items() if value is not None}
+    _of_timm(
+        said, {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}, where, node
+    )
 
 
 def _of_repository(said: Said, file: Path, node: str) -> None:

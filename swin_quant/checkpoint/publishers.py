@@ -84,7 +84,7 @@ TRANSFORMERS: Table = {
     "path_norm": Only((True,)),
     "hidden_act": Only(("gelu", "gelu_python")),
     "layer_norm_eps": Only((1e-5,)),
-    "problem_type": Only((None, "single_label_classification")),
+    "problem_type": Only((None, "single_label_classification"), ("MODEL.OUTPUT_KIND",)),
     "quantization_config": Only((None,)),
     **_each(NAMES, "id2label label2id"),
     **_each(
@@ -139,7 +139,7 @@ TIMM: Table = {
     "crop_border_pixels": Only((None, 0), _FRAMED),
     "num_classes": Sets("MODEL.NUM_CLASSES"),
     "global_pool": Only((None, "avg")),
-    "label_offset": Only((None, 0, False)),
+    "label_offset": Only((None, 0)),
     **_each(NAMES, "labels label_names label_descriptions"),
     **_each(
         NOTHING,

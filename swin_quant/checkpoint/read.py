@@ -79,7 +79,8 @@ def read_state_dict(path: str | os.PathLike[str], weights: str = "") -> tuple[di
     else:
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
     state, taken, several = _unwrap(path, content, weights)
-    said |= {key: content[key] for key in _SAID if isinstance(content.get(key), Mapping | str)}
+    for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one deeper
+        said |= {key: part[key] for key in _SAID if key not in said and isinstance(part.get(key), Mapping | str)}
     return state, Source(path, sha256_of(path), kind, said=said, weights=taken, several=several)
 
 

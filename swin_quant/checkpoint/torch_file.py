@@ -259,9 +259,8 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch.Size": lambda sizes=(): tuple(pickled.items(sizes)),
     # Classes of training configurations and counters: plain dictionaries that nobody reads.
-    **dict.fromkeys(
-        ("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode", "argparse.Namespace"), pickled.mapping
-    ),
+    **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode"), pickled.mapping),
+    "argparse.Namespace": pickled.Attributes,
     "collections.defaultdict": lambda factory=None, *pairs: pickled.mapping(*pairs),
     **dict.fromkeys(("builtins.set", "__builtin__.set"), pickled.items),
     "_codecs.encode": _first,

@@ -261,6 +261,21 @@ def test_a_model_of_timm_has_its_logits(tmp_path):
             )
 
 
+def test_a_file_of_timms_training_script_says_how_it_was_validated(tmp_path):
+    import_timm()
+    from argparse import Namespace
+
+    sizes = ARGUMENTS | {"img_size": None}
+    args = Namespace(model="swin_tiny_patch4_window7_224", img_size=32, input_size=None, crop_pct=None, mean=[0.1] * 3,
+                     std=None, interpolation="bilinear", num_classes=10, model_kwargs=sizes, lr=0.1)  # fmt: skip
+    torch.save({"epoch": 3, "arch": args.model, "state_dict": bare(trained()), "args": args}, tmp_path / "last.pth.tar")
+    data = import_timm().data
+    own = {"mean": (0.1, 0.1, 0.1), "interpolation": "bilinear", "input_size": (3, 32, 32)}
+    usual = import_timm().get_pretrained_cfg(args.model).to_dict()
+    theirs = data.create_transform(**data.resolve_data_config(own, pretrained_cfg=usual))
+    assert torch.equal(prepared(tmp_path / "last.pth.tar"), theirs(picture()))
+
+
 def pickled(file, model, config):
     torch.save({"model": bare(model), "config": config}, file)
     return file
