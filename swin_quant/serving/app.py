@@ -85,8 +85,11 @@ class _Routes:
         self.service, self.counters, limits = service, ServiceMetrics(), service.limits
         self.batcher = Batcher(service.run, limits, service.sizes, self.counters.batch)
         self.budget = ByteBudget(int(limits.budget_megabytes * 2**20))
-        self.light = Lane("decoder", service.decoders, limits.max_queue)
-        self.heavy = Lane("heavy", 1, limits.max_queue)  # one at a time, so that a thread is left for all others
+        # What takes longer has threads of its own, so that what is done at once waits for none of it.
+        self.light, self.medium, self.apart = (
+            Lane(name, threads, limits.max_queue)
+            for name, threads in (("light", service.decoders), ("medium", service.decoders), ("apart", 1))
+        )
         self.is_ready = False
 
     @asynccontextmanager
@@ -99,8 +102,8 @@ class _Routes:
         finally:
             self.is_ready = False
             await self.batcher.close()
-            self.light.close()
-            self.heavy.close()
+            for lane in (self.light, self.medium, self.apart):
+                lane.close()
 
     async def live(self, request: Any, visit: Visit) -> Any:
         return self.json({"live": True})
@@ -171,7 +174,7 @@ class _Routes:
 
     async def _inferred(self, visit: Visit, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
         service, hold, size = self.service, visit.hold, len(body)
-        lane = self.light if size <= _LIGHT_BYTES else self.heavy
+        lane = self.light if size <= _LIGHT_BYTES else self.medium
         asked = await lane(size, 4 * size, hold, protocol.parse, body, headers, service.preprocess, service.output,
                            service.limits.max_queue)  # fmt: skip
         del body
@@ -180,7 +183,7 @@ class _Routes:
         values = await self.batcher(asked.images)
         if values.numel() <= _AT_ONCE:
             return protocol.answer(service.name, service.output, values, asked)
-        return await self.heavy(values.numel(), _NUMBER * values.numel(), hold, protocol.answer, service.name,
+        return await self.medium(values.numel(), _NUMBER * values.numel(), hold, protocol.answer, service.name,
                                 service.output, values, asked)  # fmt: skip
 
     async def _predicted(self, visit: Visit, body: bytes) -> Tensor:
@@ -195,10 +198,10 @@ class _Routes:
 
     async def _decoded(self, cost: picture.Cost, hold: Hold, body: bytes) -> Tensor:
         if cost.is_light:
-            return await self.light(cost.work, cost.needs, hold, picture.prepared, body, self.service.preprocess)
+            return await self.medium(cost.work, cost.needs, hold, picture.prepared, body, self.service.preprocess)
         apart = picture.DecodedApart(body, self.service.preprocess)
         try:
-            return await self.heavy(cost.work, cost.needs, hold, apart)
+            return await self.apart(cost.work, cost.needs, hold, apart)
         except asyncio.CancelledError:
             apart.stop()
             raise

@@ -32,7 +32,7 @@ class Cost:
     is_light: bool
 
 
-def cost_of(body: bytes, most: float) -> Cost:
+def cost_of(body: bytes, most: float, upright: bool) -> Cost:
     """What the header of a picture says. Refused where there is none, and for more than `most` megapixels."""
     try:
         with warnings.catch_warnings():
@@ -45,15 +45,15 @@ def cost_of(body: bytes, most: float) -> Cost:
     pixels, is_unlocked = image.width * image.height, image.format in _UNLOCKED
     if pixels * scans > most * 1e6:
         raise Refused(413, f"{image.width} x {image.height} pixels, times {scans}: more than {most:g} megapixels")
-    # PIL's own four bytes a pixel, those of a copy in RGB, a JPEG's coefficients, what a library keeps besides.
-    each = 4 + 4 * (image.mode != "RGB") + 2 * len(image.getbands()) * (scans > 1) + 12 * (not is_unlocked)
+    # PIL's four bytes a pixel, those of a copy turned or in RGB, a JPEG's coefficients, what a library keeps besides.
+    each = 4 + 4 * (upright or image.mode != "RGB") + 2 * len(image.getbands()) * (scans > 1) + 12 * (not is_unlocked)
     is_light = pixels * scans <= (_LIGHT if is_unlocked else _LOCKED_LIGHT)
     return Cost(pixels * scans, pixels * (each if is_light else each + 3), is_light)
 
 
 def begun(body: bytes, most: float, preprocess: Preprocess) -> Tensor | Cost:
     """As `prepared` for a picture that needs no more than SMALL bytes, and what others cost."""
-    cost = cost_of(body, most)
+    cost = cost_of(body, most, preprocess.upright)
     return prepared(body, preprocess) if cost.is_light and cost.needs <= SMALL else cost
 
 
