@@ -161,7 +161,7 @@ def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
     if own.sha256 != best.sha256:
         whose = "the run card and its results" if card.results else "the run card"
         why = "in float8" if own.has_float8 else f"not for {target}"
-        log.warning("policy %s of %s is %s, and %s gets %s: `swin-quant evaluate` with ‹policy› %s scores that one, "
+        log.warning("policy %s of %s is %s, and %s gets %s: `evaluate` with ‹policy› %s scores that one, "
                     "‹policy› %s keeps the other",
                     own.name, whose, why, target, best.name, best.name, own.name)  # fmt: skip
     return best
