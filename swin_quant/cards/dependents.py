@@ -22,10 +22,10 @@ def dependents(file: Path) -> list[Path]:
     """
     if not file.is_file():
         return []
-    file = file.resolve()
-    sha256 = sha256_of(file)
-    cards = (card for card in islice(_cards(file.parent), _MOST_CARDS) if card != card_path(file))
-    return [made for card in cards if (made := _made_of(card, file, sha256))]
+    resolved, sha256 = file.resolve(), sha256_of(file)
+    cards = (card for card in islice(_cards(resolved.parent), _MOST_CARDS) if card != card_path(resolved))
+    found = [made for card in cards if (made := _made_of(card, resolved, sha256))]
+    return [Path(os.path.normpath(file.parent / os.path.relpath(made, resolved.parent))) for made in found]
 
 
 def refuse_to_replace(file: Path, content: bytes | memoryview | None = None) -> None:
