@@ -37,7 +37,7 @@ OTHERWISE = [
 ]
 
 
-@pytest.mark.parametrize(("below", "otherwise"), zip([".", "below/it", "../beside"], OTHERWISE, strict=True))
+@pytest.mark.parametrize(("below", "otherwise"), list(zip([".", "below/it", "../beside"], OTHERWISE, strict=True)))
 def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, calibrate, tmp_path, otherwise, below):
     first, _ = calibrate("--policy", "qdq")
     exported = run("export", first, *FOR, "--output", tmp_path / below)
