@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 AUTO, MAX_DROP = "auto", 0.1
 # Command -> the options that it shares with this one, beside those that every run of it has.
 HANDED_ON = {
-    "calibrate": ("--cfg", "--opts", "--cache-mode", "--batch", "--workers", "--max-unreadable", "--split",
-                  "--calibrator", "--percentile", "--exact-histogram", "--device", "--seed", *options.POLICY_CHANGES),
+    "calibrate": ("--cfg", "--weights", "--img-size", "--window", "--opts", "--cache-mode", "--batch", "--workers",
+                  "--max-unreadable", "--split", "--calibrator", "--percentile", "--exact-histogram", "--device",
+                  "--seed", *options.POLICY_CHANGES),
     "search": ("--batch", "--workers", "--max-unreadable", "--split", "--threads", "--float-type", "--rounds",
                "--seconds", "--device", "--seed"),
     "export": options.POLICY_CHANGES,

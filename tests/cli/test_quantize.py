@@ -110,6 +110,7 @@ def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, m
 def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
     (tmp_path / "my own.yaml").write_text("name: mine\nrules:\n  - enable: ['role:gemm_input', 'role:gemm_weight']\n")
     asked = ["--calibrator", "mse", "--split", "val", "--seed", 3, "--half", "none", "--threads", 1, "--batch", 4]
+    asked += ["--img-size", 32, "--window", 4, "--weights", "raw"]
     done = run("quantize", *words, "--policy", tmp_path / "my own.yaml", *asked, "--dry-run")
     calibrate, export, verify, evaluate = (
         vars(parser_of(name, command_of(name)).parse(rest))
@@ -121,6 +122,7 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
         "val",
         3,
     )
+    assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == (32, 4, "raw")
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
 
