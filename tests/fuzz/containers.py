@@ -62,6 +62,18 @@ def _tensors(data: bytes) -> list[Part]:
     return [(b"header", header), (b"data", data[8 + size :])]
 
 
+def _parquet(data: bytes) -> list[Part]:
+    if data[:4] + data[-4:] != b"PAR1PAR1":
+        raise ValueError
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    return [(b"pages", data[4:start]), (b"footer", data[start:-8])]
+
+
+def _with_footer(rng: random.Random, parts: list[Part]) -> bytes:
+    size = len(parts[-1][1]).to_bytes(4, "little")
+    return b"PAR1" + b"".join(content for _, content in parts) + size + b"PAR1"
+
+
 def _chunks(data: bytes) -> list[Part]:
     if not data.startswith(_PNG):
         raise ValueError
@@ -151,6 +163,7 @@ PROTOBUF = Container("protobuf", _fields, _message)
 CONTAINERS = (
     Container("zip", _unzip, _zip),
     Container("safetensors", _tensors, lambda rng, p: len(p[0][1]).to_bytes(8, "little") + b"".join(c for _, c in p)),
+    Container("parquet", _parquet, _with_footer),
     Container("png", _chunks, _png),
     Container("pickle", _opcodes, lambda rng, parts: b"".join(content for _, content in parts)),
     Container("json", _json_parts, _json),

@@ -5,6 +5,7 @@ Pure functions of bytes and a random.Random. `mutated` goes down into formats (c
 
 import random
 import re
+import struct
 from collections.abc import Callable
 
 from containers import PROTOBUF, Container, Part, parts_of
@@ -15,6 +16,15 @@ Damage = Callable[[random.Random, bytes, bytes], bytes]
 _LONGEST = 1 << 20  # bytes: what is repeated is large enough, and a case is written in milliseconds
 
 _EDGES = [0, 1, 2, 3, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
+_REALS = (0.0, -0.0, -1.0, 1e-9, 5e-324, 2.0**-149, 2.0**-126, 65504.0, 65520.0, 3.5e38, 1e300, 1.8e308, -1e308,
+          float("inf"), float("-inf"), float("nan"))  # fmt: skip
+# Names of types, by who writes them: another of its kind fits, and means other bytes.
+_KINDS = [kinds.encode().split() for kinds in (
+    "F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E4M3 U64", "<f8 <f4 <f2 <i8 <i4 |i1 |u1 <u8 |b1 >f4 <c16 |O",
+    "DoubleStorage FloatStorage HalfStorage BFloat16Storage LongStorage IntStorage CharStorage ByteStorage BoolStorage "
+    "QInt8Storage ComplexFloatStorage UntypedStorage", "Float64 Float32 Float16 BFloat16 Int64 Int8 UInt8 Bool",
+    "float64 float32 float16 bfloat16 int8 int4 fp8 uint8",
+)]  # fmt: skip
 _NUMBERS = (
     b"0 -0 -1 1 2 7 255 65535 65536 2147483647 2147483648 4294967296 9223372036854775807 9223372036854775808 .5 0.5 "
     b"18446744073709551616 99999999999999999999 1e9 1e308 1e400 -1e400 1e-320 nan NaN inf -Infinity 0x10 1_0 1:1:1"
@@ -106,6 +116,29 @@ def _edge(rng: random.Random, data: bytes, donor: bytes) -> bytes:
     return data[:start] + value.to_bytes(size, rng.choice(("little", "big"))) + data[start + size :]
 
 
+def _real(rng: random.Random, data: bytes, donor: bytes) -> bytes:
+    """A float at the limits of its type, where one may be."""
+    form = rng.choice(("<f", "<d", "<e"))
+    size = struct.calcsize(form)
+    start = rng.randint(0, max(0, len(data) // size - 1)) * size + rng.choice((0, 0, len(data) % size))
+    try:
+        value = struct.pack(form, rng.choice(_REALS))
+    except OverflowError:
+        value = struct.pack(form, float("inf"))
+    return data[:start] + value + data[start + size :]
+
+
+def _kind(rng: random.Random, data: bytes, donor: bytes) -> bytes:
+    """Another type, where one is named."""
+    held = [(kinds, kind) for kinds in _KINDS for kind in kinds if kind in data]
+    if not held:
+        return _real(rng, data, donor)
+    kinds, kind = rng.choice(held)
+    places = [match.start() for match in re.finditer(re.escape(kind), data)]
+    start = rng.choice(places)
+    return data[:start] + rng.choice(kinds) + data[start + len(kind) :]
+
+
 def _noise(rng: random.Random, data: bytes, donor: bytes) -> bytes:
     start, end = _place(rng, data)
     return data[:start] + rng.randbytes(min(end - start, 64)) + data[end:]
@@ -143,8 +176,22 @@ def _value(rng: random.Random, data: bytes, donor: bytes) -> bytes:
     return rng.choice(_VALUES)
 
 
-_BYTES: list[Damage] = [_flip, _flip, _edge, _edge, _truncate, _cut, _repeat, _splice, _noise, _token, _other]
-_TEXT: list[Damage] = [_number, _number, _word, _value, _value, _token, _flip, _truncate, _repeat, _splice]
+_BYTES: list[Damage] = [
+    _flip,
+    _flip,
+    _edge,
+    _edge,
+    _real,
+    _kind,
+    _truncate,
+    _cut,
+    _repeat,
+    _splice,
+    _noise,
+    _token,
+    _other,
+]
+_TEXT: list[Damage] = [_number, _number, _kind, _word, _value, _value, _token, _flip, _truncate, _repeat, _splice]
 
 
 # Parts
@@ -182,8 +229,14 @@ def _foreign(rng: random.Random, container: Container, parts: list[Part], others
     parts.insert(rng.randint(0, len(parts)), rng.choice(others))
 
 
+def _exchange(rng: random.Random, container: Container, parts: list[Part], others: list[Part]) -> None:
+    """What another file has at one place, under the name that is here."""
+    place = rng.randrange(len(parts))
+    parts[place] = parts[place][0], rng.choice(others)[1]
+
+
 def _shuffle(rng: random.Random, container: Container, parts: list[Part], others: list[Part]) -> None:
     rng.shuffle(parts)
 
 
-_PARTS = [*[_into] * 9, _drop, _double, _swap, _rename, _foreign, _shuffle]
+_PARTS = [*[_into] * 9, _drop, _double, _swap, _rename, _foreign, _exchange, _exchange, _shuffle]

@@ -20,6 +20,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.arrays import read_arrays
 from swin_quant.base.distributed import World
 from swin_quant.base.journal import read_journal
+from swin_quant.base.shards import Sharding, Shards
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -62,6 +64,8 @@ from swin_quant.quant.histogram import BINS
 from swin_quant.quant.passes.recipe import load_passes
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
+from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, of_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report.formats import FORMATS
@@ -314,6 +318,40 @@ def statistics() -> list[Files]:
     return [{"x.stats.npz": statistics_bytes(found)} for found in (rows, sparse, sides)]
 
 
+def search_ranges(folder: Path) -> None:
+    """As whoever reads statistics goes on."""
+    for found in read_statistics(folder / "x.stats.npz", NODES).values():
+        for name in RANGE_METHODS:
+            search_range(name, found, 8)
+
+
+class Told(TypedDict):
+    sums: dict[str, list[float]]
+
+
+def answer_shards() -> list[Files]:
+    def write(path: Path) -> None:
+        import pyarrow
+
+        columns = [("picture", pyarrow.string()), ("best", pyarrow.list_(pyarrow.int32()))]
+        shards_in(path.parent).write(
+            0, [{"picture": "a", "best": [1, 2]}, {"picture": "b", "best": None}], columns, told
+        )
+
+    told = {"sums": {"float32": [1.0, 0.5]}}
+    return [_written("x", write)]
+
+
+def shards_in(folder: Path) -> Shards:
+    return Shards(Sharding(folder), "answers", 2, "0" * 64)
+
+
+def go_on_with_answers(folder: Path) -> None:
+    shards = shards_in(folder)
+    if not shards.left(World()):
+        shards.facts(0, Told)
+
+
 # Pictures
 
 
@@ -398,12 +436,19 @@ def parquets() -> list[Files]:
     import pyarrow.parquet
 
     note = json.dumps({"info": {"features": {"label": {"names": ["cat", "dog", "fox"]}}}})
+    stored = pyarrow.array([picture("PNG", "L", number) for number in range(3)])
+    by_number = {"image": stored, "label": pyarrow.array(["cat", "dog", "fox"]).dictionary_encode()}
+    by_prefix = {"use_dictionary": False, "column_encoding": {"image": "DELTA_BYTE_ARRAY"}}
+    plain = pyarrow.table({"image": stored, "label": [0, 1, 2]})
     images = [{"bytes": picture("PNG", "L", number), "path": f"{number}.png"} for number in range(3)]
     table = pyarrow.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata({"huggingface": note})
     return [
-        {"val.parquet": encoded(table, pyarrow.parquet.write_table, row_group_size=2, compression=kind)}
-        for kind in ("none", "snappy")
-    ]
+        {"val.parquet": encoded(content, pyarrow.parquet.write_table, row_group_size=2, **how)}
+        for content, how in (
+            (table, {"compression": "none"}), (table, {"compression": "snappy"}), (plain, by_prefix),
+            (pyarrow.table(by_number), {"compression": "zstd", "data_page_version": "2.0"}),
+        )
+    ]  # fmt: skip
 
 
 def validations() -> list[Files]:
@@ -440,8 +485,8 @@ def graphs() -> list[Files]:
     nets = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclass looks for its module there
     spec.loader.exec_module(nets)
     found = []
-    for net in (nets.SmallNet(), nets.SmallNet(int8=False, opset=17, batch=2), nets.SmallNet(dtype=np.float16)):
-        proto = net.proto()
+    plain = (nets.SmallNet(), nets.SmallNet(int8=False, opset=17, batch=2), nets.SmallNet(dtype=np.float16))
+    for proto in (*(net.proto() for net in plain), branched(nets.SmallNet().proto())):
         onnx_metadata.write(proto, card(), {"batch": 2}, ["cat", "dog"])
         found.append({"x.onnx": proto.SerializeToString(), "x.data": bytes(4096)})
     proto = nets.SmallNet(opset=18).proto()
@@ -452,6 +497,23 @@ def graphs() -> list[Files]:
             entry.key, entry.value = key, value
         tensor.ClearField("raw_data")
     return [*found, {"x.onnx": proto.SerializeToString(), "x.data": np.ones(2048, np.float32).tobytes()}]
+
+
+def branched(proto):
+    """The logits quantized in both branches of an If."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    proto.graph.node[-1].output[0] = "raw"
+    scale = numpy_helper.from_array(np.float32(0.5), "branch.scale")
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        pair = [helper.make_node("QuantizeLinear", ["raw", "branch.scale"], ["levels"], name=f"{name}.Q"),
+                helper.make_node("DequantizeLinear", ["levels", "branch.scale"], [name], name=f"{name}.D")]  # fmt: skip
+        output = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        branches[name] = helper.make_graph(pair, name, [], [output], [scale])
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    proto.graph.node.append(helper.make_node("If", ["yes"], ["logits"], **branches))
+    return proto
 
 
 def open_graph(folder: Path) -> None:
@@ -565,7 +627,14 @@ PARSERS = (
     Parser("CIFAR", cifars, lambda folder: read_data_set("cifar", folder, None)),
     Parser("CIFAR, pickled", pickled_cifars, lambda folder: read_data_set("cifar-python", folder, None)),
     Parser("ILSVRC labels", validations, lambda folder: read_data_set("ilsvrc", folder, 1000)),
-    *([Parser("Parquet", parquets, functools.partial(read_data_set, "parquet"))] if has_pyarrow else []),
+    *(
+        [
+            Parser("Parquet", parquets, functools.partial(read_data_set, "parquet")),
+            Parser("shard of answers", answer_shards, go_on_with_answers),
+        ]
+        if has_pyarrow
+        else []
+    ),
     Parser("class names", labels, lambda folder: class_names(3, str(folder / "x.txt"))),
     Parser("PNG", lambda: pictures(*PNGS), see),
     Parser("JPEG", lambda: pictures(*JPEGS), see),
@@ -576,7 +645,7 @@ PARSERS = (
     Parser("FasterTransformer export", exports, read_artifact),
     Parser("artifact and its card", deployed, deploy),
     Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
-    Parser("statistics", statistics, lambda folder: read_statistics(folder / "x.stats.npz", NODES)),
+    Parser("statistics", statistics, search_ranges),
     Parser("journal", journals, lambda folder: read_journal(folder / "x.json")),
     Parser("snapshot", snapshots, go_on),
     Parser("steps.csv", step_tables, resume_table, refuses=False),
