@@ -17,9 +17,9 @@ from runner import MEGABYTES, SECONDS, Tally, attack, case, write
 _HEAD = f"""# Damaged files
 
 Written by `make fuzz CASES={{cases}}`: {{total:,}} files in all. Each is a valid file, made by the harness, with one to
-four faults by a seed: bits and lengths, numbers at their limits, parts dropped, doubled, swapped, renamed or taken from
-another file, also inside, where checksums and lengths are put right again; bytes that are no text, deep nesting,
-code in pickles and YAML.
+four faults by a seed: bits and lengths, numbers and floats at their limits, names of types, parts dropped, doubled,
+swapped, renamed or taken from another file, also inside, where checksums and lengths are put right again; bytes that
+are no text, deep nesting, code in pickles and YAML.
 
 The tool may read such a file, if what is left of it makes sense, or refuse it by one line of text. All else is a fault:
 another exception, the end of the process, a file that appears, {SECONDS:.0f} s of processor time, {MEGABYTES} MB of
