@@ -1,0 +1,524 @@
+"""Files as people have them, one function each, and how the tool answers: the cases of docs/results/given.md.
+
+    python benchmarks/given_cases.py CASE FOLDER PICTURES
+
+runs one case in an empty FOLDER by the swin_quant that Python finds, and prints its outcome on the last line. PICTURES
+holds folders of classes, PICTURES/train and PICTURES/val. A refusal counts as an outcome, a traceback as well.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "checkpoints"
+MEAN, STD = (torch.tensor(values).view(1, 3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+HUB = {"image_size": 32, "patch_size": 2, "embed_dim": 32, "window_size": 4, "depths": [2, 2, 6, 2]}
+HUB |= {"num_heads": [1, 2, 4, 8], "architectures": ["SwinForImageClassification"]}
+PROCESSOR = {"do_resize": True, "size": {"height": 32, "width": 32}, "do_rescale": True, "do_normalize": True}
+PROCESSOR |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "resample": 3}
+CASES: dict[str, tuple[str, str, Callable[[Path, Path], str]]] = {}
+
+
+def case(kind: str, text: str) -> Callable[[Callable[[Path, Path], str]], Callable[[Path, Path], str]]:
+    """Register a case under the name of its function: the kind of fault, and one line for the table."""
+
+    def register(function: Callable[[Path, Path], str]) -> Callable[[Path, Path], str]:
+        CASES[function.__name__] = kind, text, function
+        return function
+
+    return register
+
+
+def weights(name: str = "swin") -> dict[str, Tensor]:
+    """The weights of an example, under Microsoft's names."""
+    from safetensors.torch import load_file
+
+    return load_file(EXAMPLES / f"{name}_micro_cifar10.safetensors")
+
+
+def config(name: str = "swin") -> Path:
+    return EXAMPLES / f"{name}_micro_cifar10.yaml"
+
+
+def repository(folder: Path, state: dict[str, Tensor], more: dict[str, Any], processor: dict[str, Any]) -> Path:
+    """A folder as the hub has it; keys of None are left out."""
+    from safetensors.torch import save_file
+
+    save_file(state, folder / "model.safetensors")
+    kind = "swinv2" if any(key.endswith("logit_scale") for key in state) else "swin"
+    said = {"model_type": kind, **HUB, **more}
+    (folder / "config.json").write_text(json.dumps(said))
+    given = {key: value for key, value in {**PROCESSOR, **processor}.items() if value is not None}
+    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    return folder
+
+
+def accuracy(checkpoint: Path, pictures: Path, **options: Any) -> str:
+    """Top-1 of the float model on PICTURES/val, as `evaluate` gives it."""
+    import swin_quant as sq
+
+    scored = sq.evaluate(sq.load(checkpoint, **options), sq.pictures(pictures, "val"), half="none")
+    return f"{scored.results[0].acc1:.1f} %"
+
+
+def distance(checkpoint: Path, reference: Tensor, images: Tensor, **options: Any) -> str:
+    """The largest difference of logits from `reference`."""
+    import swin_quant as sq
+
+    with torch.inference_mode():
+        return f"logits off by {(sq.load(checkpoint, **options).module(images) - reference).abs().max():.1e}"
+
+
+def logits(name: str, images: Tensor, state: dict[str, Tensor] | None = None, **keys: Any) -> Tensor:
+    """Logits of an example, by our module, of which tests show that it computes what timm's does."""
+    from swin_quant.config import load_config
+    from swin_quant.models import build_model
+
+    model = build_model(load_config(config(name), overrides=keys))
+    model.load_state_dict(state or weights(name), strict=False)
+    with torch.inference_mode():
+        return model.eval()(images)
+
+
+def command(*words: Any, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
+    """What `swin-quant WORDS` prints, and how it ends."""
+    run = [sys.executable, "-m", "swin_quant", *map(str, words)]
+    return subprocess.run(run, capture_output=True, text=True, timeout=seconds)
+
+
+def answer(done: "subprocess.CompletedProcess[str]", said: str = "") -> str:
+    """Accuracies in the card that a command printed, or its refusal; and the line of the log that holds `said`."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode:
+        return f"exit {done.returncode}: {(lines or done.stdout.splitlines() or ['nothing said'])[-1]}"
+    results = [result for result in json.loads(done.stdout)["results"] if result["precision"] != "bfloat16"]
+    found = ", ".join(f"{result['precision']} {result['acc1']:.1f} %" for result in results)
+    line = next((line for line in lines if said in line), "nothing said") if said else ""
+    return found + (f"; {line}" if line else "")
+
+
+def calibrated(checkpoint: Path, data: Path) -> "subprocess.CompletedProcess[str]":
+    """`calibrate` of an example's weights on 16 pictures, scored on val; its output is the run card."""
+    out = checkpoint.parent / "out"
+    done = command("calibrate", checkpoint, "--cfg", config(), "--data-path", data, "--pictures", 16, "--output", out)
+    done.stdout = next((card.read_text() for card in sorted(out.rglob("*.json"))), "")
+    return done
+
+
+def renamed(source: Path, target: Path, names: dict[str, str]) -> Path:
+    """The class folders of a split under other names."""
+    for folder in sorted(source.iterdir()):
+        shutil.copytree(folder, target / names.get(folder.name, folder.name))
+    return target
+
+
+def classes(pictures: Path) -> list[str]:
+    return sorted(folder.name for folder in (pictures / "val").iterdir())
+
+
+# What a publisher says
+
+
+@case("publisher", "`preprocessor_config.json` says `do_normalize: false`")
+def not_normalised(folder: Path, pictures: Path) -> str:
+    state = weights()
+    kernel, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
+    state["patch_embed.proj.bias"] = bias - (kernel * MEAN / STD).sum((1, 2, 3))
+    state["patch_embed.proj.weight"] = kernel / STD
+    return accuracy(repository(folder, state, {}, {"do_normalize": False}), pictures)
+
+
+@case("publisher", "`do_rescale: false`, for a network that takes 0 to 255")
+def not_rescaled(folder: Path, pictures: Path) -> str:
+    state = weights()
+    kernel, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
+    state["patch_embed.proj.bias"] = bias - (kernel * MEAN / STD).sum((1, 2, 3))
+    state["patch_embed.proj.weight"] = kernel / STD / 255
+    return accuracy(repository(folder, state, {}, {"do_rescale": False, "do_normalize": False}), pictures)
+
+
+@case("publisher", "`config.json` says `hidden_act: relu`")
+def relu(folder: Path, pictures: Path) -> str:
+    return accuracy(repository(folder, weights(), {"hidden_act": "relu"}, {}), pictures)
+
+
+@case("publisher", "`config.json` says `layer_norm_eps: 0.1`")
+def epsilon(folder: Path, pictures: Path) -> str:
+    return accuracy(repository(folder, weights(), {"layer_norm_eps": 0.1}, {}), pictures)
+
+
+@case("publisher", "`preprocessor_config.json` with a key that nobody knows")
+def unknown_key(folder: Path, pictures: Path) -> str:
+    return accuracy(repository(folder, weights(), {}, {"do_sharpen": True}), pictures)
+
+
+@case("publisher", "Microsoft's file whose pickled config says `QK_SCALE 0.3`")
+def pickled_scale(folder: Path, pictures: Path) -> str:
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    said = {"MODEL": {"TYPE": "swin", "SWIN": {"QK_SCALE": 0.3, "WINDOW_SIZE": 4}}, "DATA": {"IMG_SIZE": 32}}
+    torch.save({"model": weights(), "config": said}, folder / "swin.pth")
+    return distance(folder / "swin.pth", logits("swin", images, **{"MODEL.SWIN.QK_SCALE": 0.3}), images)
+
+
+@case(
+    "publisher", "Microsoft's V2 file without tables whose pickled config says `PRETRAINED_WINDOW_SIZES [8, 8, 4, 2]`"
+)
+def pickled_windows(folder: Path, pictures: Path) -> str:
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    state = {key: value for key, value in weights("swinv2").items() if not key.endswith("coords_table")}
+    sizes = [8, 8, 4, 2]
+    said = {"MODEL": {"TYPE": "swinv2", "SWINV2": {"PRETRAINED_WINDOW_SIZES": sizes}}, "DATA": {"IMG_SIZE": 32}}
+    torch.save({"model": state, "config": said}, folder / "swinv2.pth")
+    reference = logits("swinv2", images, state, **{"MODEL.SWINV2.PRETRAINED_WINDOW_SIZES": sizes})
+    return distance(folder / "swinv2.pth", reference, images)
+
+
+# Class names
+
+
+@case("class names", "head permuted with its `id2label`, folders named as its labels")
+def permuted_head(folder: Path, pictures: Path) -> str:
+    state, names = weights(), classes(pictures)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
+    state["head.weight"], state["head.bias"] = state["head.weight"][order], state["head.bias"][order]
+    labels = {str(place): names[index] for place, index in enumerate(order.tolist())}
+    return accuracy(repository(folder, state, {"id2label": labels}, {}), pictures)
+
+
+@case("class names", "labels that differ from the folders in case and spaces alone")
+def other_case(folder: Path, pictures: Path) -> str:
+    state, names = weights(), classes(pictures)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(2))
+    state["head.weight"], state["head.bias"] = state["head.weight"][order], state["head.bias"][order]
+    labels = {str(place): names[index].upper() for place, index in enumerate(order.tolist())}
+    return accuracy(repository(folder, state, {"id2label": labels}, {}), pictures)
+
+
+@case("class names", "val lacks three of the classes of `id2label`")
+def subset(folder: Path, pictures: Path) -> str:
+    names = classes(pictures)
+    data = folder / "data"
+    for name in names[3:]:
+        shutil.copytree(pictures / "val" / name, data / "val" / name)
+    repository(folder, weights(), {"id2label": dict(enumerate(names))}, {})
+    return accuracy(folder, data)
+
+
+@case("class names", "train and val folders that differ in one name")
+def one_name_differs(folder: Path, pictures: Path) -> str:
+    data = folder / "data"
+    renamed(pictures / "train", data / "train", {})
+    renamed(pictures / "val", data / "val", {classes(pictures)[0]: "zeppelin"})
+    torch.save(weights(), folder / "swin.pth")
+    return answer(calibrated(folder / "swin.pth", data))
+
+
+@case("class names", 'folders named "1" to "10"')
+def numbered(folder: Path, pictures: Path) -> str:
+    names = {name: str(place + 1) for place, name in enumerate(classes(pictures))}
+    renamed(pictures / "val", folder / "data" / "val", names)
+    torch.save(weights(), folder / "swin.pth")
+    return accuracy(folder / "swin.pth", folder / "data", config=config())
+
+
+@case("class names", "a head in another order, no names: is chance level said?")
+def chance(folder: Path, pictures: Path) -> str:
+    state = weights()
+    state["head.weight"], state["head.bias"] = state["head.weight"].roll(3, 0), state["head.bias"].roll(3, 0)
+    torch.save(state, folder / "swin.pth")
+    return answer(calibrated(folder / "swin.pth", pictures), said="chance")
+
+
+# Pictures
+
+
+def calibrate_on(images: Tensor) -> str:
+    """What `sq.calibrate` says of a batch of tensors."""
+    import swin_quant as sq
+
+    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
+    sq.calibrate(model, [images], "qdq")
+    return "calibrated"
+
+
+def pixels(pictures: Path) -> Tensor:
+    """Eight pictures, uint8 [8, 3, 32, 32]."""
+    import numpy as np
+    from PIL import Image
+
+    files = sorted((pictures / "val").glob("*/*"))[:8]
+    return torch.stack([torch.from_numpy(np.array(Image.open(file).convert("RGB"))).permute(2, 0, 1) for file in files])
+
+
+@case("pictures", "`sq.calibrate` is given uint8")
+def integers(folder: Path, pictures: Path) -> str:
+    return calibrate_on(pixels(pictures))
+
+
+@case("pictures", "`sq.calibrate` is given floats of 0 to 255")
+def up_to_255(folder: Path, pictures: Path) -> str:
+    return calibrate_on(pixels(pictures).float())
+
+
+@case("pictures", "`sq.calibrate` is given 0 to 1, not normalised")
+def up_to_1(folder: Path, pictures: Path) -> str:
+    return calibrate_on(pixels(pictures) / 255)
+
+
+@case("pictures", "`sq.calibrate` is given pictures that were normalised twice")
+def twice(folder: Path, pictures: Path) -> str:
+    return calibrate_on(((pixels(pictures) / 255 - MEAN) / STD - MEAN) / STD)
+
+
+@case("pictures", "`sq.calibrate` is given NHWC")
+def channels_last(folder: Path, pictures: Path) -> str:
+    return calibrate_on(((pixels(pictures) / 255 - MEAN) / STD).permute(0, 2, 3, 1))
+
+
+@case("pictures", "a model of 32 px is called with two pictures of 64 px")
+def larger_pictures(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
+    return f"logits {list(model(torch.randn(2, 3, 64, 64)).shape)}"
+
+
+@case("pictures", "an ONNX file of 32 px on ONNX Runtime, two pictures of 64 px")
+def larger_in_file(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
+    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq")
+    engine = sq.export(model, "onnxruntime", folder / "out").load()
+    return f"logits {list(engine(torch.randn(2, 3, 64, 64)).shape)}"
+
+
+@case("pictures", "a TIFF of 32-bit integers, 0 to 255: its mean, 127 in the JPEG that it was")
+def wide_tiff(folder: Path, pictures: Path) -> str:
+    import numpy as np
+    from PIL import Image
+
+    import swin_quant as sq
+
+    grey = Image.fromarray(np.tile(np.arange(256, dtype=np.int32), (256, 1)))
+    grey.save(folder / "grey.tiff")
+    opened = sq.pictures(folder / "grey.tiff").open()
+    return f"mean {np.asarray(opened.read(0)).mean():.0f}"
+
+
+@case("pictures", "half of the pictures of a class are called `.jfif`")
+def jfif(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    renamed(pictures / "val", folder / "data" / "val", {})
+    for file in sorted((folder / "data" / "val").glob("*/*"))[::2]:
+        file.rename(file.with_suffix(".jfif"))
+    return f"{len(sq.pictures(folder / 'data', 'val').open(10))} of {len(list((pictures / 'val').glob('*/*')))} taken"
+
+
+@case("pictures", "a class folder holds a link to a folder elsewhere")
+def link_out(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    renamed(pictures / "val", folder / "data" / "val", {})
+    shutil.copytree(pictures / "train", folder / "elsewhere")
+    (folder / "data" / "val" / classes(pictures)[0] / "more").symlink_to(folder / "elsewhere")
+    taken, own = len(sq.pictures(folder / "data", "val").open(10)), len(list((pictures / "val").glob("*/*")))
+    return f"{taken - own} pictures from elsewhere"
+
+
+# Checkpoints
+
+
+def stored(folder: Path, content: Any, **options: Any) -> str:
+    """How far the logits of a saved object are from those of the example that is in it."""
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.save(content, folder / "swin.pth")
+    return distance(folder / "swin.pth", logits("swin", images), images, config=config(), **options)
+
+
+def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + key: value for key, value in state.items()}
+
+
+@case("checkpoints", "keys under `_orig_mod.module.`")
+def two_prefixes(folder: Path, pictures: Path) -> str:
+    return stored(folder, below("_orig_mod.module.", weights()))
+
+
+@case("checkpoints", "Lightning's `model.` beside `criterion.weight` and a metric")
+def beside_criterion(folder: Path, pictures: Path) -> str:
+    beside = {"criterion.weight": torch.ones(10), "train_acc.total": torch.tensor(3)}
+    return stored(folder, {"state_dict": below("model.", weights()) | beside, "epoch": 3})
+
+
+@case("checkpoints", "`model_state_dict`, beside numpy scalars, a Path and a date")
+def opaque(folder: Path, pictures: Path) -> str:
+    import datetime
+
+    import numpy as np
+
+    beside = {"best": np.float64(70.1), "path": Path("runs"), "date": datetime.datetime(2026, 1, 1)}
+    return stored(folder, {"model_state_dict": weights(), **beside})
+
+
+@case("checkpoints", "`state_dict` and `state_dict_ema`: which one is taken?")
+def averaged(folder: Path, pictures: Path) -> str:
+    doubled = {key: 2 * value if key.startswith("head.") else value for key, value in weights().items()}
+    far = stored(folder, {"state_dict": doubled, "state_dict_ema": weights()})
+    return f"the average, {far}" if float(far.split()[-1]) < 1e-5 else "the last weights, nothing said"
+
+
+@case("checkpoints", "masks of another picture size in the file")
+def other_masks(folder: Path, pictures: Path) -> str:
+    masks = {f"layers.0.blocks.{block}.attn_mask": torch.zeros(64, 16, 16) for block in (1,)}
+    return stored(folder, {"model": weights() | masks})
+
+
+@case("checkpoints", "sharded safetensors with their index")
+def sharded(folder: Path, pictures: Path) -> str:
+    from safetensors.torch import save_file
+
+    state = weights()
+    repository(folder, state, {}, {})
+    (folder / "model.safetensors").unlink()
+    halves = [dict(list(state.items())[:90]), dict(list(state.items())[90:])]
+    names = [f"model-{place + 1:05}-of-00002.safetensors" for place in range(2)]
+    for name, half in zip(names, halves, strict=True):
+        save_file(half, folder / name)
+    index = {key: name for name, half in zip(names, halves, strict=True) for key in half}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    return distance(folder, logits("swin", images), images)
+
+
+@case("checkpoints", "`timm:swin_s3_tiny_224` with timm's own state_dict")
+def foreign_names(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+    from swin_quant.base.compat import import_timm
+
+    torch.manual_seed(0)
+    model = import_timm().create_model("swin_s3_tiny_224").eval()
+    torch.save(model.state_dict(), folder / "s3.pth")
+    images = torch.randn(1, 3, 224, 224)
+    with torch.inference_mode():
+        ours = sq.load(folder / "s3.pth", config="timm:swin_s3_tiny_224").module(images)
+        return f"logits off by {(ours - model(images)).abs().max():.1e}"
+
+
+# Doors
+
+
+@case("doors", "Parquet of 1,000 rows that share one label of 4 MB: peak memory")
+def long_label(folder: Path, pictures: Path) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    label = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * (4 << 20)]))
+    image = pa.array([b"no picture"] * 1000)
+    table = pa.table({"image": image, "label": label})
+    pq.write_table(table, folder / "val.parquet", compression="zstd")
+    del table, label
+    words = ("--data-path", f"parquet:{folder / 'val.parquet'}", "--output", folder / "out")
+    done = command("calibrate", EXAMPLES / "swin_micro_cifar10.safetensors", *words)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    size = (folder / "val.parquet").stat().st_size
+    return f"{peak:,} MB for a file of {size / 1000:.1f} kB: {answer(done)}"
+
+
+@case("doors", "an ONNX file with a negative scale in the body of an If")
+def scale_in_body(folder: Path, pictures: Path) -> str:
+    import onnx
+    from onnx import TensorProto, helper
+
+    import swin_quant as sq
+
+    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
+    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq")
+    file = Path(sq.export(model, "onnxruntime", folder / "out").file)
+    proto = onnx.load(file)
+    last = proto.graph.node[-1]
+    name, last.output[0] = last.output[0], "before"
+    scales = [helper.make_tensor("scale", TensorProto.FLOAT, [], [sign]) for sign in (0.05, -0.05)]
+    zero = helper.make_tensor("zero", TensorProto.INT8, [], [0])
+    inside = [
+        *(
+            helper.make_node("Constant", [], [scale_name], value=scale)
+            for scale_name, scale in zip(("s", "t"), scales, strict=True)
+        ),
+        helper.make_node("Constant", [], ["z"], value=zero),
+        helper.make_node("QuantizeLinear", ["before", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "t", "z"], ["inner"]),
+    ]
+    result = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    body = helper.make_graph(inside, "body", [], [result])
+    proto.graph.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+    proto.graph.node.append(helper.make_node("If", ["yes"], [name], then_branch=body, else_branch=body))
+    onnx.save(proto, file)
+    card = json.loads(file.with_suffix(".json").read_text())
+    import hashlib
+
+    changed = hashlib.sha256(file.read_bytes()).hexdigest()
+    text = file.with_suffix(".json").read_text().replace(card["artifact"]["sha256"], changed)
+    file.with_suffix(".json").write_text(text)
+    done = command("evaluate", file, "--engine", "onnxruntime", "--data-path", pictures)
+    done.stdout = file.with_suffix(".json").read_text()
+    return answer(done)
+
+
+# Names of results
+
+
+@case("results", "`quantize` for OpenVINO, then for ONNX Runtime, into one folder: `verify` of the first file")
+def two_engines(folder: Path, pictures: Path) -> str:
+    shutil.copy(EXAMPLES / "swin_micro_cifar10.safetensors", folder / "swin.safetensors")
+    for target in ("openvino", "onnxruntime"):
+        command("quantize", folder / "swin.safetensors", "--cfg", config(), "--data-path", pictures, "--pictures", 16,
+                "--for", target, "--output", folder / "out")  # fmt: skip
+    first = next(iter((folder / "out").glob("**/*_int8_openvino.onnx")), folder / "none.onnx")
+    done = command("verify", first, "--data-path", pictures)
+    return "verified" if not done.returncode else f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1]}"
+
+
+@case("results", '`sq.calibrate(model, data, "qdq")`, then `sq.export(model, "openvino")`: policy of the file')
+def exported_policy(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
+    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq")
+    card = Path(sq.export(model, "openvino", folder / "out").file).with_suffix(".json")
+    return str(json.loads(card.read_text())["policy"]["name"])
+
+
+@case("results", "`nodes --policy ft-mode1 FILE`")
+def words_before_file(folder: Path, pictures: Path) -> str:
+    model = EXAMPLES / "swin_micro_cifar10.safetensors"
+    done = command("nodes", "--policy", "ft-mode1", model)
+    return f"{len(done.stdout.splitlines())} lines" if not done.returncode else answer(done)
+
+
+def main(name: str, folder: str, pictures: str) -> None:
+    """Run one case and print its outcome."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    try:
+        found = CASES[name][2](Path(folder), Path(pictures))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        found = f"{type(error).__name__}: {lines[0]}"
+    print(json.dumps({"outcome": found, "seconds": round(time.monotonic() - start, 1)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
