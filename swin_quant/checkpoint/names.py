@@ -33,6 +33,7 @@ class Convention:
         return any(re.search(self.seen, key) for key in keys) and not any(re.search(self.unseen, key) for key in keys)
 
 
+_INSERTED = re.compile(r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 WRAPPERS = tuple(  # in any order and depth
     Convention(name, rf"^{word}\.", rf"^{word}\.", "", unseen=rf"^(?!{word}\.)")
     for name, word in (
@@ -60,6 +61,12 @@ CONVENTIONS = (
         unseen=r"^layers\.0\.downsample\.",
     ),
 )
+
+
+def without_inserted(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`state` without the names that torch puts into keys where it wraps a part of a model."""
+    names = [_INSERTED.sub("", key) for key in state]
+    return dict(zip(names, state.values(), strict=True)) if len({*names}) == len(names) else state
 
 
 def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:

@@ -49,7 +49,8 @@ _HARMLESS = re.compile(
     r"collections\.(deque|ChainMap|UserDict|UserList)|types\.SimpleNamespace|decimal\.Decimal|fractions\.Fraction|"
     r"uuid\.\w+|(builtins|__builtin__)\.(int|float|str|bool|list|dict|tuple|bytes|complex|slice|range|xrange|object|"
     r"set|frozenset|long|unicode)|copyreg\._reconstructor|copy_reg\._reconstructor|random\.Random|"
-    r"torch\.torch_version\.TorchVersion|torch\._C\.Generator|torch\.Generator|"
+    r"torch\.nn\.modules\.(normalization|activation)\.\w+|torch\.torch_version\.TorchVersion|"
+    r"torch\._C\.Generator|torch\.Generator|"
     r"omegaconf\.[\w.]+|ml_collections\.[\w.]+|easydict\.EasyDict|addict\.[\w.]+|mmengine\.[\w.]*(History|Config)\w*|"
     r"typing\.\w+"
 )
@@ -170,13 +171,18 @@ def _read_legacy(file: io.BufferedIOBase, find: "_Names") -> Any:
 
 
 class _Storages:
-    """What stands for a persistent id: ('storage', type, key, device, elements[, view]), each storage once."""
+    """What stands for a persistent id: ('storage', type, key, device, elements[, view]), each storage once.
+
+    Files of before torch 1.6 name classes of modules so, too: ('module', class, file, source).
+    """
 
     def __init__(self, fetch: Callable[[str, str, int], _Storage]) -> None:
         self.fetch = fetch
         self.known: dict[str, _Storage] = {}
 
-    def __call__(self, identity: Any) -> _Storage:
+    def __call__(self, identity: Any) -> Any:
+        if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
+            return identity[1]
         kind, known, key, _, elements, *view = identity
         if kind != "storage" or not isinstance(key, str) or type(elements) is not int or elements < 0 or any(view):
             raise Malformed("a storage that is none")

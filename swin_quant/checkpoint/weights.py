@@ -10,7 +10,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.names import to_microsoft, without_inserted
 from swin_quant.checkpoint.parts import RAW, satisfies
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
@@ -57,6 +57,7 @@ def read_weights(checkpoint: Checkpoint, weights: str = "") -> Weights:
     if isinstance(checkpoint, Weights):
         return checkpoint
     raw, source = read_state_dict(local_file(checkpoint), weights)
+    raw = without_inserted(raw)
     calibrated = is_calibrated(raw)
     ours = calibrated or card_path(source.path).exists()
     asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights

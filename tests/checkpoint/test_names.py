@@ -7,6 +7,7 @@ import torch
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint import read_weights
 from swin_quant.checkpoint.names import to_microsoft
 
 SIZES = {
@@ -85,3 +86,11 @@ def test_simmim_wrappers_and_unknown_keys():
 def test_two_keys_that_become_one_are_an_error():
     with pytest.raises(SwinQuantError, match="head.weight"):
         to_microsoft({"head.weight": torch.ones(1), "head.fc.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("inserted", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_names_of_wrapped_parts_are_taken_out_anywhere(tmp_path, inserted):
+    state = {"layers.0.blocks.0.norm1.weight": torch.ones(4), "head.weight": torch.ones(2, 4)}
+    wrapped = {key.replace("blocks.0.", f"blocks.0.{inserted}."): value for key, value in state.items()}
+    torch.save({"model": wrapped}, tmp_path / "x.pth")
+    assert read_weights(tmp_path / "x.pth").state.keys() == state.keys()

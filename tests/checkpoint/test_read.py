@@ -59,7 +59,8 @@ def config() -> CfgNode:
 
 HARMLESS = {
     "numbers": [np.float32(3.5), np.int64(2), np.arange(5), np.array(["a"]), np.random.default_rng(0), np.dtype("f4")],
-    "places": [Path("data"), functools.partial(int, base=2), SimpleNamespace(a=Path("b"))],
+    "places": [Path("data"), SimpleNamespace(a=Path("b"))],
+    "calls": [functools.partial(int, base=2), functools.partial(torch.nn.LayerNorm, eps=1e-6)],
     "times": [datetime.datetime(2024, 1, 2), datetime.timedelta(1), datetime.timezone.utc],
     "counts": [defaultdict(int, {"a": np.float64(1)}), deque([1, 2]), {3}, complex(1, 2)],
 }
