@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.engines.engine import Engine
 from swin_quant.quant.outputs import Output
 from swin_quant.quant.watch import watching
@@ -42,10 +42,10 @@ def tracing(model: nn.Module) -> Iterator[Trace]:
 
 @contextmanager
 def taking(images: Tensor, name: str) -> Iterator[None]:
-    """Turn torch's error into one that names the model and the images that it does not take."""
+    """Turn an error into one that names the model and the images that it does not take."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, UsageError) as error:
         why = str(error).splitlines()[0]
         raise SwinQuantError(f"{name}: does not take images of {list(images.shape)}: {why}") from error
 

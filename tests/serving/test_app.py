@@ -173,6 +173,7 @@ WRONG = [
     ({"inputs": [{**FLAT, "data": [[0.0] * 700, [0.0] * 68]}]}, 400, "data must be numbers, flat or nested as"),
     ({"inputs": [{**FLAT, "data": ["x"] * 768}]}, 400, "data must be numbers"),
     ({"inputs": [{**FLAT, "data": [1e400] + [0.0] * 767}]}, 400, "holds NaN or infinity"),
+    ({"inputs": [{**FLAT, "data": [255.0] * 768}]}, 400, "pixels that are not normalised"),
     ({"inputs": [{**FLAT, "data": None}]}, 400, "data must be a list"),
     ({"inputs": [{**FLAT, "datatype": "UINT8", "shape": [1, SIDE, SIDE, 3], "data": [256] * 768}]}, 400, "0 to 255"),
     ({"inputs": [{**FLAT, "parameters": {"binary_data_size": 12}}]}, 400, "binary_data_size is 12, but 0 bytes came"),
