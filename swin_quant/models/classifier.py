@@ -40,9 +40,9 @@ class Classifier(nn.Module):
 
     def check(self, images: Tensor) -> None:
         """UsageError for pictures of another size than it was built for, but where it gives maps: some networks would
-        answer, with other rows than there are pictures."""
+        answer, with other rows than there are pictures. Tensors without values ask what depends on the size."""
         wanted = (self.in_chans, self.image_size, self.image_size)
-        if self.output_kind != FEATURES and tuple(images.shape[1:]) != wanted:
+        if self.output_kind != FEATURES and not images.is_meta and tuple(images.shape[1:]) != wanted:
             raise UsageError(
                 f"pictures {list(images.shape)}: this model takes [B, {', '.join(map(str, wanted))}]: prepare them as "
                 "its `preprocess` says"

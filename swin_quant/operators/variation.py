@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import listed
 from swin_quant.operators.trace import Call, NotTraceable, trace
 
 _MORE = 16  # pixels: whole patches, and not twice a map of ours, which could pass for a batch of two
@@ -40,8 +40,6 @@ def _variation(name: str, model: nn.Module, images: Sequence[int], calls: Sequen
         found = trace(model, images)
     except NotTraceable as error:
         return Variation(name, False, 0, f"{error.module or 'the model itself'}: {error.reason}")
-    except UsageError as error:
-        return Variation(name, False, 0, str(error))
     if [call.name for call in found] != [call.name for call in calls]:
         return Variation(name, True, len(found), "other operators are called: control flow depends on it")
     changed = sum(a.inputs != b.inputs or a.outputs != b.outputs for a, b in zip(found, calls, strict=True))
