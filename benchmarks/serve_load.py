@@ -17,6 +17,7 @@ was seen every 20 ms. A good picture that is refused, or lost, or has another's 
 """
 
 import argparse
+import contextlib
 import http.client
 import itertools
 import json
@@ -38,7 +39,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-HEALTH_S, PATIENCE = 0.05, 10
+HEALTH_S, PATIENCE, PAGE = 0.05, 10, 4096
 
 
 def main() -> None:
@@ -172,15 +173,15 @@ def ask(port: int, picture: bytes) -> tuple[int, Any]:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process and of what it started, those of shared pages divided among who shares them."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    total = 0
-    for one in [pid, *map(int, children.read_text().split())]:
-        try:
-            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
-            total += 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-        except OSError:
-            pass  # it has ended
+    """Bytes of a process and of what it started, without what they share with others or map from files."""
+    total, started = 0, list[str]()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            started += (thread / "children").read_text().split()
+    for one in [str(pid), *started]:
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = map(int, Path(f"/proc/{one}/statm").read_text().split())
+            total += (resident - shared) * PAGE
     return total
 
 

@@ -1,10 +1,11 @@
 """An artifact behind HTTP on this machine: what is served, and the server around it."""
 
+import ctypes
 import shutil
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
@@ -32,6 +33,7 @@ from swin_quant.tasks.deployed import config_of, labels_in, load_engines, one_en
 from swin_quant.tasks.predict import class_names
 
 _BACKLOG = 1000
+_M_MMAP_THRESHOLD, _KEPT = -3, 4 << 20  # bytes: larger blocks go back to the system when they are free
 _SWITCH_S = 0.0005  # until a thread that decodes lets the one go on that answers: Python's own is ten times that
 
 
@@ -117,13 +119,20 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting = Hosting()) ->
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", copy.file.name, service.about["engine"], where,
                  service.name, where)  # fmt: skip
-        sys.setswitchinterval(_SWITCH_S)
+        _tune_process()
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:  # which the server heard, and raises again when it has ended
             if not server.should_exit:
                 raise
         log.info("stopped: what had come was answered")
+
+
+def _tune_process() -> None:
+    """Set what is the whole process's, which an application within another's may not."""
+    sys.setswitchinterval(_SWITCH_S)
+    with suppress(OSError, AttributeError):  # glibc's alone: else it keeps what a large picture took for the next
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _KEPT)
 
 
 @contextmanager

@@ -375,6 +375,23 @@ def test_what_waits_when_the_service_ends_is_answered():
     np.testing.assert_allclose(torch.cat(answers), logits_of(pictures), rtol=1e-5)
 
 
+def test_a_large_request_does_not_hold_a_small_one_up():
+    engine = Means(0.01)
+
+    async def go():
+        batcher = Batcher(engine, ServiceLimits(max_batch=2, delay_us=0))
+        await batcher.start()
+        large = asyncio.ensure_future(batcher(torch.randn(40, 3, SIDE, SIDE)))
+        await asyncio.sleep(0.02)
+        await batcher(torch.randn(1, 3, SIDE, SIDE))
+        done = len(engine.batches)
+        await large
+        await batcher.close()
+        return done
+
+    assert asyncio.run(go()) <= 6 and sum(engine.batches) == 41
+
+
 def test_batches_are_filled_up_to_the_sizes_of_an_engine():
     engine = Means()
 
