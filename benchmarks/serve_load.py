@@ -3,8 +3,8 @@
     python benchmarks/serve_load.py out/my_int8.onnx [--engine openvino] [--clients 2] [--seconds 8] [--rounds 3]
 
 A service is started on a free port. Windows with and without bombs take turns; in each, `--clients` send one JPEG after
-another, and one asks twenty times a second whether the service is live. The bombs come from a process of their own,
-each kind over and over, with `--pause` seconds between one's end and the next of its kind:
+another, and one asks twenty times a second whether the service is live. Every half second a bomb comes, from another
+process, whether the last one was answered or not, one kind after another:
 
 - a JPEG of 396 kB, 8192 x 8192 pixels in 31 scans;
 - a JPEG of 8192 x 8192 pixels in one scan, and a WebP of 4096 x 4096, which the service takes;
@@ -13,7 +13,8 @@ each kind over and over, with `--pause` seconds between one's end and the next o
 - a body of 27 MB that stops after half of it.
 
 Memory is that of the service and of what it starts, above what it had before the first window, the largest of all that
-was seen every 20 ms. A good picture that is refused, or lost, or has another's answer, ends the run.
+was seen every 20 ms. A good picture that is refused, or lost, or has another's answer, ends the run; with `--lenient` it
+is counted.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.5)
+    parser.add_argument("--every", type=float, default=0.5, metavar="SECONDS", help="comes a bomb")
     parser.add_argument("--only", nargs="+", help="of the kinds that the list below the table names")
     parser.add_argument("--lenient", action="store_true", help="go on when a good picture is refused")
     args = parser.parse_args()
@@ -64,7 +65,7 @@ def main() -> None:
     stop = multiprocessing.get_context("spawn").Event()
     answers = multiprocessing.get_context("spawn").Queue()
     enemy = multiprocessing.get_context("spawn").Process(
-        target=attack, args=(port, args.pause, args.only, switch, stop, answers)
+        target=attack, args=(port, args.every, args.only, switch, stop, answers)
     )
     try:
         wait(port, server)
@@ -214,7 +215,7 @@ def bombs() -> Iterator[tuple[str, bytes, bytes, bool]]:
     yield "half a body", b"/predict", b"", True
 
 
-def attack(port: int, pause: float, only: list[str] | None, switch: Any, stop: Any, answers: Any) -> None:
+def attack(port: int, every: float, only: list[str] | None, switch: Any, stop: Any, answers: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     made = [bomb for bomb in bombs() if not only or bomb[0] in only]
     answers.put(("made", ""))
@@ -223,25 +224,27 @@ def attack(port: int, pause: float, only: list[str] | None, switch: Any, stop: A
     connection.request("GET", "/predict/none")
     name = json.loads(connection.getresponse().read())["error"].rpartition("/")[2].encode()
 
-    def again(kind: str, path: bytes, body: bytes, waits: bool) -> None:
+    def throw(kind: str, path: bytes, body: bytes, waits: bool) -> None:
         size = len(body) or 27 * 2**20
         head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.replace(b"NAME", name), size)
-        while not stop.is_set():
-            switch.wait()
-            try:
-                with socket.create_connection(("127.0.0.1", port), timeout=120) as sender:
-                    sender.sendall(head)
-                    sender.sendall(body or bytes(size // 2))
-                    answers.put((kind, sender.recv(4096).split(b" ")[1].decode() if waits else "not waited for"))
-            except (OSError, IndexError) as error:
-                answers.put((kind, type(error).__name__))
-            time.sleep(pause)
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=120) as sender:
+                sender.sendall(head)
+                sender.sendall(body or bytes(size // 2))
+                answers.put((kind, sender.recv(4096).split(b" ")[1].decode() if waits else "not waited for"))
+        except (OSError, IndexError) as error:
+            answers.put((kind, type(error).__name__))
 
-    works = [threading.Thread(target=again, args=bomb) for bomb in made]
-    for work in works:
-        work.start()
-    for work in works:
-        work.join()
+    thrown = []
+    for bomb in itertools.cycle(made):
+        switch.wait()
+        if stop.is_set():
+            break
+        thrown.append(threading.Thread(target=throw, args=bomb))
+        thrown[-1].start()
+        time.sleep(every)
+    for thread in thrown:
+        thread.join()
     answers.put(None)
 
 

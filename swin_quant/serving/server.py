@@ -12,7 +12,7 @@ Count = Callable[[str, int, float], None]
 
 _CONNECTIONS = 1000
 _REST = 2**28  # bytes of a body that is not wanted which are read all the same, so that its sender reads the answer
-_READ, _READ_BODY = 2**12, 2**18  # bytes at a time; 2**12 of chunks of a byte are a hundredth of a second's work
+_READ, _READ_BODY = 2**12, 2**16  # bytes at a time; 2**12 of chunks of a byte are a hundredth of a second's work
 _PROBE_S = 0.25
 
 
