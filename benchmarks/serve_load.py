@@ -13,8 +13,8 @@ process, whether the last one was answered or not, one kind after another:
 - a body of 27 MB that stops after half of it.
 
 Memory is that of the service and of what it starts, above what it had before the first window, the largest of all that
-was seen every 20 ms. A good picture that is refused, or lost, or has another's answer, ends the run; with `--lenient` it
-is counted.
+was seen every 20 ms. A good picture that is refused, or lost, or has another's answer, ends the run; with `--lenient`
+it is counted.
 """
 
 import argparse
