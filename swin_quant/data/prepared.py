@@ -60,6 +60,8 @@ def doubt(images: Tensor, preprocess: Preprocess | None) -> str:
     if 0 <= least < most <= 1 and low < -0.5:
         right = _PIXELS.format(f"255 * {_CHANNELS_LAST}")
         return f"{said}: if they are pixels / 255, give {right}"
+    if low - 0.01 <= least and most <= high + 0.01:
+        return ""
     outside = ((images < low - 0.01) | (images > high + 0.01)).float().mean().item()
     if outside < _MANY:
         return ""

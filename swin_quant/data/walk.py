@@ -28,10 +28,12 @@ class Walk:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    if entry.is_symlink() and not self._may_follow(entry.path):
+                    is_link = entry.is_symlink()
+                    if is_link and not self._may_follow(entry.path):
                         self._links.setdefault(os.path.join(os.path.realpath(folder), entry.name), entry.path)
                         continue
-                    found[0 if os.path.isdir(entry.path) else 1].append(entry.name)
+                    is_folder = os.path.isdir(entry.path) if is_link else entry.is_dir()
+                    found[0 if is_folder else 1].append(entry.name)
         except OSError as error:
             raise SwinQuantError(f"{printable(os.fspath(folder))}: cannot be listed: {error.strerror}") from error
         return sorted(found[0]), sorted(found[1])
@@ -49,8 +51,8 @@ class Walk:
             seen.add((status.st_dev, status.st_ino))
             folders, files = self.listed(path)
             pending += [os.path.join(path, name) for name in reversed(folders)]
-            self.leave_out(name for name in files if not is_picture(name))
-            levels.append((path, [name for name in files if is_picture(name)]))
+            levels.append((path, list(filter(is_picture, files))))
+            self.leave_out(sorted(set(files).difference(levels[-1][1])))
         return [os.path.join(path, name) for path, names in sorted(levels) for name in names]
 
     def leave_out(self, names: Iterable[str], where: str = "") -> None:
