@@ -122,3 +122,9 @@ def test_a_shard_that_shrinks_costs_its_pictures_only(tmp_path, members):
     assert pictures.labels == [0, 0, 1, 1, 2, 2]
     with pytest.raises(UnreadablePicture, match="shorter than it was"):
         pictures.read(5)
+
+
+def test_labels_without_a_picture_are_counted(tmp_path, files, caplog):
+    members = {"1.png": files["cat/0.png"], "1.cls": b"0", "2.heic": b"", "2.cls": b"1", "a/3.cls": b"1"}
+    assert open_pictures(str(shard(tmp_path / "a.tar", members)), "val", num_classes=2).labels == [0]
+    assert "2 labels have no picture of a known kind: a.tar/2, a.tar/a/3" in caplog.text
