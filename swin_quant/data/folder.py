@@ -5,7 +5,7 @@ from pathlib import Path
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain
 from swin_quant.base.progress import log
-from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, printable
 from swin_quant.data.walk import Walk
 
 
@@ -34,14 +34,15 @@ class FolderPictures(Pictures):
             walk = Walk(walk.roots)
             found = [(file, -1) for file in walk.pictures(folder)]
         else:
-            walk.leave_out(filter(is_picture, beside), " beside the folders of classes")
-            held = {label for _, label in found}
-            if empty := [printable(name) for label, name in enumerate(classes) if label not in held]:
-                log.warning("%s: %d of %d classes have no picture: %s", folder, len(empty), len(classes), listed(empty))
-        walk.tell(folder)
+            walk.leave_out(beside, " beside the folders of classes")
         if not found:
-            layout = "<class>/<picture>" if labelled else "pictures"
-            raise SwinQuantError(f"{folder}: found no pictures; expected {layout} with {', '.join(EXTENSIONS)}")
+            layout, said = "<class>/<picture>" if labelled else "pictures", walk.left_out(folder)
+            expected = f"found no pictures; expected {layout} with {', '.join(EXTENSIONS)}"
+            raise SwinQuantError(f"{folder}: {expected}{'; ' if said else ''}{said}")
+        walk.tell(folder)
+        held = {label for _, label in found}
+        if empty := [printable(name) for label, name in enumerate(classes) if not held & {label, -1}]:
+            log.warning("%s: %d of %d classes have no picture: %s", folder, len(empty), len(classes), listed(empty))
         self._files = [Path(file).relative_to(folder).as_posix() for file, _ in found]
         self.names = [printable(file) for file in self._files]
         self.labels = [label for _, label in found]

@@ -41,7 +41,7 @@ def _expanded(place: str) -> list[str]:
         matches = sorted(match for match in glob.glob(place, recursive=True) if not os.path.isdir(match))
         walk.leave_out(match for match in matches if not is_picture(match))
         found = [match for match in matches if is_picture(match)]
-    walk.tell(place)
     if not found:
-        raise UsageError(f"{place}: no picture there")
+        raise UsageError("; ".join(filter(None, (f"{place}: no picture there", walk.left_out(place)))))
+    walk.tell(place)
     return found

@@ -60,17 +60,24 @@ class Walk:
         extensions = (os.path.splitext(name)[1].lower()[:_LONGEST] or "without an extension" for name in names)
         self._kinds.update(printable(extension) + where for extension in extensions)
 
-    def tell(self, place: str | os.PathLike[str]) -> None:
-        """Warn of what was left out."""
+    def left_out(self, place: str | os.PathLike[str]) -> str:
+        """What was, in words, with links as they lie from `place`; empty if nothing was."""
+        said = []
         if self._kinds:
-            total, kinds = sum(self._kinds.values()), [f"{count} {kind}" for kind, count in self._kinds.most_common()]
-            log.warning("%s: %d files are not taken for pictures: %s", place, total, listed(kinds))
+            kinds = listed(f"{count} {kind}" for kind, count in self._kinds.most_common())
+            said.append(f"{sum(self._kinds.values())} files are not taken for pictures: {kinds}")
         if self._links:
             names = listed((printable(os.path.relpath(link, place)) for link in sorted(self._links.values())), 3)
-            log.warning(
-                "%s: %d links lead out of it, or to a folder above, and are not followed: %s; copy what they lead to "
-                "(cp -rL), or name the folder that they lead to", place, len(self._links), names,
-            )  # fmt: skip
+            said.append(
+                f"{len(self._links)} links lead out of it, or to a folder above, and are not followed: {names}; copy "
+                "what they lead to (cp -rL), or name the folder that they lead to"
+            )
+        return "; ".join(said)
+
+    def tell(self, place: str | os.PathLike[str]) -> None:
+        """Warn of what was left out."""
+        if said := self.left_out(place):
+            log.warning("%s: %s", place, said)
 
     def _may_follow(self, link: str) -> bool:
         target, parent = os.path.realpath(link), os.path.realpath(os.path.dirname(link))

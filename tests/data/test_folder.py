@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from swin_quant.base.compat import import_torchvision
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import MAX_BYTES, UnreadablePicture
@@ -98,22 +98,38 @@ def test_a_folder_of_links_alone_says_why_it_has_no_pictures(tmp_path, caplog):
     put(tmp_path / "full/a/1.png")
     (tmp_path / "some").mkdir()
     (tmp_path / "some/a").symlink_to(tmp_path / "full/a")
-    with pytest.raises(SwinQuantError, match="found no pictures"):
-        FolderPictures(tmp_path / "some")
-    assert "1 links lead out of it" in caplog.text
+    (tmp_path / "some/1.heic").write_bytes(b"")
+    for labelled in (True, False):
+        with pytest.raises(SwinQuantError, match=r"found no pictures.* 1 \.heic.*; 1 links lead out of it") as caught:
+            FolderPictures(tmp_path / "some", labelled)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"no picture there.* 1 \.heic; 1 links lead out of it"):
+        NamedPictures([tmp_path / "some"])
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_what_is_not_taken_is_counted_by_extension_and_empty_classes_are_named(tmp_path, caplog, labelled):
-    names = ["a/1.png", "a/2.heic", "a/deep/3.HEIC", "a/4.svg", "a/README", "b/5.heic", "5.png", ".hidden/6.heic"]
+    names = [
+        "a/1.png",
+        "a/2.heic",
+        "a/deep/3.HEIC",
+        "a/4.svg",
+        "a/README",
+        "b/5.heic",
+        "5.png",
+        "6.heic",
+        ".hidden/6.heic",
+    ]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(b"")
     assert FolderPictures(tmp_path, labelled).names == ["a/1.png"]
-    empty, left = (record.getMessage() for record in caplog.records)
+    left, empty = (record.getMessage() for record in caplog.records)
     assert "1 of 2 classes have no picture: b" in empty
-    kinds = "3 .heic, 1 .svg, 1 without an extension, 1 .png beside the folders of classes"
-    assert left.endswith(f"6 files are not taken for pictures: {kinds}")
+    kinds = "3 .heic, 1 .svg, 1 without an extension, 1 .png beside the folders of classes, "
+    kinds += "1 .heic beside the folders of classes"
+    assert left.endswith(f"7 files are not taken for pictures: {kinds}")
 
 
 def test_pipes_and_giants_are_unreadable(tmp_path):
