@@ -34,7 +34,7 @@ from swin_quant.tasks.predict import class_names
 
 _BACKLOG = 1000
 _M_MMAP_THRESHOLD, _KEPT = -3, 4 << 20  # bytes: larger blocks go back to the system when they are free
-_SWITCH_S = 0.0001  # until a thread that decodes lets the one go on that answers: Python's own is ten times that
+_SWITCH_S = 0.0001  # until a thread that decodes lets the one go on that answers: Python's own is fifty times that
 
 
 @dataclass(frozen=True)
