@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,18 @@ from swin_quant.checkpoint.publishers import (
     Only,
     Sets,
     Table,
+    side,
 )
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.sources import timm_name
 from swin_quant.config import default_config
+from swin_quant.config.defaults import defaults
 from swin_quant.config.timm import prepared
-from swin_quant.config.values import at, merge
+from swin_quant.config.values import at, leaves, merge
 
 _SWINS = ("swin", "swinv2")
+_SMALL = 32  # pixels: Microsoft's code takes pictures of up to so many as they are, whatever TEST.CROP says
+_TIMMS = {"pretrained_cfg", "model_args", "num_classes", "num_features", "input_size", "mean"}
 _TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer, whose processor may lie above it
 _FLAT = {"img_size", "window_size", "embed_dim"}  # a pickled config of any of these is of a builder's arguments
 _NAMED = {  # where a processor and timm say it
@@ -89,8 +94,10 @@ class Said:
         for key, value in given.items():
             rule, place = table.get(key), f"{where}: {show(key)[1:-1]}"
             value = value if _is_plain(value) else type(value).__name__
-            if isinstance(rule, Sets):
+            if isinstance(rule, Sets) and _is_ours(rule.place.format(node=node)):
                 self.say(rule.place.format(node=node), rule.read(value), place)
+            elif isinstance(rule, Sets) and value not in (None, [], 0):
+                self.unknown.append(place)  # of another version
             elif isinstance(rule, Only) and value not in rule.values:
                 usual = " or ".join(show(each) for each in rule.values if each is not None) or "none"
                 self.refusals[f"{place} is {show(value)}, and only {usual} is supported"] = rule.unless
@@ -167,7 +174,11 @@ def _of_itself(said: Said, source: Source, node: str) -> None:
         if _FLAT & config.keys():
             said.read(ARGUMENTS, config, where, node)
         elif "MODEL" in config:
-            said.read(MICROSOFT, dict(_microsoft(config, node)), where, node)
+            keys = dict(_microsoft(config, node))
+            size = keys.get("DATA.IMG_SIZE")
+            if type(size) is int and size <= _SMALL and "TEST.CROP" in keys:
+                keys["TEST.CROP"] = False
+            said.read(MICROSOFT, keys, where, node)
     args, arch = source.said.get("args"), source.said.get("arch")
     if isinstance(args, Mapping) and isinstance(arch, str) and "crop_pct" in args:
         _of_trainer(said, args, arch, f"{source.path}: args", node)
@@ -217,7 +228,7 @@ def _of_repository(said: Said, file: Path, node: str) -> None:
             said.refusals.update(refusals)
         else:
             log.warning("%s: lies there without preprocessor_config.json: how pictures are prepared is not said", path)
-    elif "architecture" in config or "pretrained_cfg" in config:
+    elif _is_of_timm(config) or ("architecture" in config and file.name in WEIGHTS):
         _of_timm(said, config, str(path), node)
     elif config and file.name in WEIGHTS:
         log.warning("%s: is no description of a Swin or of a model of timm: nothing comes of it", path)
@@ -229,12 +240,7 @@ def _of_transformers(said: Said, config: Mapping[str, Any], where: str, node: st
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):
         said.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
-    table = (
-        TRANSFORMERS
-        if node.endswith("V2")
-        else {k: v for k, v in TRANSFORMERS.items() if k != "pretrained_window_sizes"}
-    )
-    said.read(table, config, where, node)
+    said.read(TRANSFORMERS, config, where, node)
 
 
 def _of_timm(said: Said, config: Mapping[str, Any], where: str, node: str) -> None:
@@ -247,8 +253,12 @@ def _of_timm(said: Said, config: Mapping[str, Any], where: str, node: str) -> No
     top = {key: value for key, value in config.items() if key not in ("pretrained_cfg", "model_args")}
     whole = {**weights, **top}  # as timm reads it, too
     said.read(TIMM, whole, where, node)
-    if not node.endswith("TIMM"):
+    if not node.endswith(".TIMM"):
         said.read(ARGUMENTS, arguments, f"{where}: model_args", node)
+    else:
+        if options := {key: value for key, value in arguments.items() if key != "img_size"}:
+            said.say(f"{node}.OPTIONS", json.dumps(options), f"{where}: model_args")
+        said.say("DATA.IMG_SIZE", side(arguments.get("img_size")), f"{where}: model_args: img_size")
     sized = {"input_size": None} if arguments.get("img_size") and whole.get("fixed_input_size") else {}
     for place, value in prepared(whole | sized).items():
         said.say(place, value, f"{where}: {_NAMED[place][1]}")
@@ -270,6 +280,23 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def described_by_timm(source: Source) -> Mapping[str, Any]:
+    """timm's description of a file, in its metadata or beside it; empty where there is none."""
+    said = Said()
+    _of_itself(said, source, "MODEL.TIMM")
+    config = said.raw.get("timm") or _described(source.path.with_name("config.json"))
+    return config if _is_of_timm(config) or source.path.name in WEIGHTS else {}
+
+
+def _is_of_timm(config: Mapping[str, Any]) -> bool:
+    return "pretrained_cfg" in config or ("architecture" in config and bool(_TIMMS & config.keys()))
+
+
+@cache
+def _is_ours(place: str) -> bool:
+    return place in {key for key, _ in leaves(defaults())}
 
 
 def _is_plain(value: Any) -> bool:

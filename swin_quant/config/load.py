@@ -10,6 +10,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.config.defaults import default_config
 from swin_quant.config.files import layers
 from swin_quant.config.geometry import check_geometry
+from swin_quant.config.timm import named
 from swin_quant.config.values import leaves, merge
 
 
@@ -36,8 +37,9 @@ def load_config(
 
 
 def written(path: str | Path) -> set[str]:
-    """The dotted keys that a configuration's file and those of its BASE set."""
-    return {key for _, tree in layers(Path(path), (), []) for key, _ in leaves(tree)} - {"BASE"}
+    """The dotted keys that a configuration's file and those of its BASE set; of `timm:NAME` those of the model."""
+    keys = {key for _, tree in layers(Path(path), (), []) for key, _ in leaves(tree)} - {"BASE"}
+    return {key for key in keys if key.startswith("MODEL.")} if named(path) else keys
 
 
 def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None = None) -> CfgNode:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.publishers import MICROSOFT, PROCESSOR, TIMM, TRANSFORMERS, Sets
 from swin_quant.config import from_dict, to_dict
 from swin_quant.config.values import at, leaves
@@ -304,6 +304,29 @@ def test_a_pickled_config_is_the_model_that_is_built(tmp_path, kind, key, value,
     loaded = sq.load(file, tmp_path / "own.yaml") if given else sq.load(file)
     with torch.no_grad():
         assert torch.equal(loaded(images), model(images))
+
+
+def test_microsofts_code_takes_small_pictures_as_they_are(tmp_path):
+    said = tree("swin")
+    assert said["TEST"]["CROP"] is True
+    assert config_for(pickled(tmp_path / "x.pth", trained(), said)).TEST.CROP is False
+
+
+def test_a_model_of_timm_is_built_with_its_options_whatever_its_file_is_called(tmp_path):
+    theirs = import_timm().create_model("vit_tiny_patch16_224", depth=2, img_size=32, num_classes=10).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    save_file(theirs.state_dict(), tmp_path / "mine.safetensors")
+    said = {"architecture": "vit_tiny_patch16_224", "model_args": {"depth": 2, "img_size": 32}, "num_classes": 10,
+            "pretrained_cfg": PRETRAINED | {"crop_mode": "squash"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    images = torch.randn(2, 3, 32, 32)
+    file = tmp_path / "mine.safetensors"
+    for config in (None, config_given("timm:vit_tiny_patch16_224", file, overrides={"MODEL.NUM_CLASSES": 10})):
+        ours = sq.load(file, config)
+        assert ours.config.TEST.SHAPE == "squashed" and ours.config.DATA.MEAN == [0.4] * 3
+        with torch.no_grad():
+            torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
 def test_a_configuration_of_another_model_than_is_published_is_refused(tmp_path, heard):
