@@ -188,7 +188,11 @@ BAD_DATA = {
     "an empty split": (lambda own: emptied(own / "train"), "train", "no pictures"),
     "an empty val": (lambda own: emptied(own / "val"), "val", "no pictures"),
     "too few classes": (lambda own: shutil.rmtree(own / "val" / "cat"), "2 classes", "MODEL.NUM_CLASSES is 3"),
-    "too many classes": (lambda own: (own / "val" / "owl").mkdir(), "4 classes", "MODEL.NUM_CLASSES is 3"),
+    "too many classes": (
+        lambda own: shutil.copytree(own / "val" / "cat", own / "val" / "owl"),
+        "4 classes",
+        "MODEL.NUM_CLASSES is 3",
+    ),
 }
 
 
