@@ -242,6 +242,7 @@ def test_wrong_type_in_opts_names_the_flag(tmp_path):
         ("BASE: {a: b}", "BASE must be a list, not {'a': 'b'}"),
         ("BASE: [1]", "BASE[0] must be text, not 1"),
         ("BASE: [gone.yaml]", "BASE names gone.yaml, but there is no such file"),
+        ('BASE: ["a\\0.yaml"]', "BASE names a\\x00.yaml, but there is no such file"),
         ("- MODEL", "must hold KEY: value lines"),
         ("", "must hold KEY: value lines"),
         ("MODEL:\n  NAME: [unclosed\n", "not valid YAML at line"),

@@ -53,12 +53,12 @@ def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tu
     base = tree.pop("BASE", None) or []
     names = checked(list[str], [base] if isinstance(base, str) else base, str(path), "BASE", error=UsageError)
     for name in filter(None, names):
+        if not os.path.isfile(path.parent / name):
+            raise UsageError(f"{path}: BASE names {name}, but there is no such file in {path.parent}")
         if not (path.parent / name).resolve().is_relative_to(read[0].parent.resolve().parent):
             raise UsageError(
                 f"{path}: BASE names {name}, which leads away from {read[0]}: put it into its folder, or beside that"
             )
-        if not os.path.isfile(path.parent / name):
-            raise UsageError(f"{path}: BASE names {name}, but there is no such file in {path.parent}")
         yield from layers(path.parent / name, (*above, resolved), read)
     yield path, tree
 
