@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.engines.scoring import open_labelled
     from swin_quant.tasks.calibrate import calibrate_checkpoint
-    from swin_quant.tasks.calibrated import unnamed_policy
+    from swin_quant.tasks.calibrated import tell_unnamed, unnamed_policy
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.recalibrate import calibrated_beside, recalibrate
 
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     if statistics and not args.checkpoint and not args.cfg:
         args.checkpoint = str(calibrated_beside(statistics))
     cfg = options.config_of(args)
-    policies = options.policies_of(args) or [unnamed_policy(cfg)]
+    named = options.policies_of(args)
+    policies = named or [unnamed_policy(cfg)]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
     plan = plan_of(args, cfg.SEED)
@@ -100,6 +101,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         done = calibrate_checkpoint(cfg, args.checkpoint, policies[0], plan, directory, world, args.replace_head)
     args.made = str(done.checkpoint)  # for main.py, which goes on with it
     options.tell_bits(policies)
+    if not named:
+        tell_unnamed(policies[0])
     if not scored:
         if (
             not args.no_eval and cfg.MODEL.OUTPUT_KIND == LOGITS and (cfg.DATA.DATA_PATH or not statistics)

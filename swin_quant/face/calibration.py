@@ -23,7 +23,7 @@ from swin_quant.quant.passes.state import all_or_nothing
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures
-from swin_quant.tasks.calibrated import calibrated_again, unnamed_policy
+from swin_quant.tasks.calibrated import calibrated_again, tell_unnamed, unnamed_policy
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 
@@ -55,6 +55,7 @@ def calibrate(
     model = model if isinstance(model, Model) else Model(model)
     if policy is None:
         policy = unnamed_policy(model.config if model.card.config else None)
+        tell_unnamed(policy)
     policy = load_policy(policy) if isinstance(policy, str) else policy
     if isinstance(passes, str):
         plan = PassPlan.of(load_passes(passes))

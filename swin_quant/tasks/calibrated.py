@@ -151,11 +151,14 @@ def original(before: RunCard | None, source: Source | None) -> SourceRecord | No
 
 
 def unnamed_policy(cfg: CfgNode | None) -> Policy:
-    """The policy to calibrate under where nobody names one: that of the model's family. It is said."""
-    policy = load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
+    """The policy to calibrate under where nobody names one: that of the model's family."""
+    return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
+
+
+def tell_unnamed(policy: Policy) -> None:
+    """Say which policy is scored though nobody named it."""
     log.info("policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
              "which engine each is", policy.name, policy.description.rstrip("."))  # fmt: skip
-    return policy
 
 
 def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:
