@@ -17,6 +17,7 @@ from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
+from swin_quant.checkpoint.resize import resized
 from swin_quant.checkpoint.roots import of_names
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.weights import Checkpoint, Weights, file_of, read_weights
@@ -40,7 +41,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     and those of the model forgotten: they belong to other weights.
     """
     read = _of_use(model, _read(model, checkpoint))
-    weights = _checked_weights(model, read.state, read.source.path, replace_head)
+    weights = _checked_weights(model, read, replace_head, resizes=True)
     _assign(model, weights, ranges={})
     return read.source
 
@@ -56,7 +57,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
         raise SwinQuantError(
             f"{path}: is a float checkpoint: it was never calibrated; run `swin-quant calibrate` to get an INT8 one"
         )
-    weights = _checked_weights(model, state, path, replace_head=None)  # its ranges belong to its head
+    weights = _checked_weights(model, read, replace_head=None)  # its ranges belong to its head
     _assign(model, weights, checked_ranges(model, state, path))
     return read.source
 
@@ -84,6 +85,13 @@ def _of_use(model: nn.Module, read: Weights) -> Weights:
     return replace(read, state=left)
 
 
+# What only training has, by the first part of its key. Whatever else a model lacks could change what it computes.
+_OF_TRAINING = re.compile(
+    r"(.*_)?(criterion|loss|losses|metrics?|acc|accuracy|auc|ema|optimizer|scheduler|queue|ptr|center|mask_token|"
+    r"n_averaged|num_updates|decay|epoch|steps?|iter|count)\d*(_fn)?"
+)
+
+
 @dataclass
 class _Faults:
     """How a file differs from a model, by kind; `unfit` holds `key (reason)`."""
@@ -103,16 +111,21 @@ def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str
 
 
 def _checked_weights(
-    model: nn.Module, state: Mapping[str, Tensor], path: Path, replace_head: bool | None
+    model: nn.Module, read: Weights, replace_head: bool | None, resizes: bool = False
 ) -> dict[str, Tensor]:
-    """The entries of `state` to load: of the model's names, shapes and kinds, and finite."""
-    state = fitted(model, state)
+    """The entries of a file to load: of the model's names, shapes and kinds, and finite.
+
+    `resizes`: positions may be of another size, which ranges may not.
+    """
+    state, path = fitted(model, read.state), read.source.path
     skipped = _head() if replace_head else ()
     wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
     given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
     for key, factors in all_factors(model):  # of passes: there if the file brings them, whatever the model had
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in given else {}
+    if resizes:
+        given = _of_this_size(_without_foreign(given, wanted, path), wanted, read.source)
     faults = _compare(given, wanted)
     if str(faults):
         diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)
@@ -121,6 +134,31 @@ def _checked_weights(
         if not torch.isfinite(value.float()).all():  # as the model will hold it
             raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
     return {key: value for key, value in given.items() if not _is_derived(key)}
+
+
+def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> Mapping[str, Tensor]:
+    """`given` without what lies beside a whole model: a loss, counters, what only its training had."""
+    own = {key.partition(".")[0] for key in wanted}
+    first = {key: key.partition(".")[0] for key in given if key not in wanted}
+    foreign = [key for key, part in first.items() if part not in own and _OF_TRAINING.fullmatch(part)]
+    if not foreign or any(key not in given and not _is_derived(key) and key not in _head() for key in wanted):
+        return given
+    log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
+    return {key: value for key, value in given.items() if key not in foreign}
+
+
+def _of_this_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
+    """`given` with its positions resized, and without what the configuration gives for another size."""
+    found = resized(given, wanted, source.path, by_timm="timm" in source.format)
+    stale = [key for key, value in found.items() if _is_derived(key) and value.shape != _shape_of(wanted, key)]
+    if stale:
+        shown = difference(geometry(given), geometry(wanted)) or "some windows are of another size"
+        log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)
+    return {key: value for key, value in found.items() if key not in stale}
+
+
+def _shape_of(wanted: Mapping[str, Tensor], key: str) -> torch.Size | None:
+    return wanted[key].shape if key in wanted else None
 
 
 def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faults:
