@@ -5,6 +5,7 @@ publisher says beside it, or that of the shipped configuration of the same geome
 different models, the user has to say which. A configuration that the user gives is compared with what is published.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,9 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     another model than is published, unless one by one (`explicit`).
     """
     file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
-    if card_of(file) is not None:
-        return cfg
+    with contextlib.suppress(SwinQuantError):  # some other JSON may lie beside a float checkpoint
+        if card_of(file) is not None:
+            return cfg
     weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file, cfg.MODEL.WEIGHTS)
     told = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
     if told["TYPE"] != cfg.MODEL.TYPE:

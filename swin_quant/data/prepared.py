@@ -17,14 +17,20 @@ _MANY = 0.25  # of the values: of normal random ones fewer lie outside, or some 
 
 @dataclass
 class Prepared:
-    """Looks at batches for a model with this `preprocess`, at the values of the first one alone. None: nobody said."""
+    """Looks at batches for a model with this `preprocess`, at the values of the first one alone. None: nobody said.
+
+    `takes_pixels`: uint8 [B, H, W, channels] may come instead, and is not looked at.
+    """
 
     preprocess: Preprocess | None
     channels: int | None = None
     looked: bool = False
+    takes_pixels: bool = False
 
     def __call__(self, images: Tensor) -> None:
         """UsageError with the right call for what cannot be prepared pictures; a warning for what hardly can."""
+        if self.takes_pixels and images.dtype == torch.uint8:
+            return
         first, self.looked = not self.looked, True
         if problem := fault(images, self.preprocess, self.channels, first):
             raise UsageError(problem)

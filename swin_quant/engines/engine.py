@@ -36,7 +36,7 @@ class Engine:
     `weights` is whose they are, and `calibrator` how their ranges were found, as in a card's results; `device` is where
     it runs: it takes images from anywhere, and what times it puts them there. `sizes`: the batches that it has programs
     for, each made when it is first needed; another is filled up to the next. Without, it runs any as it is.
-    `prepared` looks at the images that it is called with.
+    `prepared` looks at the images that it is called with; None: nobody does.
     """
 
     name: str
@@ -50,10 +50,11 @@ class Engine:
     calibrator: str | None = None
     device: str = "cpu"
     sizes: tuple[int, ...] = ()
-    prepared: Prepared = field(default_factory=lambda: Prepared(None, looked=True), compare=False)
+    prepared: Prepared | None = field(default=None, compare=False)
 
     def __call__(self, images: Tensor) -> Any:
-        self.prepared(images)
+        if self.prepared:
+            self.prepared(images)
         if self.max_batch and len(images) > self.max_batch:
             raise UsageError(f"{self.name}: a batch of {len(images)} is above its limit of {self.max_batch} pictures")
         return self.run(images)

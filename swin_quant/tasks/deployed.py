@@ -65,8 +65,11 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
         for name in names_of_engines(artifact, names)
     }
     known = preprocess_of(artifact) if artifact.card.preprocess else None
+    pixels = bool(artifact.record["options"].get("uint8_input"))
     return {
-        key: replace(engine, policy_sha256=sha256 if engine.policy else None, prepared=Prepared(known))
+        key: replace(
+            engine, policy_sha256=sha256 if engine.policy else None, prepared=Prepared(known, takes_pixels=pixels)
+        )
         for key, engine in engines.items()
     }
 

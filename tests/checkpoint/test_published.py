@@ -356,6 +356,7 @@ def test_clipped_windows_are_no_other_model(tmp_path):
 
 
 def test_tables_know_the_keys_of_timm_and_of_our_tree():
+    import_timm()
     from timm.models import PretrainedCfg
 
     assert set(PretrainedCfg().to_dict()) <= set(TIMM)
