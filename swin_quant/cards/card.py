@@ -28,6 +28,7 @@ from swin_quant.cards.records import (
     ArtifactRecord,
     CalibrationRecord,
     CheckpointRecord,
+    ClassNames,
     FileName,
     KnownOptions,
     Moment,
@@ -47,6 +48,7 @@ SCHEMA = f"{FAMILY}{FORMAT}"
 class RunCard:
     """A run, as recorded. `results` holds what `Result`s are in JSON; `measured()` gives them back as such.
 
+    `class_names`: those of the model's classes, in their order, where somebody stated them.
     `newer` holds the keys beside these that a newer version wrote; `checked`: the file was, which this is made of.
     """
 
@@ -64,6 +66,7 @@ class RunCard:
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
+    class_names: ClassNames = field(default_factory=list)
     created: Moment = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
     checked: InitVar[bool] = False

@@ -16,8 +16,17 @@ def _is_date(text: str) -> bool:
         return False
 
 
+NAMES = "at most 100,000 printable names of at most 300 characters"
+
+
+def are_names(names: list[str]) -> bool:
+    """Whether a list is fit for names of classes."""
+    return len(names) <= 100_000 and all(0 < len(name) <= 300 and name.isprintable() for name in names)
+
+
 Sha256 = Annotated[str, Must(re.compile("[0-9a-f]{64}").fullmatch, "64 hexadecimal digits")]
 FileName = Annotated[str, Must(is_bare_name, "fit for a file name, without folders")]
+ClassNames = Annotated[list[str], Must(are_names, NAMES)]
 Moment = Annotated[str, Must(_is_date, "an ISO date and time")]
 
 ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # whose weights a result is of

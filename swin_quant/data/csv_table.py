@@ -95,4 +95,4 @@ def _open(files: list[Path], asked: Wanted) -> TablePictures:
     return TablePictures(files[0], asked)
 
 
-SOURCE = DataSource("csv", "table of path and label (<split>.csv)", _find, _open)
+SOURCE = DataSource("csv", "table of path and label (<split>.csv)", _find, _open, names_own=True)

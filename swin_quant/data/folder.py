@@ -5,15 +5,16 @@ from pathlib import Path
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain
 from swin_quant.base.progress import log
+from swin_quant.data.class_names import in_order
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, printable
 from swin_quant.data.walk import Walk
 
 
 class FolderPictures(Pictures):
-    """The pictures of `<folder>/<class>/**`; the label is the place of the class folder in sorted order.
+    """The pictures of `<folder>/<class>/**`; the label is the place of the class folder in sorted order: as numbers if
+    they count from 0 or 1, else as text.
 
-    Classes, labels and order are those of torchvision's ImageFolder, except that dot-files are skipped, a class may
-    be empty, and a folder is entered once. `folder` and `root` may be links; a link below that leads out of both is
+    All else is as in torchvision's ImageFolder, except that dot-files are skipped, a class may be empty, and a folder is entered once. `folder` and `root` may be links; a link below that leads out of both is
     not followed (`Walk`). Warnings say what was left out, and which classes are empty.
 
     Args:
@@ -29,6 +30,7 @@ class FolderPictures(Pictures):
         self.folder = folder
         walk = Walk([folder, root or folder])
         classes, beside = walk.listed(folder)
+        classes = in_order(classes)
         found = [(file, label) for label, name in enumerate(classes) for file in walk.pictures(folder / name)]
         if not found and not labelled:
             walk = Walk(walk.roots)

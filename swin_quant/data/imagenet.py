@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from typing import Any
 
 from swin_quant.base.compat import import_timm
 
@@ -19,9 +20,23 @@ def wnids_of(classes: int) -> tuple[str, ...] | None:
     ships; None for another number. ImageNet-1k's are in sorted order.
     """
     import_timm()
-    from timm.data import ImageNetInfo, infer_imagenet_subset
+    from timm.data import infer_imagenet_subset
 
     subset = infer_imagenet_subset({"num_classes": classes})
-    if subset is None:
-        return None
-    return tuple(ImageNetInfo(subset).label_names())  # type: ignore[no-untyped-call]  # timm gives it no types
+    return tuple(_info(subset).label_names()) if subset else None
+
+
+def english_of(name: str) -> str:
+    """What ImageNet calls a wnid in English, names with commas between them; any other name as it is."""
+    try:
+        return str(_info("imagenet-22k").label_name_to_description(name)) if is_wnid(name) else name
+    except KeyError:
+        return name
+
+
+@lru_cache(maxsize=2)
+def _info(subset: str) -> Any:
+    import_timm()
+    from timm.data import ImageNetInfo
+
+    return ImageNetInfo(subset)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_lines
-from swin_quant.data.imagenet import is_wnid, wnids_of
 from swin_quant.data.pictures import printable
 
 CLASSES_FILE = "classes.txt"
@@ -17,8 +16,8 @@ MAX_CLASSES = 1_000_000  # where the model does not say how many
 def classed(
     written: Sequence[str | None], classes: int | None, folder: Path, where: Callable[[int], str]
 ) -> tuple[list[int], list[str]]:
-    """Indices and class names. Numbers are indices; names are looked up in `<folder>/classes.txt` if it is there, in
-    ImageNet's list if they are its wnids and the model has as many classes, else among themselves, sorted.
+    """Indices and class names. Numbers are indices; names are looked up in `<folder>/classes.txt` if it is there, else
+    among themselves, sorted.
 
     Args:
         written: one label a picture; None is no label, and -1 unless the model's `classes` are known.
@@ -34,12 +33,11 @@ def classed(
     names = read_lines(path, "list of class names") if os.path.lexists(path) else None
     if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in given):
         return _numbers(written, classes, names, where)
-    listing = path.name if names else "ImageNet's list"
-    names = names or _imagenet(given, classes) or sorted(set(given))
+    names = names or sorted(set(given))
     index = {name: number for number, name in enumerate(names)}
     for place, label in enumerate(written):
         if label is not None and label not in index:
-            raise SwinQuantError(f"{where(place)}: {printable(label)[:80]!r} is not a class of {listing}")
+            raise SwinQuantError(f"{where(place)}: {printable(label)[:80]!r} is not a class of {path.name}")
     return [-1 if label is None else index[label] for label in written], [printable(name) for name in names]
 
 
@@ -53,7 +51,3 @@ def _numbers(
             why = f" (MODEL.NUM_CLASSES is {classes})" if classes else ""
             raise SwinQuantError(f"{where(place)}: label {label} is outside 0 to {limit - 1}{why}")
     return labels, names or list(map(str, range(classes or max(labels, default=-1) + 1)))
-
-
-def _imagenet(labels: list[str], classes: int | None) -> list[str] | None:
-    return list(wnids_of(classes) or ()) if classes and all(map(is_wnid, labels)) else None

@@ -42,13 +42,15 @@ class Wanted:
 class DataSource:
     """One kind. `prefix:PLACE` asks for it; `what` it is made of, for messages.
 
-    `find` says which files it would read, none where there is nothing of the kind; `open` reads them.
+    `find` says which files it would read, none where there is nothing of the kind; `open` reads them. `names_own`: each
+    split states its classes by its own labels, not by what all splits have in common.
     """
 
     prefix: str
     what: str
     find: Callable[[Wanted], list[Path]]
     open: Callable[[list[Path], Wanted], Pictures]
+    names_own: bool = False
 
 
 def files_of(asked: Wanted, ending: str, inside: str) -> list[Path]:

@@ -10,13 +10,15 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.reading import reads
+from swin_quant.data.class_names import fit, in_order, stated
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures, is_picture
-from swin_quant.data.source import DataSource, Wanted
+from swin_quant.data.source import DataSource, Wanted, subfolders
 from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
+TRAIN = "train"
 KINDS = (
     "wnids",
     "ilsvrc",
@@ -36,6 +38,7 @@ def open_pictures(
     zip_mode: bool = False,
     cache_mode: str = "part",
     num_classes: int | None = None,
+    class_names: Sequence[str] = (),
     rank: int = 0,
     world: int = 1,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
@@ -47,6 +50,8 @@ def open_pictures(
             another kind recognises or is asked for by its prefix: `csv:my.csv`.
         num_classes: the classes of the model. None: labels are not needed, so nothing about them is checked, and
             the pictures may lie flat in `‹data_path›/<split>` or `‹data_path›`.
+        class_names: those of the model, where they are known: labels are matched by name (`class_names.fit`). Else
+            they are those of the training pictures that lie there, too.
         zip_mode: it must be a zip. Otherwise it is one where `is_archive`.
         cache_mode, rank, world, track: see ZipPictures.
 
@@ -68,12 +73,24 @@ def open_pictures(
     else:
         root = Path(data_path)
         pictures = FolderPictures(_find(root, split, zip_mode, labelled), labelled, root)
-    if labelled and num_classes != len(pictures.class_names):
-        raise SwinQuantError(
-            f"{data_path}: {split} has {len(pictures.class_names)} classes, but MODEL.NUM_CLASSES is {num_classes}: "
-            "correct one of them"
-        )
+    if num_classes is not None:
+        names, whose = class_names, "the model"
+        if not names and split != TRAIN and (names := _trained_on(data_path, num_classes)):
+            whose = TRAIN
+        fit(pictures, num_classes, names, f"{data_path}: {split}", whose)
     return pictures
+
+
+def _trained_on(data_path: str, classes: int) -> list[str]:
+    """The class names of the training pictures beside another split, where they are its own to state."""
+    if folders := subfolders(Path(data_path, TRAIN)):
+        return stated(in_order(folders), classes)
+    asked = _asked(data_path, TRAIN, None)
+    try:
+        source, files = (_found(asked) if asked.has_splits else None) or (None, [])
+        return stated(source.open(files, asked).class_names, classes) if source and source.names_own else []
+    except SwinQuantError:  # they are not what was asked for
+        return []
 
 
 def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:

@@ -1,0 +1,82 @@
+"""The names of a head's classes, as its publisher states them: in `config.json` beside it, or by the data set it is of."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.files import read_json
+from swin_quant.cards.lineage import card_of
+from swin_quant.cards.records import NAMES, are_names
+from swin_quant.checkpoint.hub import WEIGHTS
+from swin_quant.checkpoint.sources import timm_name
+from swin_quant.data.class_names import is_usual_imagenet
+from swin_quant.data.imagenet import wnids_of
+
+_OF_IMAGENET = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # a tag of timm: what the head was last trained on
+
+
+def class_names(file: Path, classes: int) -> list[str]:
+    """Those of the run card beside the checkpoint `file`, else its publisher's; none where nobody says them.
+
+    SwinQuantError for a description that is broken: it names the file and the key.
+    """
+    try:
+        card = card_of(file)
+    except SwinQuantError:  # another JSON beside a float checkpoint
+        card = None
+    return card.class_names if card and card.class_names else _published(file, classes)
+
+
+def _published(file: Path, classes: int) -> list[str]:
+    if file.name not in WEIGHTS:
+        return []
+    path = file.with_name("config.json")
+    config = read_json(path, "description of a checkpoint") if path.is_file() else {}
+    config = config if isinstance(config, dict) else {}
+    pretrained = config["pretrained_cfg"] if isinstance(config.get("pretrained_cfg"), dict) else {}
+    for key, told in (
+        ("id2label", config.get("id2label")),
+        ("label_names", config.get("label_names")),
+        ("pretrained_cfg.label_names", pretrained.get("label_names")),
+    ):
+        if told is not None:
+            return _checked(_listed(told, f"{path}: {key}", classes), f"{path}: {key}", classes)
+    name = timm_name(file)
+    tag = pretrained.get("tag") or (import_timm().get_pretrained_cfg(name).tag if name else "")
+    return list(wnids_of(classes) or ()) if isinstance(tag, str) and _OF_IMAGENET.search(tag) else []
+
+
+def _listed(told: Any, where: str, classes: int) -> list[str]:
+    """A list of names, or a mapping of each index to one, as a list."""
+    if not isinstance(told, Mapping | Sequence) or isinstance(told, str):
+        raise SwinQuantError(f"{where} is neither a list of class names nor a mapping of numbers to them")
+    if len(told) != classes:
+        raise SwinQuantError(f"{where} has {len(told)} names, the head {classes} classes: correct one of them")
+    if isinstance(told, Mapping):
+        wanted = list(map(str, range(classes)))
+        if missing := [key for key in wanted if key not in told]:
+            strange = [f"{key!r:.40}" for key in told if key not in set(wanted)]
+            raise SwinQuantError(f"{where} has no {listed(missing)}, but {listed(strange)}: keys are 0 to {classes - 1}")
+        told = [told[key] for key in wanted]
+    return [str(name) if type(name) is int else name for name in told]
+
+
+def _checked(names: list[Any], where: str, classes: int) -> list[str]:
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not are_names([name]):
+            raise SwinQuantError(f"{where}: {index} is {name!r:.60}, no name: must be {NAMES}")
+    if not are_names(names):
+        raise SwinQuantError(f"{where} must be {NAMES}")
+    if names in ([f"LABEL_{index}" for index in range(classes)], list(map(str, range(classes)))):
+        return []  # transformers' own, where its user gave none
+    if is_usual_imagenet(names):
+        return list(wnids_of(classes) or ())
+    again = [name for name, count in Counter(names).items() if count > 1]
+    if again and not wnids_of(classes):  # two of ImageNet's are called crane
+        places = [index for index, name in enumerate(names) if name == again[0]]
+        raise SwinQuantError(f"{where}: {listed(map(str, places))} are all called {again[0]:.60}: give each its own name")
+    return names

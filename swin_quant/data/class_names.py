@@ -1,0 +1,132 @@
+"""Classes by name: which class of the model each class of a data set is. Labels that are only numbers match by place."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+from swin_quant.base.errors import SwinQuantError, listed, one_line
+from swin_quant.base.progress import log
+from swin_quant.data.imagenet import english_of, is_wnid, wnids_of
+from swin_quant.data.pictures import Pictures
+
+Keys = Callable[[str], Collection[str]]
+
+SHOWN = 4  # names of a list, in a message
+_MOST = 0.9  # of ImageNet's names in the English of somebody else, which may be a little older or newer
+
+
+def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whose: str = "the model") -> None:
+    """Give `pictures` the labels of a model of so many `classes`, which are called `names` where that is known.
+
+    A part of the model's classes will do. `whose` names are said in errors.
+
+    Raises:
+        SwinQuantError: names `place`, and what is in one list alone; or another number of classes without names.
+    """
+    data = list(pictures.class_names)
+    known = names if len(names) == classes else _imagenet(data, classes)
+    found = _found(known, data) if known else []
+    if known and None not in found and len(set(found)) == len(found):
+        _relabel(pictures, [number for number in found if number is not None], known, place)
+    elif known and not (is_numbers(known) or is_numbers(data)):
+        alone = [name for name, number in zip(data, found, strict=True) if number is None or found.count(number) > 1]
+        rest = [name for number, name in enumerate(known) if number not in found]
+        raise SwinQuantError(
+            f"{place} has other classes than {whose}: {_shown(alone)} there alone, {_shown(rest) or 'none'} in {whose} "
+            "alone: give both the same names"
+        )
+    elif len(data) != classes:
+        raise SwinQuantError(
+            f"{place} has {len(data)} classes, but MODEL.NUM_CLASSES is {classes}: correct one of them"
+        )
+
+
+def stated(names: Sequence[str], classes: int) -> list[str]:
+    """The names for a model of so many `classes` that has none, of data it is used with; none where they are numbers
+    from 0, or others than so many."""
+    known = _imagenet(names, classes) or list(names)
+    return known if len(known) == classes and known != list(map(str, range(classes))) else []
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Names of folders in the order of their labels: as numbers where they count from 0 or 1, else as text."""
+    by_number = sorted(names, key=lambda name: (int(name) if _is_number(name) else 0, name))
+    return by_number if is_numbers(by_number) else sorted(names)
+
+
+def is_usual_imagenet(names: Sequence[str]) -> bool:
+    """Whether names are ImageNet's, by wnid or in English, in the order of published heads; some may be unknown."""
+    standard = wnids_of(len(names)) or ()
+    known = _index(standard, _one_english)
+    fits = [bool({*_one_english(name)} & {*_one_english(wnid)}) for name, wnid in zip(names, standard, strict=False)]
+    elsewhere = any(known.keys() & {*_one_english(name)} for name, fits_here in zip(names, fits, strict=False) if not fits_here)
+    return sum(fits) > _MOST * len(standard) > 0 and not elsewhere
+
+
+def is_numbers(names: Sequence[str]) -> bool:
+    """Whether names only count the classes, from 0 or 1."""
+    if not names or not all(map(_is_number, names)):
+        return False
+    first = int(names[0])
+    return first in (0, 1) and [int(name) for name in names] == list(range(first, first + len(names)))
+
+
+def _is_number(name: str) -> bool:
+    return re.fullmatch("[0-9]{1,9}", name) is not None
+
+
+def _imagenet(data: Sequence[str], classes: int) -> list[str]:
+    """The wnids of a model that has no names, where data have some of them, all, or fewer others."""
+    known = wnids_of(classes) if data and all(map(is_wnid, data)) else None
+    return list(known) if known and (len(data) < classes or set(data) <= set(known)) else []
+
+
+def _relabel(pictures: Pictures, found: Sequence[int], names: Sequence[str], place: str) -> None:
+    if len(found) < len(names):
+        log.info("%s: %d of the model's %d classes", place, len(found), len(names))
+    elif list(found) != list(range(len(names))):
+        log.info("%s: classes are in another order than the model's: matched by name", place)
+    pictures.labels = [found[label] if label >= 0 else label for label in pictures.labels]
+    pictures.class_names = list(names)
+
+
+def _found(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
+    """The place in `model` of each name in `data`; None where it has none, or several.
+
+    As written; in any case, `_` for a space; and where one of the two has ImageNet's wnids, by their English names:
+    all of them, or one.
+    """
+    levels: list[Keys] = [lambda name: [name], lambda name: [_folded(name)]]
+    if any(map(is_wnid, model)) != any(map(is_wnid, data)):
+        levels += [lambda name: [_folded(english_of(name))], _one_english]
+    standard = wnids_of(len(model)) if len(levels) > 2 else None
+    indices = [_index(model, keys) for keys in levels]
+    found: list[int | None] = []
+    for name in data:
+        hits: set[int] = set()
+        for keys, index in zip(levels, indices, strict=True):
+            hits = hits or {place for key in keys(name) for place in index.get(key, ())}
+        if len(hits) > 1 and standard:  # two of ImageNet's classes are called crane
+            hits = {place for place in hits if standard[place] == name}
+        found.append(hits.pop() if len(hits) == 1 else None)
+    return found
+
+
+def _one_english(name: str) -> list[str]:
+    return [_folded(each) for each in english_of(name).split(",")]
+
+
+def _index(names: Sequence[str], keys: Keys) -> dict[str, list[int]]:
+    index = defaultdict(list)
+    for place, name in enumerate(names):
+        for key in keys(name):
+            index[key].append(place)
+    return index
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.replace("_", " ").casefold().split())
+
+
+def _shown(names: Sequence[str]) -> str:
+    return listed([one_line(name)[:40] for name in names], SHOWN)
