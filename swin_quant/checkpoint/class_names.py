@@ -1,4 +1,4 @@
-"""The names of a head's classes, as its publisher states them: in `config.json` beside it, or by the data set it is of."""
+"""What a publisher calls the classes of a head: by `config.json` beside it, or by the data set that it is of."""
 
 import re
 from collections import Counter
@@ -59,8 +59,8 @@ def _listed(told: Any, where: str, classes: int) -> list[str]:
     if isinstance(told, Mapping):
         wanted = list(map(str, range(classes)))
         if missing := [key for key in wanted if key not in told]:
-            strange = [f"{key!r:.40}" for key in told if key not in set(wanted)]
-            raise SwinQuantError(f"{where} has no {listed(missing)}, but {listed(strange)}: keys are 0 to {classes - 1}")
+            strange = listed(f"{key!r:.40}" for key in told.keys() - {*wanted})
+            raise SwinQuantError(f"{where} has no {listed(missing)}, but {strange}: keys are 0 to {classes - 1}")
         told = [told[key] for key in wanted]
     return [str(name) if type(name) is int else name for name in told]
 
@@ -77,6 +77,6 @@ def _checked(names: list[Any], where: str, classes: int) -> list[str]:
         return list(wnids_of(classes) or ())
     again = [name for name, count in Counter(names).items() if count > 1]
     if again and not wnids_of(classes):  # two of ImageNet's are called crane
-        places = [index for index, name in enumerate(names) if name == again[0]]
-        raise SwinQuantError(f"{where}: {listed(map(str, places))} are all called {again[0]:.60}: give each its own name")
+        places = listed(str(index) for index, name in enumerate(names) if name == again[0])
+        raise SwinQuantError(f"{where}: {places} are all called {again[0]:.60}: give each its own name")
     return names

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.engines.scoring import open_labelled
     from swin_quant.tasks.calibrate import calibrate_checkpoint
-    from swin_quant.tasks.calibrated import tell_unnamed, unnamed_policy
+    from swin_quant.tasks.calibrated import names_of, tell_unnamed, unnamed_policy
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.recalibrate import calibrated_beside, recalibrate
 
@@ -94,7 +94,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     directory = getattr(args, "calib_output_path", None) or output_dir(args, cfg)
     scored = not args.no_eval and cfg.MODEL.OUTPUT_KIND == LOGITS and has_split(cfg, "val")
     if scored:
-        open_labelled(cfg, "val", world, cache_mode="no")  # refused now, not after the calibration
+        named = names_of(cfg, args.checkpoint, args.replace_head)
+        open_labelled(cfg, "val", world, "no", named)  # refused now, not after the calibration
     if statistics:
         done = recalibrate(cfg, statistics, args.checkpoint, policies[0], plan.method, directory, world)
     else:

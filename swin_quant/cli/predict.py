@@ -109,7 +109,7 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
     name, classes = Path(args.model).name, cfg.MODEL.NUM_CLASSES
     record = subject.card.checkpoint or subject.card.source
     sha256 = record["sha256"] if record else None
-    return answering_model(subject.model, name, preprocess, classes, subject.policies, sha256)
+    return answering_model(subject.model, name, preprocess, classes, subject.policies, sha256, subject.card.class_names)
 
 
 def _write(target: str | None, by: Answering, found: Predictions) -> None:

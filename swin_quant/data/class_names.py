@@ -1,4 +1,4 @@
-"""Classes by name: which class of the model each class of a data set is. Labels that are only numbers match by place."""
+"""Which class of the model each class of a data set is: by name, or by place where labels are only numbers."""
 
 import re
 from collections import defaultdict
@@ -56,11 +56,13 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 def is_usual_imagenet(names: Sequence[str]) -> bool:
     """Whether names are ImageNet's, by wnid or in English, in the order of published heads; some may be unknown."""
-    standard = wnids_of(len(names)) or ()
-    known = _index(standard, _one_english)
-    fits = [bool({*_one_english(name)} & {*_one_english(wnid)}) for name, wnid in zip(names, standard, strict=False)]
-    elsewhere = any(known.keys() & {*_one_english(name)} for name, fits_here in zip(names, fits, strict=False) if not fits_here)
-    return sum(fits) > _MOST * len(standard) > 0 and not elsewhere
+    standard = wnids_of(len(names))
+    if standard is None:
+        return False
+    index = _index(standard, _one_english)
+    places = [{place for key in _one_english(name) for place in index.get(key, ())} for name in names]
+    known = [place in found for place, found in enumerate(places) if found]
+    return all(known) and len(known) > _MOST * len(standard)
 
 
 def is_numbers(names: Sequence[str]) -> bool:

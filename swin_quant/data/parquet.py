@@ -214,6 +214,9 @@ def _features(file: Any, label: str | None) -> list[str] | None:
 
 
 SOURCE = DataSource(
-    "parquet", "Parquet files of pictures", lambda asked: files_of(asked, ".parquet", "*.parquet"), ParquetPictures,
+    "parquet",
+    "Parquet files of pictures",
+    lambda asked: files_of(asked, ".parquet", "*.parquet"),
+    ParquetPictures,
     names_own=True,
 )

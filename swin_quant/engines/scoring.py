@@ -34,6 +34,7 @@ def score_engines(
     split: str = "val",
     max_unreadable: float = 0.01,
     keeping: Keeping | None = None,
+    class_names: Sequence[str] = (),
 ) -> dict[str, Result]:
     """A result for each engine, all on the same pictures in one pass, by the engines' keys.
 
@@ -41,7 +42,7 @@ def score_engines(
     comparisons. Every rank scores its share; all return the same results. `keeping`: answers to each picture are
     written, and what was cut off goes on.
     """
-    pictures = open_labelled(cfg, split, world)
+    pictures = open_labelled(cfg, split, world, class_names=class_names)
     dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
     how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable, keeping)
@@ -114,19 +115,26 @@ def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRec
     return DatasetRecord(name=Path(data_path).name, split=split, pictures=len(pictures), sha256=digest(pictures.names))
 
 
-def open_labelled(cfg: CfgNode, split: str, world: World, cache_mode: str | None = None) -> Pictures:
-    """The labelled pictures of a split, their number of classes checked against MODEL.NUM_CLASSES.
+def open_labelled(
+    cfg: CfgNode, split: str, world: World, cache_mode: str | None = None, class_names: Sequence[str] = ()
+) -> Pictures:
+    """The labelled pictures of a split, their classes matched with the model's, or their number with its.
 
-    `cache_mode` is in place of DATA.CACHE_MODE.
+    `cache_mode` is in place of DATA.CACHE_MODE; `class_names` are the model's, where they are known.
     """
     need_logits(cfg, "accuracy")
-    return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES)
+    return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES, class_names)
 
 
 def open_split(
-    cfg: CfgNode, split: str, world: World, cache_mode: str | None = None, classes: int | None = None
+    cfg: CfgNode,
+    split: str,
+    world: World,
+    cache_mode: str | None = None,
+    classes: int | None = None,
+    class_names: Sequence[str] = (),
 ) -> Pictures:
-    """The pictures of a split; with `classes`, of so many classes, else of any, and maybe without labels."""
+    """The pictures of a split; with `classes`, of those of the model, else of any, and maybe without labels."""
     check_channels(cfg)
     return open_pictures(
         cfg.DATA.DATA_PATH,
@@ -134,6 +142,7 @@ def open_split(
         zip_mode=cfg.DATA.ZIP_MODE,
         cache_mode=cache_mode or cfg.DATA.CACHE_MODE,
         num_classes=classes,
+        class_names=class_names,
         rank=world.rank,
         world=world.size,
         track=lambda indices: track(indices, f"reading {split}", len(indices)),

@@ -1,5 +1,6 @@
 """`calibrate` in memory."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
@@ -9,10 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import called
+from swin_quant.base.errors import UsageError, called
 from swin_quant.base.progress import log, track
 from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
+from swin_quant.data.class_names import stated
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.calibration import Method
@@ -70,9 +72,9 @@ def calibrate(
         apply_policy(model.module, policy)
         plan = plan.for_model(model.module)
         if isinstance(pictures, PictureSet):
-            found = _on_pictures(model, pictures, how, world)
+            found, seen = _on_pictures(model, pictures, how, world)
         else:
-            found = _on_batches(model, pictures, how)
+            found, seen = _on_batches(model, pictures, how), []
         found = found.improved(model.module, plan, world, before, scratch)
         record = found.checked(model.module, policy, world)
     model.card = replace(
@@ -87,6 +89,7 @@ def calibrate(
         sensitivity=None,
         searches=[],
         versions=versions(),
+        class_names=model.class_names or _stated(model, seen),
     )
     model.calibration, model.file = found.calibration, None
     scratch.clear()
@@ -104,7 +107,15 @@ def _source(model: Model) -> SourceRecord | None:
     return SourceRecord(file=card.checkpoint["file"], sha256=card.checkpoint["sha256"], format=kind, path=place)
 
 
-def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: World) -> Found:
+def _stated(model: Model, seen: Sequence[str]) -> list[str]:
+    """Class names of the pictures, where a model has as many."""
+    with contextlib.suppress(UsageError):  # it need not say how many classes it has
+        return stated(seen, model.classes) if seen else []
+    return []
+
+
+def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: World) -> tuple[Found, Sequence[str]]:
+    """What was found, and the names of the pictures' classes."""
     pictures = pictures.of_split("train")
     opened = pictures.open()
     if pictures.upright not in (None, model.preprocess.upright):
@@ -113,7 +124,7 @@ def _on_pictures(model: Model, pictures: PictureSet, method: Method, world: Worl
     count = min(len(opened), BATCHES * BATCH_SIZE) if pictures.count is None else pictures.count
     size = next(size for size in range(BATCH_SIZE, 0, -1) if count % size == 0)  # ranges do not depend on it
     plan = CalibrationPlan(count // size, size, pictures.split or "", pictures.seed, method=method)
-    return calibrate_pictures(model.module, opened, model.preprocess, plan, world)
+    return calibrate_pictures(model.module, opened, model.preprocess, plan, world), opened.class_names
 
 
 def _on_batches(model: Model, source: Iterable[Any], method: Method) -> Found:

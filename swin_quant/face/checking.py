@@ -77,6 +77,7 @@ def predict(
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     else:
         policies = [model.policy] if model.policy and model.is_calibrated else []
-        by = answering_model(model.module, model.name, model.preprocess, model.classes, policies)
+        how = (model.preprocess, model.classes, policies)
+        by = answering_model(model.module, model.name, *how, names=model.class_names)
     with eval_mode(*network):
         return answers(by, NamedPictures(places), top).answers

@@ -99,7 +99,7 @@ def _results(
 ) -> dict[str, Result]:
     if isinstance(pictures, PictureSet):
         pictures = pictures.of_split("val")
-        opened = _chosen(pictures, model.classes)
+        opened = _chosen(pictures, model)
         dataset = dataset_record(pictures.path, pictures.split or "", opened)
         workers = default_workers(8, 1, len(opened))
         return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
@@ -130,6 +130,6 @@ class _Seen:
         return DatasetRecord(name="tensors", split="", pictures=sum(self.sizes), sha256=digest)
 
 
-def _chosen(pictures: PictureSet, classes: int) -> Pictures:
-    opened = pictures.open(classes)
+def _chosen(pictures: PictureSet, model: Model) -> Pictures:
+    opened = pictures.open(model.classes, model.class_names)
     return opened if pictures.count is None else SomePictures(opened, pictures.indices(opened))

@@ -105,6 +105,11 @@ class Model:
         return heads[-1]
 
     @property
+    def class_names(self) -> list[str]:
+        """The names of its classes, in the order of its logits; none where nobody said them."""
+        return list(self.card.class_names)
+
+    @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 

@@ -1,6 +1,6 @@
 """What the face takes for pictures: a place on disk, or any iterable of tensors, a DataLoader for instance."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,14 +39,16 @@ class PictureSet:
         has_splits = is_data_set(self.path) or holds_split(self.path, unless_said)
         return replace(self, split=unless_said) if self.split is None and has_splits else self
 
-    def open(self, classes: int | None = None) -> Pictures:
-        """The pictures; labelled if the number of `classes` is given, which is checked. Errors as `open_pictures`."""
+    def open(self, classes: int | None = None, class_names: Sequence[str] = ()) -> Pictures:
+        """The pictures; labelled if the number of `classes` is given, which is checked, or where they are known their
+        names. Errors as `open_pictures`."""
         if self.split is None and not is_data_set(self.path):
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
             opened: Pictures = NamedPictures([self.path])
         else:
-            opened = open_pictures(self.path, self.split or "val", cache_mode="no", num_classes=classes)
+            split = self.split or "val"
+            opened = open_pictures(self.path, split, cache_mode="no", num_classes=classes, class_names=class_names)
         opened.upright = self.upright
         return opened
 

@@ -20,6 +20,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config.geometry import check_channels
 from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import calibration_batches
+from swin_quant.data.class_names import stated
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
@@ -34,6 +35,7 @@ from swin_quant.tasks.calibrated import (
     calibrated_again,
     finish_in,
     made_before,
+    names_of,
     original,
     refuse_changed_features,
 )
@@ -95,6 +97,7 @@ def calibrate_checkpoint(
     model.to(world.device)
 
     preprocess = Preprocess.from_config(cfg)
+    named = names_of(cfg, source.path if source else None, replace_head)
     pictures, transform = open_calibrating(cfg, plan), _transform(cfg, preprocess, plan)
     found = calibrate_pictures(model, pictures, transform, plan, world, _workers(cfg, plan, world))
     scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
@@ -108,6 +111,7 @@ def calibrate_checkpoint(
         policy=policy.to_dict(),
         calibration=record,
         training=calibrated_again(before),
+        class_names=named or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES),
     )
     done = finish_in(Path(output), model, card, found.calibration, world)
     scratch.clear()

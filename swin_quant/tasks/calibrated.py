@@ -26,8 +26,9 @@ from swin_quant.cards.records import (
     TrainingRecord,
 )
 from swin_quant.checkpoint import Source, calibrated_bytes
+from swin_quant.checkpoint.class_names import class_names
 from swin_quant.config.families import Family, families
-from swin_quant.config.outputs import FEATURES
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
@@ -159,6 +160,13 @@ def tell_unnamed(policy: Policy) -> None:
     """Say which policy is scored though nobody named it."""
     log.info("policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
              "which engine each is", policy.name, policy.description.rstrip("."))  # fmt: skip
+
+
+def names_of(cfg: CfgNode, checkpoint: str | Path | None, replace_head: bool = False) -> list[str]:
+    """The names of the classes of a checkpoint's head, where it says them; none of a new head."""
+    if checkpoint is None or replace_head or cfg.MODEL.OUTPUT_KIND != LOGITS:
+        return []
+    return class_names(Path(checkpoint), cfg.MODEL.NUM_CLASSES)
 
 
 def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:

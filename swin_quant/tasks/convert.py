@@ -19,7 +19,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.registry import exchanges_of
 from swin_quant.quant.passes.places import take_back
-from swin_quant.tasks.calibrated import calibrated_again, made_before, original
+from swin_quant.tasks.calibrated import calibrated_again, made_before, names_of, original
 from swin_quant.tasks.passes import of_weights
 
 MINDSPORE = ".ckpt"
@@ -54,7 +54,8 @@ def convert(
     record = original(made_before(checkpoint, source.calibrated), source)
     ensure_writable_dir(target.parent)
     save_float(model, target, dtype)
-    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), record)
+    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), record,
+                   class_names=names_of(cfg, source.path, replace_head))  # fmt: skip
     if before:
         training = calibrated_again(before) if before.is_qat else before.training
         card = replace(card, preprocess=before.preprocess, training=training, calibration=_passes_of(before))

@@ -167,6 +167,7 @@ def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World
 
 
 def labels_in(artifact: Artifact) -> list[str]:
-    """The class names that an artifact carries, fit to print; none if it, or all of its kind, have none."""
+    """The class names that an artifact carries, or else its card, fit to print; none if nobody said them."""
     backend = backends().get(artifact.record["backend"])
-    return [one_line(name) for name in function(backend.labels)(artifact)] if backend and backend.labels else []
+    own = function(backend.labels)(artifact) if backend and backend.labels else []
+    return [one_line(name) for name in own or artifact.card.class_names]

@@ -14,6 +14,8 @@ from yacs.config import CfgNode
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ
 from swin_quant.config import from_dict
+from swin_quant.data.class_names import is_numbers
+from swin_quant.data.imagenet import english_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.baseline import engines_beside
@@ -60,13 +62,13 @@ def disagreements(
     other = (before.argmax(1) != after.argmax(1)).nonzero().flatten()
     far = divergence(before[other], after[other])
     worst = other[far.argsort(descending=True, stable=True)][:MOST].tolist()
-    own = list(pictures.class_names)
-    names = class_names(classes, None, own if len(own) == classes else ())
+    names = class_names(classes, None, card.class_names or pictures.class_names)
+    own = names if is_numbers(pictures.class_names) else pictures.class_names
     index = {name: number for number, name in enumerate(pictures.names)}
     found = [
         Disagreement(
             picture=seen.names[at],
-            label=names[label] if 0 <= (label := int(seen.labels[at])) < len(names) else "no label",
+            label=english_of(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
             thumbnail=thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
             float_sees=_seen(before[at], names),
             quantized_sees=_seen(after[at], names),

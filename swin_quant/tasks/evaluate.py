@@ -29,7 +29,7 @@ from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
-from swin_quant.tasks.calibrated import refuse_changed_features
+from swin_quant.tasks.calibrated import names_of, refuse_changed_features
 
 
 def score_model(
@@ -57,7 +57,7 @@ def score_model(
     whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
     keeping = Keeping(answers, whose) if answers else None
     with eval_mode(model):
-        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping)
+        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping, card.class_names)
     for result in results.values():
         card = card.with_result(result)
     return card
@@ -108,8 +108,9 @@ def load_for_scoring(
     model.to(world.device)
     if card is None:
         card_file = None
-        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record())
-        card = replace(card, policy=policies[0].to_dict() if policies else None)
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record(),
+                       policy=policies[0].to_dict() if policies else None,
+                       class_names=names_of(cfg, source.path, replace_head))  # fmt: skip
     return Subject(model, policies, card, card_file)
 
 

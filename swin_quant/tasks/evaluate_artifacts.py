@@ -139,7 +139,8 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     if scoring.options.extensions:
         whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
     keeping = Keeping(scoring.answers, whose) if scoring.answers else None
-    results = score_engines(engines, cfg, first.preprocess, world, scoring.split, scoring.max_unreadable, keeping)
+    how = (world, scoring.split, scoring.max_unreadable, keeping, first.artifact.card.class_names)
+    results = score_engines(engines, cfg, first.preprocess, *how)
     scored = []
     for prepared in group:
         card, file = prepared.artifact.card, prepared.artifact.file

@@ -63,7 +63,7 @@ def finetune(
         # Snapshots are compared with the model, and have the ranges that training gives it.
         settle_granularity(model, enabled_nodes(model))
         request = replace(request, teacher=_teacher(request, recipe, subject.card))
-        model, position, record = run(model, cfg, recipe, request, world, policy)
+        model, position, record, named = run(model, cfg, recipe, request, world, origin.class_names, policy)
         if subject.card.training and "ranges" in subject.card.training:  # one learned before was not calibrated
             now, before = record["ranges"], subject.card.training["ranges"]
             record["ranges"] = RangesRecord(
@@ -73,6 +73,7 @@ def finetune(
             origin,
             policy=policy.to_dict(),
             training=record,
+            class_names=named,
             results=[],  # and the rest that was measured of other weights
             verification=[],
             sensitivity=None,

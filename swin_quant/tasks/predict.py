@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import read_lines
 from swin_quant.config.outputs import need_logits
+from swin_quant.data.imagenet import english_of, wnids_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.engine import Engine
@@ -71,11 +70,12 @@ def answering_model(
     classes: int,
     policies: Sequence[Policy],
     sha256: str | None = None,
+    names: Sequence[str] = (),
 ) -> Answering:
     """A model in torch: quantized under the first of `policies`, else in float."""
     device = next(model.parameters()).device
     engine = list(torch_engines(model, device, None, policies[:1]).values())[-1]
-    return Answering(name, engine, preprocess, classes, sha256=sha256, device=device)
+    return Answering(name, engine, preprocess, classes, names, sha256, device)
 
 
 def predict(
@@ -109,8 +109,8 @@ def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[li
 
 
 def class_names(classes: int, labels: str | None = None, carried: Sequence[str] = ()) -> list[str]:
-    """Names of the classes: from the file `labels`, one a line; else those that an artifact has `carried` along, if
-    they are as many; else ImageNet's where their number is that of one of its sets; else numbers.
+    """Names of the classes: from the file `labels`, one a line; else those that a card or artifact has `carried` along,
+    if they are as many; else ImageNet's where their number is that of one of its sets; else numbers.
 
     UsageError for a file of another number of names, SwinQuantError for one that cannot be read as text.
     """
@@ -119,16 +119,5 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
         if len(names) != classes:
             raise UsageError(f"‹labels› {labels}: has {len(names)} names, the model {classes} classes")
         return names
-    if len(carried) == classes:
-        return list(carried)
-    return _imagenet(classes) or [str(index) for index in range(classes)]
-
-
-@lru_cache(maxsize=1)
-def _imagenet(classes: int) -> list[str] | None:
-    """timm's descriptions of ImageNet-1k, -22k, ... in the order of published heads; None for another number."""
-    import_timm()
-    from timm.data import ImageNetInfo, infer_imagenet_subset
-
-    subset = infer_imagenet_subset({"num_classes": classes})
-    return list(ImageNetInfo(subset).label_descriptions()) if subset else None
+    named = carried if len(carried) == classes else wnids_of(classes) or range(classes)
+    return [english_of(str(name)) for name in named]

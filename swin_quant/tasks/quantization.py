@@ -33,7 +33,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
-from swin_quant.tasks.calibrated import calibrated_again, made_before, place_of
+from swin_quant.tasks.calibrated import calibrated_again, made_before, names_of, place_of
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights
@@ -109,8 +109,8 @@ class Quantization:
     @cached_property
     def scored_on(self) -> DatasetRecord:
         """The pictures that the artifact is scored on. SwinQuantError where they are not to be had."""
-        cfg = self.cfg
-        return dataset_record(cfg.DATA.DATA_PATH, VAL, open_labelled(cfg, VAL, World(), cache_mode="no"))
+        names = names_of(self.cfg, self.checkpoint)
+        return dataset_record(self.cfg.DATA.DATA_PATH, VAL, open_labelled(self.cfg, VAL, World(), "no", names))
 
     @cached_property
     def calibrated_on(self) -> list[str]:

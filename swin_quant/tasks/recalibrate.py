@@ -86,6 +86,7 @@ def recalibrate(
         policy=policy.to_dict(),
         training=calibrated_again(before),
         calibration=searched,
+        class_names=before.class_names,
     )
     return finish_in(Path(output), model, card, calibration, world)
 

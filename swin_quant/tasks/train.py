@@ -20,6 +20,7 @@ from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, So
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.config.portable import portable_config
+from swin_quant.data.class_names import stated
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
@@ -28,6 +29,7 @@ from swin_quant.engines.scoring import open_labelled, open_split
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy
+from swin_quant.tasks.calibrated import names_of
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler
@@ -83,8 +85,10 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = W
         source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
         path = request.folder / f"{cfg.MODEL.NAME}.pth"
         refuse_to_replace(path, request)
-        model, position, record = run(model, cfg, recipe, request, world)
-        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source)
+        named = names_of(cfg, request.start, request.replace_head)
+        model, position, record, named = run(model, cfg, recipe, request, world, named)
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source,
+                       class_names=named)  # fmt: skip
         if world.is_main:
             save_float(model, path)
             card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
@@ -104,9 +108,16 @@ def refuse_to_replace(path: Path, request: Request) -> None:
 
 
 def run(
-    model: Classifier, cfg: CfgNode, recipe: Recipe, request: Request, world: World, policy: Policy | None = None
-) -> tuple[Classifier, Position, TrainingRecord]:
-    """Train `model` by `recipe` on the config's pictures; returns it, how far it got, and the card's `training`.
+    model: Classifier,
+    cfg: CfgNode,
+    recipe: Recipe,
+    request: Request,
+    world: World,
+    class_names: list[str],
+    policy: Policy | None = None,
+) -> tuple[Classifier, Position, TrainingRecord, list[str]]:
+    """Train `model` by `recipe` on the config's pictures; returns it, how far it got, the card's `training`, and the
+    names of its classes: `class_names`, or where there are none those of the pictures.
 
     Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
     """
@@ -123,7 +134,11 @@ def run(
     )
     preprocess = Preprocess.from_config(cfg)
     labelled = cfg.MODEL.OUTPUT_KIND == LOGITS
-    pictures = open_labelled(cfg, "train", world) if labelled else open_split(cfg, "train", world)
+    if labelled:
+        pictures = open_labelled(cfg, "train", world, class_names=class_names)
+        class_names = class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
+    else:
+        pictures = open_split(cfg, "train", world)
     settings = settings_of(
         recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict(),
         teacher_sha256=teacher_source and teacher_source["sha256"], pictures_sha256=digest(pictures.names),
@@ -138,7 +153,7 @@ def run(
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
     validation = None
     if labelled and has_split(cfg, "val"):
-        held_out = open_labelled(cfg, "val", world)
+        held_out = open_labelled(cfg, "val", world, class_names=class_names)
         validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
     elif labelled:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
@@ -171,7 +186,7 @@ def run(
     record = training_record(recipe, cfg, batches, pictures, position, start, teacher_source, world)
     if policy:
         record["ranges"] = keeper.record()
-    return unsharded, position, record
+    return unsharded, position, record, class_names
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:

@@ -32,6 +32,7 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.data.imagenet import english_of
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
@@ -72,6 +73,12 @@ def _amax(node: Quantizer) -> Tensor:
     return node.known_amax if node.symmetric else node.tensor_range
 
 
+def _labels(model: Classifier, card: RunCard) -> list[str] | None:
+    """The names that a card has for the classes, in English."""
+    has = model.output_kind == LOGITS and len(card.class_names) == model.classes
+    return [english_of(name) for name in card.class_names] if has else None
+
+
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
     """Write `<NAME>_<int8|fp8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
 
@@ -95,7 +102,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     own = rewriter.translations() if rewriter.translations else {}
     proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs, own)
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
-    onnx_metadata.write(proto, card, recorded, options.labels)
+    onnx_metadata.write(proto, card, recorded, options.labels or _labels(model, card))
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     quantized = precision_of(model) if options.int4_weights or has_fp8(model) else "int8"
     stored_as = FP8 if quantized == FP8 else "int4" if options.int4_weights else "int8"

@@ -236,7 +236,7 @@ def _throughput(args: argparse.Namespace, world: World) -> None:
         raise UsageError("no checkpoint: give --resume FILE")
     cfg = options.config_of(args)
     subject = load_for_scoring(cfg, args.checkpoint, options.policies_of(args), world, args.replace_head)
-    pictures = open_labelled(cfg, args.split, world)
+    pictures = open_labelled(cfg, args.split, world, class_names=subject.card.class_names)
     first = [list(range(min(cfg.DATA.BATCH_SIZE, len(pictures))))]
     batch = next(load_batches(pictures, Preprocess.from_dict(subject.card.preprocess), first))
     if not batch.indices:
