@@ -20,6 +20,7 @@ from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
 from swin_quant.engines.answers import Keeping, score_and_keep
 from swin_quant.engines.carry import readable
+from swin_quant.engines.chance import warn_of_guessing
 from swin_quant.engines.engine import Engine
 from swin_quant.engines.scores import Score, evaluate
 
@@ -60,7 +61,7 @@ def score_pictures(
     max_unreadable: float = 0.01,
     keeping: Keeping | None = None,
 ) -> dict[str, Result]:
-    """As `score_engines`, on labelled pictures that are open already."""
+    """As `score_engines`, on labelled pictures that are open already. A float model that only guesses is warned of."""
     limit = UnreadableLimit(len(pictures), max_unreadable)
 
     def load(indices: Sequence[int]) -> Iterator[Batch]:
@@ -76,6 +77,8 @@ def score_pictures(
     limit.check()
     if limit.names:
         log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
+    if BASELINE in scores:
+        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, len(pictures.class_names))
     return results_of(engines, scores, dataset, batch_size, world.device, sorted(limit.names))
 
 

@@ -1,5 +1,6 @@
 """`evaluate`: the float model first, half precision, and what is quantized, on the same pictures."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
@@ -16,9 +18,10 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import Batch, default_workers
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, missing, unnamed_baseline
+from swin_quant.engines.chance import warn_of_guessing
 from swin_quant.engines.engine import Engine, half_type
 from swin_quant.engines.scores import evaluate as score
-from swin_quant.engines.scoring import dataset_record, results_of, score_pictures
+from swin_quant.engines.scoring import BASELINE, dataset_record, results_of, score_pictures
 from swin_quant.face.model import Model
 from swin_quant.face.pictures import PictureSet, Source, batches
 from swin_quant.quant.eval_mode import eval_mode
@@ -107,6 +110,8 @@ def _results(
     total = len(pictures) if isinstance(pictures, Sized) else None
     given = batches(pictures, labelled=True, prepared=model.prepared)
     scores = score(engines, seen.through(track(given, "scoring", total)), world.device)
+    with contextlib.suppress(KeyError, UsageError):  # no float, or it does not say how many classes it has
+        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, model.classes)
     return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
 
 

@@ -21,14 +21,16 @@ from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.config.portable import portable_config
 from swin_quant.data.class_names import stated
-from swin_quant.data.pictures import Pictures
+from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
-from swin_quant.engines.scoring import open_labelled, open_split
+from swin_quant.engines.scoring import BASELINE, dataset_record, open_labelled, open_split, score_pictures
+from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.policy import Policy, dequantize, quantize
 from swin_quant.tasks.calibrated import names_of
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
@@ -44,6 +46,8 @@ from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.state import Position, check_snapshot
 from swin_quant.train.teacher import load_teacher
+
+_LOOKED_AT = 256  # pictures, before training
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,17 @@ def run(
         validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
     elif labelled:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
-    compute_again(model, recipe.memory.checkpointing)
     model.to(world.device)
+    if request.start and labelled and snapshot is None and not request.replace_head:
+        _look_before(
+            model,
+            held_out if validation is not None else pictures,
+            preprocess,
+            cfg,
+            world,
+            quantized=policy is not None,
+        )
+    compute_again(model, recipe.memory.checkpointing)
     job = Job(
         model, recipe, batches, validation, cfg.SEED, world, teacher, request.folder, snapshot, settings,
         request.tensorboard,
@@ -187,6 +200,21 @@ def run(
     if policy:
         record["ranges"] = keeper.record()
     return unsharded, position, record, class_names
+
+
+def _look_before(
+    model: Classifier, pictures: Pictures, preprocess: Preprocess, cfg: CfgNode, world: World, quantized: bool
+) -> None:
+    """Score some pictures in float, which warns of a model that only guesses, before it is trained for hours."""
+    count = min(len(pictures), _LOOKED_AT)
+    some = SomePictures(pictures, [len(pictures) * place // count for place in range(count)])
+    engine = torch_engines(model, world.device, None)[BASELINE]
+    dequantize(model)
+    with eval_mode(model):
+        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
+        score_pictures({BASELINE: engine}, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
+    if quantized:
+        quantize(model)
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
