@@ -163,14 +163,8 @@ def run(
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
     if request.start and labelled and snapshot is None and not request.replace_head:
-        _look_before(
-            model,
-            held_out if validation is not None else pictures,
-            preprocess,
-            cfg,
-            world,
-            quantized=policy is not None,
-        )
+        looked_at = pictures if validation is None else held_out
+        _look_before(model, looked_at, preprocess, cfg, world, quantized=policy is not None)
     compute_again(model, recipe.memory.checkpointing)
     job = Job(
         model, recipe, batches, validation, cfg.SEED, world, teacher, request.folder, snapshot, settings,

@@ -1,0 +1,80 @@
+"""What a publisher calls the classes of a head, and what of it is refused."""
+
+import json
+
+import pytest
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint.class_names import class_names
+from swin_quant.data.imagenet import english_of, wnids_of
+
+PETS = ["cat", "dog", "fox"]
+BY_INDEX = {"2": "fox", "0": "cat", "1": "dog"}
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """beside(config) -> the names of as many classes as `classes`, for weights that have it beside them."""
+
+    def names(config, classes=3, weights="model.safetensors"):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return class_names(tmp_path / weights, classes)
+
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "mine.pth").touch()
+    return names
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "swin", "id2label": BY_INDEX},
+        {"architecture": "swin_tiny", "label_names": PETS},
+        {"architecture": "swin_tiny", "pretrained_cfg": {"label_names": PETS, "tag": "in1k"}},
+    ],
+    ids=["transformers", "timm", "timm before"],
+)
+def test_names_are_in_the_order_of_the_head(beside, config):
+    assert beside(config) == PETS
+    assert beside(config, weights="mine.pth") == []  # not what the description is of
+
+
+def test_what_names_nothing_is_no_name(beside):
+    assert beside({}) == []
+    for named in (lambda n: f"LABEL_{n}", str, int):
+        assert beside({"id2label": {str(n): named(n) for n in range(3)}}) == []
+
+
+def test_imagenet_is_known_by_its_wnids(beside):
+    wnids = list(wnids_of(1000))
+    assert beside({"id2label": {str(n): english_of(wnid) for n, wnid in enumerate(wnids)}}, 1000) == wnids
+    assert beside({"architecture": "x", "pretrained_cfg": {"tag": "ms_in22k_ft_in1k"}}, 1000) == wnids
+    assert beside({"architecture": "x", "pretrained_cfg": {"tag": "mine"}}, 1000) == []
+    assert beside({"architecture": "x", "pretrained_cfg": {"tag": "ms_in1k"}}, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"0": "cat", "2": "fox", "3": "dog"}, "has no 1, but '3': keys are 0 to 2"),
+        ({"0": "cat", "1": "dog", "two": "fox"}, "has no 2, but 'two'"),
+        ({"0": "cat", "1": "dog", "02": "fox"}, "has no 2, but '02'"),
+        ({"0": "cat", "1": "dog", "2": "cat"}, "0, 2 are all called cat"),
+        ({"0": "cat", "1": "dog", "2": "a\x1b[2J"}, r"2 is 'a\\x1b[2J', no name"),
+        ({"0": "cat", "1": "dog", "2": ""}, "2 is '', no name"),
+        ({"0": "cat", "1": "dog", "2": None}, "2 is None, no name"),
+        ({"0": "cat", "1": "dog", "2": ["fox"]}, "2 is ['fox'], no name"),
+        ({"0": "cat", "1": "dog", "2": "x" * 10**6}, "no name: must be at most"),
+        ({"0": "cat"}, "has 1 names, the head 3 classes"),
+        ({str(n): "x" for n in range(10**6)}, "has 1000000 names, the head 3 classes"),
+        ("cat dog fox", "is neither a list of class names nor a mapping"),
+        (3, "is neither a list"),
+    ],
+    ids=["gap", "word", "zero", "twice", "escape", "empty", "none", "list", "long", "few", "million", "text", "number"],
+)
+def test_what_is_broken_is_refused_by_its_key(beside, told, problem):
+    with pytest.raises(SwinQuantError) as refused:
+        beside({"id2label": told})
+    message = str(refused.value)
+    assert "config.json: id2label" in message and problem.replace("\\\\", "\\") in message
+    assert message.isprintable() and len(message) < 500
