@@ -14,8 +14,9 @@ class FolderPictures(Pictures):
     """The pictures of `<folder>/<class>/**`; the label is the place of the class folder in sorted order: as numbers if
     they count from 0 or 1, else as text.
 
-    All else is as in torchvision's ImageFolder, except that dot-files are skipped, a class may be empty, and a folder is entered once. `folder` and `root` may be links; a link below that leads out of both is
-    not followed (`Walk`). Warnings say what was left out, and which classes are empty.
+    All else is as in torchvision's ImageFolder, except that dot-files are skipped, a class may be empty, and a folder
+    is entered once. `folder` and `root` may be links; a link below that leads out of both is not followed (`Walk`).
+    Warnings say what was left out, and which classes are empty.
 
     Args:
         folder: the folder of one split.

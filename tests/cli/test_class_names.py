@@ -57,7 +57,8 @@ def test_other_names_are_refused_before_work(run, permuted, micro, float_flags, 
     (own_pictures / "val" / "fox").rename(own_pictures / "val" / "wolf")
     flags = ["--data-path", own_pictures, "--output", tmp_path / "out"]
     for words in (["evaluate", permuted, *scoring_flags], ["calibrate", *float_flags]):
-        assert "wolf there alone, fox in " in run(*words, *flags).error(1)
+        done = run(*words, *flags)
+        assert done.code == 1 and "wolf there alone, fox in " in done.err.splitlines()[-1]
     assert not list((tmp_path / "out").glob("*.pth"))
 
 
