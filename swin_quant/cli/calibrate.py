@@ -86,8 +86,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     if statistics and not args.checkpoint and not args.cfg:
         args.checkpoint = str(calibrated_beside(statistics))
     cfg = options.config_of(args)
-    named = options.policies_of(args)
-    policies = named or [unnamed_policy(cfg)]
+    asked = options.policies_of(args)
+    policies = asked or [unnamed_policy(cfg)]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("--policy: ranges depend on the bits, so policies of different bits are calibrated one by one")
     plan = plan_of(args, cfg.SEED)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
         done = calibrate_checkpoint(cfg, args.checkpoint, policies[0], plan, directory, world, args.replace_head)
     args.made = str(done.checkpoint)  # for main.py, which goes on with it
     options.tell_bits(policies)
-    if not named:
+    if not asked:
         tell_unnamed(policies[0])
     if not scored:
         if (
