@@ -8,16 +8,20 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, listed
 
 MAX_JSON_BYTES = 32 * 1024 * 1024
 _MAX_LINES_BYTES = 4 * 1024 * 1024  # ImageNet-22k's descriptions have a third of it
+INDEX = ".index.json"
+"""How the name of a file ends that says which of the files beside it holds each tensor of a checkpoint."""
+_MOST_PARTS = 1024
 _MAX_JSON_VALUES = 2**20  # an empty list is 3 bytes in the file and 64 in memory
 
 _REASONS = {
@@ -132,15 +136,42 @@ def one_at_a_time(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal, read in pieces."""
+    """The SHA-256 of a file's bytes, and of those that an index names, in hexadecimal, read in pieces."""
     digest = hashlib.sha256()
-    try:
-        with open_plain(path) as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    except OSError as error:
-        raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
+    for part in (path, *parts_of(path)):
+        try:
+            with open_plain(part) as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+        except OSError as error:
+            raise SwinQuantError(f"{part}: cannot be read: {reason(error)}") from error
     return digest.hexdigest()
+
+
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """The absolute path, links followed; an index keeps its name and folder, where its parts are."""
+    path = Path(path)
+    return path.absolute() if path.name.endswith(INDEX) else path.resolve()
+
+
+def parts_of(path: str | os.PathLike[str]) -> dict[Path, list[str]]:
+    """The files beside an index, each with the tensors it holds; nothing for a file that is no index.
+
+    SwinQuantError for names that lead elsewhere.
+    """
+    path = Path(path)
+    if not path.name.endswith(INDEX):
+        return {}
+    index = read_json(path, "index of a checkpoint")
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise SwinQuantError(f"{path}: is no index of a checkpoint: its weight_map must name a file for each tensor")
+    names = sorted({*places.values()})
+    if outside := [name for name in names if not re.fullmatch(r"\w[\w.-]*\.(safetensors|bin|pth?)", name)]:
+        raise SwinQuantError(f"{path}: names {listed(map(repr, outside), 3):.200}, no weights in its own folder")
+    if len(names) > _MOST_PARTS:
+        raise SwinQuantError(f"{path}: names {len(names)} files, more than the {_MOST_PARTS} that it may")
+    return {path.with_name(name): [key for key in places if places[key] == name] for name in names}
 
 
 def sha256_of_data(value: Any) -> str:

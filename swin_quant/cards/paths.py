@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import INDEX
 
 _MOST_UP, _LONGEST_PATH = 4, 255
 
@@ -46,8 +47,13 @@ def with_paths(content: dict[str, Any], change: Callable[[str], str | None]) -> 
 
 
 def card_path(checkpoint: str | os.PathLike[str]) -> Path:
-    """Where the card of a checkpoint or artifact is: `out/x_calib.pth` -> `out/x_calib.json`."""
+    """Where the card of a checkpoint or artifact is: `out/x_calib.pth` -> `out/x_calib.json`.
+
+    That of weights in parts is where it would be if they were in one file.
+    """
     path = Path(checkpoint)
+    if path.name.endswith(INDEX) and path.is_file():
+        path = path.with_name(path.name.removesuffix(INDEX))
     if path.suffix == ".json":
         raise SwinQuantError(f"{path}: a checkpoint cannot be called .json: that is the name of its run card")
     return path.with_suffix(".json")

@@ -8,6 +8,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import parts_of
 from swin_quant.config import architecture
 
 _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow from the geometry and need no file
@@ -16,7 +17,7 @@ _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow
 def check_footprint(cfg: CfgNode, file: Path) -> None:
     """SwinQuantError where the model of `cfg` has more weights than `file` has bytes, or tables beyond any use."""
     weights, tables = _elements(cfg)
-    if weights > file.stat().st_size or tables > _MOST_TABLES:
+    if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
         raise SwinQuantError(
             f"{file}: is a damaged checkpoint of a Swin: its keys and shapes are of a model of {weights:,} weights and "
             f"tables of {tables:,} entries, which the file cannot hold"

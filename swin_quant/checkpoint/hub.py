@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import parts_of
 from swin_quant.base.progress import log
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth",
+           "model.safetensors.index.json", "pytorch_model.bin.index.json")  # fmt: skip
 """What repositories call their weights, in the order in which they are looked for."""
 _BESIDE = ("config.json", "preprocessor_config.json")  # what says how the weights are meant
 _PROBLEMS = (  # of huggingface_hub.errors, the more special first
@@ -61,7 +63,16 @@ def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
             except errors.EntryNotFoundError as error:
                 if isinstance(error, errors.LocalEntryNotFoundError) and not cached:
                     raise  # there is no network
-    return found[0] if found and found[0].name in WEIGHTS else None
+    if not found or found[0].name not in WEIGHTS:
+        return None
+    try:
+        for part in parts_of(found[0]):
+            hf_hub_download(repository, part.name, revision=revision, local_files_only=cached)
+    except errors.LocalEntryNotFoundError:
+        if not cached:
+            raise
+        return None
+    return found[0]
 
 
 @contextlib.contextmanager

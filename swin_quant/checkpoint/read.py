@@ -3,15 +3,16 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import open_plain, reason, sha256_of
+from swin_quant.base.files import open_plain, parts_of, place_of, reason, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
@@ -31,6 +32,13 @@ _NOT_WEIGHTS = (
     (rb"\s*<(!doctype|html|head|\?xml)", "is a web page: open its address in a browser and download the file itself"),
     (rb"version https://git-lfs", "is a Git LFS pointer: run `git lfs pull` to get the file it stands for"),
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
+)
+
+# What training of many processes leaves in a folder: a name in it -> what it is, the command that makes a file of it.
+_FOLDERS = (
+    (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
+    ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
+    ("zero_to_fp32.py", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
 )
 
 _SAID = ("config", "args", "arch")  # what those who train put beside the weights to say of which model they are
@@ -53,7 +61,7 @@ class Source:
     def record(self) -> SourceRecord:
         """The `source` section of a run card."""
         record: SourceRecord = {"file": self.path.name, "sha256": self.sha256, "format": self.format,
-                                "path": str(self.path.resolve())}  # fmt: skip
+                                "path": str(place_of(self.path))}  # fmt: skip
         return record | {"weights": self.weights} if self.several else record
 
 
@@ -64,8 +72,11 @@ def read_state_dict(path: str | os.PathLike[str], weights: str = "") -> tuple[di
     A .pth may be a bare state_dict or nest one, or several, beside an optimizer, an epoch, a configuration; `weights`
     chooses as in `parts`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
     damaged (checksums included), code or foreign classes (never executed), no tensors, an entry that is not dense.
+    Where `path` is an index, the tensors are those of the files that it names.
     """
     path = Path(path)
+    if path.is_file() and (parts := parts_of(path)):
+        return _of_parts(path, parts)
     head = _sniff(path)
     said: dict[str, Any] = {}
     content: Any
@@ -84,9 +95,22 @@ def read_state_dict(path: str | os.PathLike[str], weights: str = "") -> tuple[di
     return state, Source(path, sha256_of(path), kind, said=said, weights=taken, several=several)
 
 
+def _of_parts(index: Path, parts: Mapping[Path, list[str]]) -> tuple[dict[str, Tensor], Source]:
+    if absent := [part.name for part in parts if not part.is_file()]:
+        raise SwinQuantError(f"{index}: names {listed(absent, 3)}, which must lie beside it: download or copy it, too")
+    found: dict[str, Tensor] = {}
+    for part, keys in parts.items():
+        state, source = read_state_dict(part)
+        if unlike := {*keys} ^ state.keys():
+            raise SwinQuantError(f"{part}: holds other tensors than {index.name} says: {listed(sorted(unlike), 3)}")
+        found |= state
+    return found, replace(source, path=index, sha256=sha256_of(index))
+
+
 def _sniff(path: Path) -> bytes:
     if not path.exists():
         raise SwinQuantError(f"{path}: no such checkpoint")
+    _refuse_scattered(path)
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
         raise SwinQuantError(f"{path}: is {kind}: give the checkpoint file")
@@ -101,6 +125,16 @@ def _sniff(path: Path) -> bytes:
         if re.match(pattern, head.lower()):
             raise SwinQuantError(f"{path}: {advice}")
     return head
+
+
+def _refuse_scattered(path: Path) -> None:
+    """SwinQuantError for a folder, or a file in it, whose weights no file holds alone, with how to make one."""
+    inside = path.suffix == ".distcp" or path.name == ".metadata" or re.match("global_step|.*mp_rank_", path.name)
+    for folder in (path, path.parent, path.parent.parent)[: 3 if inside else 1]:
+        for name, what, module in _FOLDERS:
+            if folder.is_dir() and next(folder.glob(name), None):
+                command = f"python -m {module} {shlex.quote(str(folder))} OUT.pth"
+                raise SwinQuantError(f"{path}: is of {what}, in parts: make one of them by `{command}`, and give that")
 
 
 def _has_header(head: bytes) -> bool:

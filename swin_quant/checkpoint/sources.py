@@ -3,6 +3,7 @@
 timm:swin_tiny_patch4_window7_224.ms_in1k     a pretrained model of timm
 hf:microsoft/swin-tiny-patch4-window7-224     a repository on huggingface.co; @ and a revision may follow
 snapshot/                                     a folder that holds what such a repository does
+model-00001-of-00002.safetensors              a part of one: its index beside it names the others
 """
 
 import difflib
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import INDEX
 from swin_quant.checkpoint.hub import WEIGHTS, download
 
 _KINDS = ("timm", "hf")
 _CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
+_PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
@@ -56,7 +59,10 @@ def _cached(file: Path) -> re.Match[str] | None:
 
 
 def _weights_in(path: Path) -> Path:
-    """The weights in a folder that is a snapshot of a repository; any other path as it is."""
+    """The weights in a folder that is a snapshot of a repository, the index of a part; any other path as it is."""
+    if (part := _PART.fullmatch(path.name)) and path.is_file():
+        index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
+        return index if index.is_file() else path
     return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
 
 

@@ -236,10 +236,10 @@ def model_keys(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def found(checkpoint: str | None) -> str | None:
-    """The file behind a name of timm's or Hugging Face's hub, or in the folder of a snapshot; else the path itself."""
+    """The file behind a name of timm's or Hugging Face's hub, in a snapshot's folder, or of a part; else the path."""
     from swin_quant.checkpoint.sources import local_file
 
-    named = checkpoint and (checkpoint.startswith(HUBS) or os.path.isdir(checkpoint))
+    named = checkpoint and (checkpoint.startswith(HUBS) or os.path.isdir(checkpoint) or "-of-" in checkpoint)
     return str(local_file(checkpoint)) if checkpoint and named else checkpoint
 
 

@@ -13,7 +13,7 @@ from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import targets
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
@@ -208,7 +208,7 @@ def naming(card: RunCard, checkpoint: str | Path) -> RunCard:
     """The card for what is made from `checkpoint`: it says which file that is, and where."""
     file = Path(checkpoint)
     record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
-    return replace(card, checkpoint={**record, "path": str(file.resolve())})
+    return replace(card, checkpoint={**record, "path": str(place_of(file))})
 
 
 def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any]) -> Any:

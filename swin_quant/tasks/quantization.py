@@ -15,7 +15,7 @@ from swin_quant.backends.registry import engine_named, takers, targets
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.distributed import World, world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import parts_of, sha256_of
 from swin_quant.base.journal import plain
 from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.paths import card_path
@@ -305,7 +305,7 @@ def _is_so(precision: str, made: Artifact, asked: Quantization) -> bool:
 def _sha256(file: str | Path) -> str:
     """As `sha256_of`; a file that every step of a run asks for is read once, and anew if it was written since."""
     path = Path(file)
-    if not path.is_file():
+    if not path.is_file() or parts_of(path):
         return sha256_of(file)
     now = path.stat()
     return _hashed(path.resolve(), now.st_mtime_ns, now.st_size)

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, sha256_of
+from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.card import RunCard
@@ -189,7 +189,7 @@ def run(
         ensure_writable_dir(request.folder)  # somebody may have moved it away
         plot(request, cfg.MODEL.NAME)
     if start and request.start:
-        start = {**start, "path": str(Path(request.start).resolve())}
+        start = {**start, "path": str(place_of(request.start))}
     record = training_record(recipe, cfg, batches, pictures, position, start, teacher_source, world)
     if policy:
         record["ranges"] = keeper.record()

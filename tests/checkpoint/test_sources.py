@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import huggingface_hub.constants
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -135,6 +135,92 @@ def test_a_folder_is_a_snapshot(tmp_path):
         read_weights(folder)
 
 
+PARTS = ("model-00001-of-00002", "model-00002-of-00002")
+
+
+def in_parts(folder, ending="safetensors", made=None):
+    """A snapshot whose weights are in two files; its index."""
+    snapshot(folder, {"config.json": {"model_type": "swin", "image_size": 32}})
+    state = list((made or model()).state_dict().items())
+    halves = dict(zip((f"{name}.{ending}" for name in PARTS), (dict(state[:9]), dict(state[9:])), strict=True))
+    for name, half in halves.items():
+        (folder / name).write_bytes(save(half)) if ending == "safetensors" else torch.save(half, folder / name)
+    index = folder / f"model.{ending}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {k: n for n, half in halves.items() for k in half}}))
+    return index
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_weights_in_parts_are_read_by_any_of_their_names(tmp_path, ending):
+    made = model()
+    index = in_parts(tmp_path / "my-swin", ending, made)
+    given = [index, index.with_name(f"{PARTS[0]}.{ending}"), index.with_name(f"{PARTS[1]}.{ending}")]
+    for checkpoint in [*given, index.parent] if ending == "safetensors" else given:
+        read = read_weights(checkpoint)
+        assert read.source.path == index
+        assert all(torch.equal(read.state[key], value) for key, value in made.state_dict().items())
+    images = torch.randn(2, 3, 32, 32)
+    loaded = sq.load(given[1])
+    assert torch.equal(loaded(images), sq.load(index)(images))
+    assert main(["convert", str(given[1]), "--to", str(tmp_path / "whole.pth"), "--quiet"]) == 0
+    assert torch.equal(loaded(images), sq.load(tmp_path / "whole.pth")(images))
+
+
+def test_a_part_that_changes_changes_the_hash(tmp_path):
+    one, other = in_parts(tmp_path / "one"), in_parts(tmp_path / "other")
+    changed = {key: value + 1 for key, value in read_weights(other).state.items() if key == "norm.weight"}
+    part = other.with_name(f"{PARTS[1]}.safetensors")
+    state = load(part.read_bytes()) | changed
+    part.write_bytes(save(state))
+    assert one.read_bytes() == other.read_bytes()
+    assert read_weights(one).source.sha256 != read_weights(other).source.sha256
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("absent", f"names {PARTS[1]}.safetensors, which must lie beside it"),
+        ("../x.safetensors", "no weights in its own folder"),
+        ("/etc/passwd", "no weights in its own folder"),
+        ("swapped", "holds other tensors than model.safetensors.index.json says"),
+        ("empty", "its weight_map must name a file for each tensor"),
+    ],
+)
+def test_an_index_is_not_believed(tmp_path, fault, words):
+    index = in_parts(tmp_path / "my-swin")
+    places = json.loads(index.read_text())["weight_map"]
+    if fault == "absent":
+        index.with_name(f"{PARTS[1]}.safetensors").unlink()
+    elif fault == "swapped":
+        places["norm.weight"] = f"{PARTS[0]}.safetensors"
+    else:
+        places = {} if fault == "empty" else places | {"norm.weight": fault}
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(SwinQuantError) as caught:
+        read_weights(index.parent)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "command"),
+    [
+        ("", [".metadata", "__0_0.distcp"], "torch.distributed.checkpoint.format_utils dcp_to_torch"),
+        ("__0_0.distcp", [".metadata", "__0_0.distcp"], "torch.distributed.checkpoint.format_utils dcp_to_torch"),
+        ("", ["latest", "global_step9/mp_rank_00_model_states.pt"], "deepspeed.utils.zero_to_fp32"),
+        ("global_step9", ["latest", "global_step9/mp_rank_00_model_states.pt"], "deepspeed.utils.zero_to_fp32"),
+        ("", ["latest", "zero_to_fp32.py"], "deepspeed.utils.zero_to_fp32"),
+    ],
+)
+def test_folders_of_training_are_named_with_the_command(tmp_path, given, files, command):
+    folder = tmp_path / "run 1"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"PK\x03\x04")
+    with pytest.raises(SwinQuantError) as caught:
+        read_weights(folder / given)
+    assert f"`python -m {command} '{folder}' OUT.pth`" in str(caught.value)
+
+
 def test_a_description_of_another_file_means_nothing(tmp_path, caplog):
     files = {"config.json": {"model_type": "swinv2", "image_size": 64}, "mine.safetensors": weights()}
     file = snapshot(tmp_path / "my-swin", files) / "mine.safetensors"
@@ -255,6 +341,16 @@ def test_what_is_not_cached_is_downloaded_once(hub, cache, monkeypatch):
     assert cache in file.parents and config_for(file).DATA.IMG_SIZE == 32
     hub.clear()
     assert local_file("hf:me/mine") == file
+
+
+def test_parts_are_downloaded_with_their_index(hub, cache, tmp_path):
+    folder = in_parts(tmp_path / "x").parent
+    hub["me/mine"] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert config_for("hf:me/mine").DATA.IMG_SIZE == 32
+    hub.clear()
+    source = read_weights("hf:me/mine").source
+    assert source.path.is_symlink() and read_weights(source.record()["path"]).source.sha256 == source.sha256
+    assert read_weights("hf:me/mine").state.keys() == model().state_dict().keys()
 
 
 def test_older_repositories_have_a_pickle(hub, tmp_path):
