@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,13 +31,6 @@ _NOT_WEIGHTS = (
     (rb"\s*<(!doctype|html|head|\?xml)", "is a web page: open its address in a browser and download the file itself"),
     (rb"version https://git-lfs", "is a Git LFS pointer: run `git lfs pull` to get the file it stands for"),
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
-)
-
-# What training of many processes leaves in a folder: a name in it -> what it is, the command that makes a file of it.
-_FOLDERS = (
-    (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
-    ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
-    ("zero_to_fp32.py", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
 )
 
 _SAID = ("config", "args", "arch")  # what those who train put beside the weights to say of which model they are
@@ -110,7 +102,6 @@ def _of_parts(index: Path, parts: Mapping[Path, list[str]]) -> tuple[dict[str, T
 def _sniff(path: Path) -> bytes:
     if not path.exists():
         raise SwinQuantError(f"{path}: no such checkpoint")
-    _refuse_scattered(path)
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
         raise SwinQuantError(f"{path}: is {kind}: give the checkpoint file")
@@ -125,16 +116,6 @@ def _sniff(path: Path) -> bytes:
         if re.match(pattern, head.lower()):
             raise SwinQuantError(f"{path}: {advice}")
     return head
-
-
-def _refuse_scattered(path: Path) -> None:
-    """SwinQuantError for a folder, or a file in it, whose weights no file holds alone, with how to make one."""
-    inside = path.suffix == ".distcp" or path.name == ".metadata" or re.match("global_step|.*mp_rank_", path.name)
-    for folder in (path, path.parent, path.parent.parent)[: 3 if inside else 1]:
-        for name, what, module in _FOLDERS:
-            if folder.is_dir() and next(folder.glob(name), None):
-                command = f"python -m {module} {shlex.quote(str(folder))} OUT.pth"
-                raise SwinQuantError(f"{path}: is of {what}, in parts: make one of them by `{command}`, and give that")
 
 
 def _has_header(head: bytes) -> bool:

@@ -9,11 +9,12 @@ model-00001-of-00002.safetensors              a part of one: its index beside it
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from swin_quant.base.compat import import_timm
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import INDEX
 from swin_quant.checkpoint.hub import WEIGHTS, download
 
@@ -21,6 +22,14 @@ _KINDS = ("timm", "hf")
 _CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
 _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
 _MODULES = ("swin_transformer", "swin_transformer_v2")
+
+
+# What training of many processes leaves in a folder: a name in it -> what it is, the command that makes a file of it.
+_FOLDERS = (
+    (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
+    ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
+    ("zero_to_fp32.py", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
+)
 
 
 def local_file(checkpoint: str | os.PathLike[str]) -> Path:
@@ -60,10 +69,21 @@ def _cached(file: Path) -> re.Match[str] | None:
 
 def _weights_in(path: Path) -> Path:
     """The weights in a folder that is a snapshot of a repository, the index of a part; any other path as it is."""
+    _refuse_scattered(path)
     if (part := _PART.fullmatch(path.name)) and path.is_file():
         index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
         return index if index.is_file() else path
     return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
+
+
+def _refuse_scattered(path: Path) -> None:
+    """SwinQuantError for a folder, or a file in it, whose weights no file holds alone, with how to make one."""
+    inside = path.suffix == ".distcp" or path.name == ".metadata" or re.match("global_step|.*mp_rank_", path.name)
+    for folder in (path, path.parent, path.parent.parent)[: 3 if inside else 1]:
+        for name, what, module in _FOLDERS:
+            if folder.is_dir() and next(folder.glob(name), None):
+                command = f"python -m {module} {shlex.quote(str(folder))} OUT.pth"
+                raise SwinQuantError(f"{path}: is {what} in parts: make one file of it by `{command}`, and give that")
 
 
 def _close(name: str, known: Sequence[str]) -> Sequence[str]:

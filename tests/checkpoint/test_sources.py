@@ -217,7 +217,7 @@ def test_folders_of_training_are_named_with_the_command(tmp_path, given, files, 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"PK\x03\x04")
     with pytest.raises(SwinQuantError) as caught:
-        read_weights(folder / given)
+        sq.load(folder / given, config=tmp_path / "any.yaml")
     assert f"`python -m {command} '{folder}' OUT.pth`" in str(caught.value)
 
 
