@@ -100,17 +100,20 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 
 def run(piece: Workpiece, options: EqualizeOptions) -> str:
-    """Equalize `piece.model`: residual streams, then unit after unit, in float's own activations behind that."""
+    """Equalize `piece.model`: residual streams, then unit after unit, in float's own activations behind that.
+
+    Units in which channels stand out come first: a stream is measured by what reads it, and rows that are too large
+    there would pass for channels of the stream.
+    """
     gains: dict[str, float] = {}
+    streams = any(exchange.stream for exchange in _open(piece))
+    if streams:
+        _equalize_units(piece, replace(options, only_outliers=True), gains)
     along_streams = _equalize_streams(piece, options)
     if along_streams > 0:
         piece = replace(piece)  # the same function, in which units take and give other sizes
-    own = [exchange for exchange in _open(piece) if not exchange.stream]
-    for step in piece.walk(options.pictures):
-        places = [exchange for exchange in own if inside(exchange.shown.name, step.name)]
-        spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
-        if places and (not options.only_outliers or any(map(stands_out, places, spreads))):
-            gains[step.name] = _equalize(piece, step, places, spreads, options)
+    if along_streams > 0 or not (streams and options.only_outliers):
+        _equalize_units(piece, options, gains)
     said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
         said += [note_of(gains, len(piece.units))]
@@ -119,6 +122,16 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
         some = "1 norm has" if len(piece.fixed) == 1 else f"{len(piece.fixed)} norms have"
         said += [f"{some} no weights to take factors: {listed(piece.fixed, 1)}"]
     return "; ".join(said)
+
+
+def _equalize_units(piece: Workpiece, options: EqualizeOptions, gains: dict[str, float]) -> None:
+    """Choose unit after unit; what each gains in dB is added to `gains`."""
+    own = [exchange for exchange in _open(piece) if not exchange.stream]
+    for step in piece.walk(options.pictures):
+        places = [exchange for exchange in own if inside(exchange.shown.name, step.name)]
+        spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
+        if places and (not options.only_outliers or any(map(stands_out, places, spreads))):
+            gains[step.name] = gains.get(step.name, 0.0) + _equalize(piece, step, places, spreads, options)
 
 
 def _equalize_streams(piece: Workpiece, options: EqualizeOptions) -> float:
