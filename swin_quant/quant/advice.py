@@ -4,6 +4,7 @@ Nothing is computed here that takes a forward. A limit below which a rule is sil
 it is.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.ranges import Range, methods_for, range_of, search_bounds, search_range
 from swin_quant.quant.spread import MOST, pictures_for, sample_spread
-from swin_quant.quant.standouts import Standout
+from swin_quant.quant.standouts import LOST_DB, Standout
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
 CLIPPED = 0.001  # of a node's values on equal steps: ten times what the percentile calibrator clips
@@ -222,15 +223,30 @@ def _outliers(f: Findings) -> Iterator[Advice]:
             f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: {cure}",
             tuple(one.place for one in curable),
         )
-    rest = sorted((one for one in f.standouts if not one.cure), key=lambda one: -one.times)
+    rest = sorted((one for one in f.standouts if not one.cure), key=lambda one: (one.rest_db, -one.times))
     if rest:
-        first = rest[0]
-        yield Advice(
-            "outliers-uncured",
-            f"channels stand out in {_counted(rest, 'tensor')} where no equalization reaches, in {first.place} by "
-            f"{first.times:.0f} times: `swin-quant sensitivity` says what they cost, ‹off› keeps them float",
-            tuple(one.place for one in rest),
-        )
+        yield _uncured(f, rest)
+
+
+def _uncured(f: Findings, rest: Sequence[Standout]) -> Advice:
+    """Of channels that nothing can move, those first that cost the others of their tensor most."""
+    first, lost = rest[0], [one for one in rest if one.rest_db < LOST_DB]
+    which = f"channel {first.channels[0]}" if len(first.channels) == 1 else f"{len(first.channels)} channels"
+    kept = f", where the others keep {first.rest_db:.1f} dB of SQNR" if first.rest_db < math.inf else ""
+    more = f" (next: {listed([one.place for one in rest[1:]], 2)})" if len(rest) > 1 else ""
+    remedy = "`swin-quant sensitivity` says what they cost, ‹off› keeps them float"
+    roles = {f.nodes[one.place].role for one in lost or rest if one.place in f.nodes}
+    if roles & {Role.GEMM_OUTPUT, Role.GEMM_WEIGHT}:
+        finer = "‹policy› qdq or cpu rounds no results of products and gives each row of weights a range"
+        less = "; ft-mode2 rounds fewer results" if f.policy == "ft-mode1" else ""
+        remedy = f"{finer}{less}; `swin-quant search` finds what to keep float"
+    return Advice(
+        "outliers-uncured",
+        f"channels stand out in {_counted(rest, 'tensor')} where no equalization reaches or helps, worst "
+        f"{which} of {first.place} by {first.times:.0f} times{kept}{more}: {remedy}",
+        tuple(one.place for one in rest),
+        warns=bool(lost),
+    )
 
 
 def _sample(f: Findings) -> Iterator[Advice]:

@@ -1,5 +1,6 @@
 """What a calibration advises, and that it says nothing where nothing is wrong."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from swin_quant.models.registry import exchanges_of
 from swin_quant.quant.advice import Findings, advise, clipped_share
 from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.policies import load_policy
@@ -169,6 +171,56 @@ def test_channels_that_nothing_can_move_are_said_to_be_so(subject):
     assert "fc2" in worst.place and not worst.cure and worst.times == pytest.approx(200, rel=0.8)
     told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", standouts=found))
     assert any(one.kind == "outliers-uncured" and "no equalization reaches" in one.text for one in told)
+
+
+@pytest.mark.parametrize(
+    "policy, lost",
+    [("ft-mode1", ["attn.proj._aftergemm", "mlp.fc2._aftergemm", "mlp.fc2._weight"]),
+     ("ft-mode2", ["attn.proj._aftergemm", "attn.proj._weight"]), ("cpu", [])],
+)  # fmt: skip
+def test_a_massive_channel_of_the_stream_is_warned_of_by_name(policy, lost, subject):
+    def massive(model):
+        for block in model.layers[0].blocks:
+            for producer in (block.attn.proj, block.mlp.fc2):
+                producer.weight.data[3] *= 20
+
+    images = torch.randn(8, 3, 32, 32)
+    model, findings = subject(images, prepare=massive, policy=policy)
+    found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=True)
+    told = [one for one in advise(replace(findings, standouts=found)) if one.kind == "outliers-uncured"]
+    assert [one.warns for one in told] == [True] * bool(lost)
+    for advice in told:
+        assert {f"layers.0.blocks.{at}.{node}_quantizer" for at in (0, 1) for node in lost} <= set(advice.nodes)
+        assert f"channel 3 of {advice.nodes[0]} by" in advice.text and "others keep" in advice.text
+        assert "‹policy› qdq or cpu" in advice.text and ("ft-mode2 rounds" in advice.text) == (policy == "ft-mode1")
+
+
+def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
+    """The last one of V2 takes a multiplication to even out, which FasterTransformer's kernels lack."""
+    named = {}
+    for policy in ("ft-mode1", "qdq"):
+        model = tiny_model("swinv2", DEPTHS=[1, 1], NUM_HEADS=[1, 2], PRETRAINED_WINDOW_SIZES=[0, 0])
+        model.layers[0].downsample.norm.weight.data[3] *= 100
+        apply_policy(model, load_policy(policy))
+        images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        calibrate(model, [images], Method("max"))
+        found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=False)
+        named[policy] = {one.place: one.channels for one in found if not one.cure and one.rest_db < 20}
+    assert named["ft-mode1"]["layers.1.blocks.0.attn.qkv._input_quantizer"] == (3,) and not named["qdq"]
+
+
+@pytest.mark.parametrize("times", [10, 40])
+def test_what_other_channels_keep_is_what_rounding_leaves_them(times):
+    """A step of times / 127 makes errors of its square / 12; values are uniform in one."""
+    layer = QuantLinear(16, 4, bias=False)
+    named_nodes(model := torch.nn.Sequential(layer))
+    node = layer._input_quantizer
+    node.enabled, node.amax = True, torch.tensor(float(times))
+    x = torch.rand(8, 512, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    x[..., 5] *= times
+    (found,) = standouts(Workpiece(model, [x]), exchanged=True)
+    assert found.channels == (5,) and found.times == pytest.approx(times, rel=0.01)
+    assert found.rest_db == pytest.approx(10 * math.log10((1 / 3) * 12 / (times / 127) ** 2), abs=0.1)
 
 
 def test_peaks_are_the_largest_value_of_each_picture(subject):

@@ -106,7 +106,7 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
     there would pass for channels of the stream.
     """
     gains: dict[str, float] = {}
-    streams = any(exchange.stream for exchange in _open(piece))
+    streams = any(exchange.stream for exchange in open_exchanges(piece))
     if streams:
         _equalize_units(piece, replace(options, only_outliers=True), gains)
     along_streams = _equalize_streams(piece, options)
@@ -126,7 +126,7 @@ def run(piece: Workpiece, options: EqualizeOptions) -> str:
 
 def _equalize_units(piece: Workpiece, options: EqualizeOptions, gains: dict[str, float]) -> None:
     """Choose unit after unit; what each gains in dB is added to `gains`."""
-    own = [exchange for exchange in _open(piece) if not exchange.stream]
+    own = [exchange for exchange in open_exchanges(piece) if not exchange.stream]
     for step in piece.walk(options.pictures):
         places = [exchange for exchange in own if inside(exchange.shown.name, step.name)]
         spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
@@ -137,7 +137,7 @@ def _equalize_units(piece: Workpiece, options: EqualizeOptions, gains: dict[str,
 def _equalize_streams(piece: Workpiece, options: EqualizeOptions) -> float:
     """Choose for each residual stream, by what the last unit gives; the gain there in dB. What reads a stream feels
     one factor a channel, and units alone would say nothing of what those behind them gain."""
-    places = [exchange for exchange in _open(piece) if exchange.stream]
+    places = [exchange for exchange in open_exchanges(piece) if exchange.stream]
     if not places:
         return 0.0
     images = piece.first(options.pictures)
@@ -149,7 +149,7 @@ def _equalize_streams(piece: Workpiece, options: EqualizeOptions) -> float:
     return _equalize(piece, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
 
 
-def _open(piece: Workpiece) -> list[Exchange]:
+def open_exchanges(piece: Workpiece) -> list[Exchange]:
     """The exchanges that its policy has a use for. A multiplication more is none for FasterTransformer's kernels, whose
     policies are those that round what products give."""
     closed = any(node.role is Role.GEMM_OUTPUT for node in enabled_in(piece.model))
@@ -179,7 +179,7 @@ def _times(size: Tensor, like: Tensor) -> float:
 
 def outliers(piece: Workpiece, pictures: int = 32) -> dict[str, float]:
     """Where an exchange could cure channels that stand out: name of the module that shows them -> how far."""
-    places = _open(piece)
+    places = open_exchanges(piece)
     spreads = _spreads(piece.model, piece.model, places, piece.first(pictures)) if places else []
     named = zip(places, spreads, strict=True)
     found: dict[str, float] = {}
