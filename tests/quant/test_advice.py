@@ -220,7 +220,7 @@ def test_what_other_channels_keep_is_what_rounding_leaves_them(times):
     x[..., 5] *= times
     (found,) = standouts(Workpiece(model, [x]), exchanged=True)
     assert found.channels == (5,) and found.times == pytest.approx(times, rel=0.01)
-    assert found.rest_db == pytest.approx(10 * math.log10((1 / 3) * 12 / (times / 127) ** 2), abs=0.1)
+    assert found.rest_db == pytest.approx(10 * math.log10((1 / 3) * 12 / (times / 127) ** 2), abs=0.3)
 
 
 def test_peaks_are_the_largest_value_of_each_picture(subject):

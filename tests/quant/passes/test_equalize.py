@@ -130,6 +130,27 @@ def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, i
     assert planted < unplanted - 5 and cured > unplanted - 1.5
 
 
+@pytest.mark.parametrize("row", range(3))
+def test_rows_that_are_too_large_do_not_pass_for_channels_of_the_stream_that_they_read(
+    row, shallow, images, pieced, use_policy
+):
+    model = use_policy(shallow("swinv2"), "ft-mode1")
+    blocks = [block for layer in model.layers for block in layer.blocks]
+    with torch.no_grad():
+        for attn in (block.attn for block in blocks):
+            v = attn.qkv.weight[-len(attn.v_bias) :][row]
+            v[3] = 3 * v.abs().max()
+            v *= 100
+            attn.v_bias[row] *= 100
+            attn.proj.weight[:, row] /= 100
+    adding = {name: value.clone() for name, value in model.named_parameters() if "norm" in name}
+    before = [block.attn.qkv.weight.detach().abs().max() for block in blocks]
+    note = run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    assert "streams" not in note
+    assert all(block.attn.qkv.weight.abs().max() < most / 4 for block, most in zip(blocks, before, strict=True))
+    assert all(torch.equal(value, adding[name]) for name, value in model.named_parameters() if name in adding)
+
+
 def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, images, pieced, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     plant(model, "stream", 100)
