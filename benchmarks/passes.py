@@ -263,8 +263,8 @@ all 5,000 of `val` score. Δ: top-1 in points against float, ± paired standard 
 of the logits with float; CPU seconds of calibration and passes, on one shared core, of an Intel Xeon in some rows and
 of an AMD EPYC in others: good for orders of magnitude. Fewer than 8 bits by the calibrator mse; FasterTransformer's
 kernels have 8 alone, and its modes fewer in fake-quant only. The epoch of the examples was chosen on these 5,000
-pictures, which flatters float there, and so counts a little against every row. Written by `python benchmarks/passes.py`,
-which goes on where it was cut off: combinations that are not here were not measured.
+pictures, which flatters float there, and so counts a little against every row. Written by
+`python benchmarks/passes.py`, which goes on where it was cut off: combinations that are not here were not measured.
 """
 PLANTED_HEAD = """# Planted outliers
 

@@ -81,9 +81,9 @@ def accuracy(shared: Path, work: Path) -> None:
     (RESULTS / "ptq_cifar10.csv").write_text("\n".join(table) + "\n")
 
 
-ACCURACY = """80 training pictures calibrate, the 5,000 of `val` score. The epoch of the examples was chosen on these, which
-flatters float there, and so counts a little against every row. Latencies were taken beside other work: compare
-accuracy, agreement and SQNR only. Written by `python benchmarks/ptq.py accuracy`.
+ACCURACY = """80 training pictures calibrate, the 5,000 of `val` score. The epoch of the examples was chosen on
+these, which flatters float there, and so counts a little against every row. Latencies were taken beside other work:
+compare accuracy, agreement and SQNR only. Written by `python benchmarks/ptq.py accuracy`.
 """
 
 
