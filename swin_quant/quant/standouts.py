@@ -1,20 +1,21 @@
 """Channels that make the range of a tensor wide for all others: where they are, and whether anything can move them."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.distance import decibels
+from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.passes.equalize import open_exchanges, outliers
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.units import through
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.straight_through import simulate
-from swin_quant.quant.watch import watching
+from swin_quant.quant.watch import Visit, watching
 
 PICTURES = 8  # one forward of the float model
 UNREACHED = 5.0  # times what 90 % of channels keep within, since hidden ones may be dead: trained micro models, 2.6
@@ -72,45 +73,50 @@ def _left(piece: Workpiece, exchanged: bool) -> list[Standout]:
                 nodes[name] = node
             if fixed and node.role is not Role.GEMM_WEIGHT:
                 unreached.add(name)
-    sums: dict[str, Tensor] = {}
+    sizes: dict[str, Tensor] = {}
 
-    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        y = y.detach().flatten(0, -2).float()
-        found = _sums(nodes[name], y)
-        if name in sums:
-            found = torch.cat([torch.maximum(sums[name][:1], found[:1]), sums[name][1:] + found[1:]])
-        sums[name] = found
+    def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
+        size = y.detach().flatten(0, -2).abs().amax(0).float()
+        sizes[name] = torch.maximum(sizes[name], size) if name in sizes else size
 
+    _see(piece, nodes, measure)
+    times = {name: _times(size) for name, size in sizes.items()}
+    wide = {name: nodes[name] for name in sizes if times[name] > UNREACHED}
+    large = {name: sizes[name] > UNREACHED * sizes[name].max() / times[name] for name in wide}
+    rest = dict.fromkeys(wide, (0.0, 0.0))
+
+    def lose(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
+        node, y = nodes[name], y.detach()[..., ~large[name]].float()
+        (signal, wrong), ranged = rest[name], node.amax is not None and (node.symmetric or node.bounds is not None)
+        more = noise(simulate(y, node.tensor_range, *node.grid).double() if ranged else y, y.double())
+        rest[name] = signal + more[0], wrong + more[1]
+
+    _see(piece, wide, lose)
+    found = [
+        Standout(name, times[name], channels=_largest(sizes[name], large[name]), rest_db=decibels(*rest[name]))
+        for name in wide
+    ]
+    return [one for one in found if one.place in unreached or one.rest_db < LOST_DB]
+
+
+def _see(piece: Workpiece, nodes: Mapping[str, Quantizer], visit: Visit) -> None:
+    """Show what nodes are given, channels last, in one forward; of weights the rows, where they share a range."""
     activations = {name: node for name, node in nodes.items() if node.role in _BY_CHANNEL}
     if activations:
-        with watching(activations, look):
+        with watching(activations, visit):
             through(piece.model, piece.first(PICTURES))
-    found = [_standout(name, each) for name, each in sums.items()]
     for name, node in nodes.items():
         if node.role is Role.GEMM_WEIGHT and not (node.per_channel or node.block):
-            weight = piece.model.get_parameter(f"{_owner(name)}.weight").detach().float()
-            found.append(_standout(name, _sums(node, weight.T)))
-    return [one for one in found if one.times > UNREACHED and (one.place in unreached or one.rest_db < LOST_DB)]
+            visit(name, node, (), piece.model.get_parameter(f"{_owner(name)}.weight").T)
 
 
-def _sums(node: Quantizer, y: Tensor) -> Tensor:
-    """Of each channel of `y` [values, channels]: the largest magnitude, and the energy of what is there and of what
-    the node's grid makes wrong, [3, channels] float64; nothing is wrong where it has no range."""
-    ranged = node.amax is not None and (node.symmetric or node.bounds is not None)
-    wrong = simulate(y, node.tensor_range, *node.grid) - y if ranged else torch.zeros_like(y)
-    return torch.stack([y.abs().amax(0).double(), y.double().square().sum(0), wrong.double().square().sum(0)])
-
-
-def _standout(name: str, sums: Tensor) -> Standout:
-    size, signal, noise = sums
+def _times(size: Tensor) -> float:
     alive = size[size > 0]
-    if not len(alive):
-        return Standout(name, 1.0)
-    usual = torch.quantile(alive, 0.9)
-    large = size > UNREACHED * usual
-    channels = tuple(channel for channel in size.argsort(descending=True).tolist() if large[channel])
-    kept = decibels(signal[~large].sum().item(), noise[~large].sum().item())
-    return Standout(name, (size.max() / usual).item(), channels=channels, rest_db=kept)
+    return (size.max() / torch.quantile(alive, 0.9)).item() if len(alive) else 1.0
+
+
+def _largest(size: Tensor, large: Tensor) -> tuple[int, ...]:
+    return tuple(channel for channel in size.argsort(descending=True).tolist() if large[channel])
 
 
 def _owner(name: str) -> str:
