@@ -236,9 +236,11 @@ def _uncured(f: Findings, rest: Sequence[Standout]) -> Advice:
     more = f" (next: {listed([one.place for one in rest[1:]], 2)})" if len(rest) > 1 else ""
     remedy = "`swin-quant sensitivity` says what they cost, ‹off› keeps them float"
     roles = {f.nodes[one.place].role for one in lost or rest if one.place in f.nodes}
-    if roles & {Role.GEMM_OUTPUT, Role.GEMM_WEIGHT}:
-        finer = "‹policy› qdq or cpu rounds no results of products and gives each row of weights a range"
-        less = "; ft-mode2 rounds fewer results" if f.policy == "ft-mode1" else ""
+    if Role.GEMM_WEIGHT in roles or any(node.role is Role.GEMM_OUTPUT for node in f.enabled.values()):
+        finer = (
+            "‹policy› qdq or cpu rounds no results of products, gives each row of weights a range and evens out more"
+        )
+        less = "; ft-mode2 rounds fewer results" if f.policy == "ft-mode1" and Role.GEMM_OUTPUT in roles else ""
         remedy = f"{finer}{less}; `swin-quant search` finds what to keep float"
     return Advice(
         "outliers-uncured",

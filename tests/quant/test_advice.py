@@ -203,9 +203,13 @@ def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
         model.layers[0].downsample.norm.weight.data[3] *= 100
         apply_policy(model, load_policy(policy))
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        calibrate(model, [images], Method("max"))
+        calibration = calibrate(model, [images], Method("max"))
         found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=False)
-        named[policy] = {one.place: one.channels for one in found if not one.cure and one.rest_db < 20}
+        named[policy] = {one.place: one.channels for one in found if not one.cure and one.rest_db < 25}
+        told = advise(Findings(named_nodes(model), calibration, Method("max"), policy, standouts=found))
+        warned = [one.text for one in told if one.kind == "outliers-uncured" and one.warns]
+        assert len(warned) == (policy == "ft-mode1")
+        assert all("channel 3 of layers.1" in text and "‹policy› qdq or cpu" in text for text in warned)
     assert named["ft-mode1"]["layers.1.blocks.0.attn.qkv._input_quantizer"] == (3,) and not named["qdq"]
 
 
