@@ -237,7 +237,7 @@ def chance(folder: Path, pictures: Path) -> str:
     state = weights()
     state["head.weight"], state["head.bias"] = state["head.weight"].roll(3, 0), state["head.bias"].roll(3, 0)
     torch.save(state, folder / "swin.pth")
-    return answer(calibrated(folder / "swin.pth", pictures), said="chance")
+    return answer(calibrated(folder / "swin.pth", pictures), said="guessing")
 
 
 # Pictures
