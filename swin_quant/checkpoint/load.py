@@ -147,8 +147,18 @@ def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
     return {key: value for key, value in given.items() if key not in foreign}
 
 
+_POSITIONS = ("relative_position_bias_table", "absolute_pos_embed")
+
+
 def _of_this_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
-    """`given` with its positions resized, and without what the configuration gives for another size."""
+    """`given` with its positions resized, and without what the configuration gives for another size; as it is where
+    more than a size is another one."""
+    free = (*_POSITIONS, *_head())
+    if any(
+        v.shape != _shape_of(wanted, key) and not _is_derived(key) and not key.endswith(free)
+        for key, v in given.items()
+    ):
+        return dict(given)
     found = resized(given, wanted, source.path, by_timm="timm" in source.format)
     stale = [key for key, value in found.items() if _is_derived(key) and value.shape != _shape_of(wanted, key)]
     if stale:
