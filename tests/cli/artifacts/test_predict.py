@@ -64,17 +64,20 @@ def test_names_that_the_onnx_file_carries(run, predict, exports, pictures, tmp_p
     from swin_quant.cards.card import RunCard
 
     model = onnx.load(exports.onnx)
-    model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["cat", "dog", "fox"]))
+    (labels,) = [entry for entry in model.metadata_props if entry.key == "swin_quant.labels"]
+    assert json.loads(labels.value) == ["cat", "dog", "fox"], "those of the pictures that calibrated it"
+    model.metadata_props.remove(labels)
+    model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["Katze", "Hund", "Fuchs"]))
     file = exports.onnx.with_name("named.onnx")
     onnx.save(model, file)
     finish_artifact(file, RunCard.read(exports.onnx.with_suffix(".json")), "onnx", "int8", {})
     one = next((pictures / "val").rglob("*.png"))
     (answer,) = predict(file, one)["pictures"]
-    assert {guess["name"] for guess in answer["classes"]} == {"cat", "dog", "fox"}
+    assert {guess["name"] for guess in answer["classes"]} == {"Katze", "Hund", "Fuchs"}
     (answer,) = predict(exports.onnx, one)["pictures"]
-    assert {guess["name"] for guess in answer["classes"]} == {"0", "1", "2"}
+    assert {guess["name"] for guess in answer["classes"]} == {"cat", "dog", "fox"}
     done = run("predict", file, one)
-    assert "cat" in done.out and "named.onnx: int8 qdq on onnxruntime" in done.out
+    assert "Katze" in done.out and "named.onnx: int8 qdq on onnxruntime" in done.out
 
 
 def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp_path):
