@@ -66,7 +66,7 @@ def outcome(name: str, tree: Path, pictures: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
     with tempfile.TemporaryDirectory() as folder:
         run = [sys.executable, str(CASES), name, folder, str(pictures)]
-        done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=1800)
+        done = subprocess.run(run, capture_output=True, text=True, env=environment, cwd=folder, timeout=1800)
         lines = done.stdout.splitlines()
         found = json.loads(lines[-1])["outcome"] if lines else f"ended with {done.returncode}"
         warned = [line for line in done.stderr.splitlines() if re.match(r"\W*warning", line, re.I)]
