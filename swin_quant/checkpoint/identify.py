@@ -48,10 +48,11 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     UsageError where several shipped configurations fit, which it names, or where a file of no shipped geometry leaves
     something open; SwinQuantError for what is no checkpoint of a Swin, nor called as one of timm's.
     """
-    overrides = overrides or {}
+    overrides = dict(overrides or {})
     file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
     if (card := card_of(file)) is not None:
-        return from_dict(card.config, str(card_path(file)), overrides)
+        cfg = from_dict(card.config, str(card_path(file)))
+        return from_dict(card.config, str(card_path(file)), overrides | _trained_window(_geometry_of(cfg), overrides))
     weights = read_weights(
         checkpoint if isinstance(checkpoint, Weights) else file, str(overrides.get("MODEL.WEIGHTS", ""))
     )
@@ -70,6 +71,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if not candidates and said.named:
         known = windows_of(said.named, known) | known
     chosen = choose(candidates, known, said.named or name_of(file), file) if candidates else None
+    overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     given = {place: value for place, value in said.keys.items() if place.rpartition(".")[2] not in told}
     cfg = (_of_shipped if chosen else _of_its_own)(chosen or nearest(known), known, given | dict(overrides), file)
     check_footprint(cfg, file)
@@ -86,6 +88,9 @@ def config_given(
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
     if isinstance(checkpoint, Weights) or (checkpoint is not None and local_file(checkpoint).is_file()):
+        own = _geometry_of(load_config(path, opts, whole=False))
+        overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
+        cfg = load_config(path, opts, overrides, whole=False)
         cfg = agreed(cfg, checkpoint, written(path) | explicit, explicit)
     return from_dict(to_dict(cfg), str(path))
 
@@ -130,6 +135,19 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
 
 def _geometry_of(cfg: CfgNode) -> Geometry:
     return {"IMG_SIZE": cfg.DATA.IMG_SIZE, **architecture(cfg)}
+
+
+def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """V2's coordinates in another window stay those that its network was trained on, stage by stage."""
+    place, key = "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "MODEL.SWINV2.WINDOW_SIZE"
+    trained = any(own.get("PRETRAINED_WINDOW_SIZES", (1,)))  # absent: V1, or nobody says
+    if trained or place in overrides or key not in overrides or not {"IMG_SIZE", "WINDOW_SIZE"} <= own.keys():
+        return {}
+    if str(overrides[key]) == str(own["WINDOW_SIZE"]):
+        return {}
+    sides = [own["IMG_SIZE"] // own["PATCH_SIZE"] >> stage for stage in range(len(own["DEPTHS"]))]
+    windows = [min(own["WINDOW_SIZE"], side) for side in sides]
+    return {place: [window if window > 1 else 0 for window in windows]}
 
 
 def _told(weights: Weights) -> Geometry:

@@ -50,7 +50,7 @@ def of_a_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> Rooted:
     found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
     if len(found.state) == len(state) and _WRAPPER.fullmatch(found.root):
         return replace(found, state=dict(state), root="")
-    if found.root and not any(key.startswith(("head.", "classifier.")) for key in found.state):
+    if found.root and not any(key.startswith("head.") for key in found.state):
         renamed = {f"head.{match[2]}" if (match := _HEAD.fullmatch(key)) else key: v for key, v in found.state.items()}
         return replace(found, state=renamed)
     return found

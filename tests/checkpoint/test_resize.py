@@ -1,6 +1,7 @@
 """Models at pictures and windows of another size: logits beside timm's, which resizes by code of its own."""
 
 import importlib
+import json
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint.identify import config_for
+from swin_quant.config import to_dict
 from swin_quant.quant.quantizer import named_nodes
 
 NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
@@ -89,3 +92,19 @@ def test_a_word_for_the_size_is_enough(tiny_model, tmp_path):
     pictures = torch.randn(1, 3, 48, 48)
     with torch.no_grad():
         assert torch.equal(model.module(pictures), made.eval()(pictures))
+
+
+def test_a_wider_v2_keeps_the_coordinates_that_it_was_trained_on(tiny_model, tmp_path):
+    """Microsoft's fine-tuned configurations say the same: window12to16 has PRETRAINED_WINDOW_SIZES of 12."""
+    source = tiny_model("swinv2", seed=3, **shape(64, 8, "swinv2"))
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+    (tmp_path / "own.yaml").write_text(json.dumps(to_dict(config_for(tmp_path / "x.pth"))))
+    named = sq.load(tmp_path / "x.pth", tmp_path / "own.yaml", img_size=128, window=16)
+    wider = sq.load(tmp_path / "x.pth", img_size=128, window=16)
+    for each in (named, wider):
+        assert each.config.MODEL.SWINV2.PRETRAINED_WINDOW_SIZES == [8, 8]
+    table = "layers.0.blocks.0.attn.relative_coords_table"
+    before, now = source.state_dict()[table], wider.module.state_dict()[table]
+    torch.testing.assert_close(now[:, 8:-8, 8:-8], before, msg="the places that both have are where they were")
+    same = sq.load(tmp_path / "x.pth", img_size=128, window=8)
+    assert same.config.MODEL.SWINV2.PRETRAINED_WINDOW_SIZES == [0, 0]
