@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from serve import wait
 
 HEALTH_S, PATIENCE, PAGE = 0.05, 10, 4096
 
@@ -246,18 +247,6 @@ def attack(port: int, every: float, only: list[str] | None, switch: Any, stop: A
     for thread in thrown:
         thread.join()
     answers.put(None)
-
-
-def wait(port: int, server: "subprocess.Popen[bytes]") -> None:
-    while server.poll() is None:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/v2/health/ready")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(0.1)
-    sys.exit("the service ended before it was ready")
 
 
 if __name__ == "__main__":
