@@ -336,9 +336,9 @@ def test_what_cannot_be_made_safe_is_refused(run, calibrated, tmp_path, words, s
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "onnx"])
 def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
     monkeypatch.setattr(saturation, "saturates", lambda engine: True)
-    words = ("export", "--checkpoint", calibrated, "--for", backend, "--quiet", "--output")
-    policy = ("--policy", "cpu") if backend == "onnx" else ()
-    plain, safe = run(*words, tmp_path / "plain"), run(*words, tmp_path / "safe", "--saturation-safe", *policy)
+    policy = "onnxruntime" if backend == "onnxruntime" else "cpu"
+    words = ("export", "--checkpoint", calibrated, "--for", backend, "--policy", policy, "--quiet", "--output")
+    plain, safe = run(*words, tmp_path / "plain"), run(*words, tmp_path / "safe", "--saturation-safe")
     engines = ["onnxruntime", "openvino"] if backend == "onnx" else [backend]
     assert [line.split(":")[1].strip() for line in plain.err.splitlines()] == engines
     assert all(f"--for {engine} --saturation-safe" in plain.err for engine in engines) and not safe.err

@@ -187,7 +187,7 @@ def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(small, run,
 
     def cut_off(measuring, policies):
         asked.append(set(policies))
-        if len(done) == 2:  # a kind of layer, then all and none
+        if len(done) == 2:  # all and none, then a kind of layer
             raise KeyboardInterrupt
         done.append(policies)
         return timed(measuring, policies)
@@ -198,7 +198,7 @@ def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(small, run,
     journal = json.loads((tmp_path / "swin_micro_auto_onnxruntime.journal.json").read_text())
     (kept,) = (key.removeprefix("kind ") for key in journal["entries"] if key.startswith("kind "))
     assert run(*words).code == 130
-    first, _, second, again = asked
+    _, first, second, again = asked
     assert kept in first and kept not in second | again and again == second
 
 
