@@ -28,6 +28,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 def whole_parser() -> argparse.ArgumentParser:
     """All commands as one parser, groups as commands of commands."""
     from swin_quant.cli import COMMANDS, GROUPS
+    from swin_quant.cli.flags import add_flags
     from swin_quant.cli.session import command_of
 
     parser = argparse.ArgumentParser(prog="swin-quant")
@@ -36,5 +37,9 @@ def whole_parser() -> argparse.ArgumentParser:
         places[group] = places[""].add_parser(group, help=f"commands of {group}").add_subparsers()
     for name, meaning in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        command_of(name).add_arguments(places[group].add_parser(last, help=meaning))
+        command, place = command_of(name), places[group].add_parser(last, help=meaning)
+        if hasattr(command, "OPTIONS"):
+            add_flags(place, command.OPTIONS)
+        else:
+            command.add_arguments(place)
     return parser

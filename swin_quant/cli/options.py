@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.cli.flags import OneWay
 from swin_quant.cli.numbers import whole
 from swin_quant.config.outputs import OUTPUT_KINDS
 from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
@@ -43,18 +44,6 @@ _OF_MODEL = {
     "img_size": ("DATA.IMG_SIZE",),
     "window": ("MODEL.SWIN.WINDOW_SIZE", "MODEL.SWINV2.WINDOW_SIZE"),
 }
-
-
-class OneWay(argparse.Action):
-    """What can be said by its place or by its flag; `ways` holds which of the two was used (`session`)."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
-    ) -> None:
-        if values is None:  # a place that was left empty
-            return
-        namespace.ways = getattr(namespace, "ways", set()) | {flag}
-        setattr(namespace, self.dest, values)
 
 
 Words = Mapping[str, str]

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError, memory_told, speaking
 from swin_quant.cli import COMMANDS
+from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.cli.guard import guarded
 from swin_quant.cli.several import Store, apart
 
@@ -48,12 +50,15 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 
 def command_of(name: str) -> ModuleType:
-    """The module of a command: HELP, EXAMPLES, `add_arguments(parser)` and `run(args, world)`."""
+    """The module of a command: HELP, EXAMPLES, OPTIONS (a dataclass) and `run(options, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
         close = get_close_matches(name, COMMANDS, n=1)
         known = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise UsageError(f"no command {name!r:.60}: {known}")
-    return importlib.import_module(f"swin_quant.cli.{name.replace('-', '_').replace(' ', '.')}")
+    place = name.replace("-", "_").replace(" ", ".")
+    file = Path(__file__).parents[1].joinpath("verbs", *place.split("."))
+    package = "verbs" if file.with_suffix(".py").is_file() else "cli"
+    return importlib.import_module(f"swin_quant.{package}.{place}")
 
 
 def parser_of(name: str, command: ModuleType) -> _Parser:
@@ -65,7 +70,10 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    command.add_arguments(parser)
+    if hasattr(command, "OPTIONS"):
+        add_flags(parser, command.OPTIONS)
+    else:
+        command.add_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")
     parser.usage = _usage_of(parser)
@@ -103,6 +111,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_told():
-                command.run(args, world)
+                command.run(options_from(args, command.OPTIONS) if hasattr(command, "OPTIONS") else args, world)
             sys.stdout.flush()  # what is printed is out before this rank waits for the others
     return 0

@@ -1,0 +1,139 @@
+"""Flags of a command, made from the fields of its options dataclass: name, type, default and help stand once, there.
+
+    @dataclass(frozen=True)
+    class CalibrateOptions:
+        model: Annotated[ModelOptions, Group("model")]  # another dataclass of options: a group in --help
+        pictures: Annotated[int, Flag("how many calibrate", "N")] = 80
+
+`bool` is a switch, `tuple[str, ...]` takes several words, `Literal` its choices, a field without default is required.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from swin_quant.cli.numbers import whole
+
+Options = TypeVar("Options")
+_PARSED: dict[Any, Callable[[str], Any]] = {int: whole, float: float, str: str, Path: Path}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What the command line says of a field that its name, type and default do not say.
+
+    `name`: the flag, where it is not the field's name. `place`: it is given by its place instead; `or_flag`: by its
+    place or by its flag. `optional`: the flag may stand alone, and then means this value. `names`: further spellings.
+    """
+
+    help: str | Callable[[], str] = ""
+    metavar: str | None = None
+    name: str | None = None
+    choices: Sequence[Any] | Callable[[], Sequence[Any]] = ()
+    place: bool = False
+    or_flag: bool = False
+    optional: str | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The title in --help above the fields of a dataclass within the options."""
+
+    title: str
+
+
+class OneWay(argparse.Action):
+    """Store a value given by its place or by its flag; `ways` holds which of the two was used (`session`)."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        if values is None:  # a place that was left empty
+            return
+        namespace.ways = getattr(namespace, "ways", set()) | {flag}
+        setattr(namespace, self.dest, values)
+
+
+def add_flags(parser: argparse._ActionsContainer, options: type, words: Mapping[str, str] | None = None) -> None:
+    """Add a flag for each field of `options`, a dataclass. `words`: our flag -> what this command calls it."""
+    for field, kind, said in _fields(options):
+        if isinstance(kind, type) and is_dataclass(kind):
+            inner = parser.add_argument_group(said.title) if isinstance(said, Group) else parser
+            add_flags(inner, kind, words)
+        elif isinstance(said, Flag):
+            _add(parser, field, kind, said, words or {})
+
+
+def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
+    """The dataclass with what was given; a field of which the command line knows nothing keeps its default."""
+    given: dict[str, Any] = {}
+    for field, kind, said in _fields(options):
+        if isinstance(kind, type) and is_dataclass(kind):
+            given[field.name] = options_from(args, kind)
+        elif isinstance(said, Flag):
+            value = getattr(args, field.name)
+            given[field.name] = tuple(value) if isinstance(value, list) else value
+    return options(**given)
+
+
+def _fields(options: type) -> Iterator[tuple[Field[Any], Any, Flag | Group | None]]:
+    """(field, its type without `None`, what is said of its flag)."""
+    hints = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        kind, said = hints[field.name], None
+        if get_origin(kind) is Annotated:
+            kind, *notes = get_args(kind)
+            said = next((note for note in notes if isinstance(note, (Flag, Group))), None)
+        if get_origin(kind) in (Union, UnionType):
+            kind = next(one for one in get_args(kind) if one is not type(None))
+        yield field, kind, said
+
+
+def _add(
+    parser: argparse._ActionsContainer, field: Field[Any], kind: Any, said: Flag, words: Mapping[str, str]
+) -> None:
+    flag = said.name or f"--{field.name.replace('_', '-')}"
+    flag = words.get(flag, flag)
+    is_required = field.default is MISSING and field.default_factory is MISSING
+    default = None if is_required else field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    how: dict[str, Any] = {"default": default, "help": _help(said, default), "dest": field.name}
+    several = get_origin(kind) is tuple
+    if kind is bool:
+        parser.add_argument(flag, *said.names, action="store_true", **how)
+        return
+    choices = said.choices() if callable(said.choices) else said.choices
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+    how |= {"choices": tuple(choices)} if choices else {}
+    how |= {"type": _PARSED[get_args(kind)[0] if several else kind]} if not choices else {}
+    how |= {"metavar": said.metavar} if said.metavar else {}
+    if said.place or said.or_flag:
+        count = "+" if several and is_required else "*" if several else None if is_required else "?"
+        placed = {key: value for key, value in how.items() if key != "dest"} if said.place else how
+        if said.or_flag:
+            placed = placed | {"action": OneWay, "default": argparse.SUPPRESS}
+            again = placed | {"help": "the same as a flag", "metavar": "FILE"}
+            parser.add_argument(flag, *said.names, **again)
+            parser.set_defaults(**{field.name: default})
+        name = (field.name,) if said.place else ()
+        parser.add_argument(*name, nargs=count, **placed)
+        return
+    if said.optional is not None:
+        how |= {"nargs": "?", "const": said.optional}
+    elif several:
+        how["nargs"] = "+"
+    parser.add_argument(flag, *said.names, required=is_required, **how)
+
+
+def _help(said: Flag, default: Any) -> str:
+    text = said.help() if callable(said.help) else said.help
+    tells = default not in (None, False, (), "") and "default" not in text and text != argparse.SUPPRESS
+    return f"{text} (default {default})".replace("%", "%%") if tells else text.replace("%", "%%")

@@ -1,0 +1,389 @@
+"""Options that several verbs share, each a group in --help: the model, the pictures, ranges, passes, the policy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from swin_quant.backends.registry import engines
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.cli.flags import Flag
+from swin_quant.config.outputs import OUTPUT_KINDS
+from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from swin_quant.base.distributed import World
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.engines.options import EngineOptions
+    from swin_quant.quant.calibration import Method
+    from swin_quant.quant.policy import Policy, Rule
+    from swin_quant.tasks.passes import PassPlan
+
+HUBS = ("timm:", "hf:")
+CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
+DEFAULT_BATCH = 32  # pictures at a time, where no config says
+_JSON = Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")
+
+CheckpointFile = Annotated[str | None, Flag("float or calibrated checkpoint", "CHECKPOINT", or_flag=True)]
+Json = Annotated[str | None, _JSON]
+Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
+OutputKind = Annotated[
+    str | None,
+    Flag("what the model gives: logits, what its head reads, or the maps of its stages", choices=OUTPUT_KINDS),
+]
+Original = Annotated[
+    str | None, Flag("the float checkpoint that QAT is compared with (default: looked for)", "FILE", name="--float")
+]
+FloatType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    Flag("of what is not int8, for engines that choose it (default float32)"),
+]
+MaxUnreadable = Annotated[float, Flag("end the run when more than this share is unreadable", "SHARE")]
+
+
+class SetsKeys(Protocol):
+    """Options that set keys of the config."""
+
+    def keys(self) -> dict[str, Any]:
+        """Dotted key -> value, of what was given."""
+
+
+def _given(**keys: Any) -> dict[str, Any]:
+    return {key.replace("__", "."): value for key, value in keys.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model a checkpoint holds, where the file does not say it or another size is wanted."""
+
+    cfg: Annotated[
+        str | None, Flag("YAML of the model, or a shipped one's name (default: the checkpoint says it)", "FILE")
+    ] = None
+    weights: Annotated[
+        str | None, Flag("which, of a file that holds several sets (default: as timm's loader)", "ema|raw|NAME")
+    ] = None
+    img_size: Annotated[int | None, Flag("side of the pictures, if not the file's", "PIXELS")] = None
+    window: Annotated[
+        int | None, Flag("side of the windows, if not the file's: positions are interpolated", "TOKENS")
+    ] = None
+    opts: Annotated[tuple[str, ...], Flag("set keys of the config, as KEY VALUE pairs", "KEY VALUE")] = ()
+
+    def keys(self) -> dict[str, Any]:
+        windows = {"MODEL__SWIN__WINDOW_SIZE": self.window, "MODEL__SWINV2__WINDOW_SIZE": self.window}
+        return _given(MODEL__WEIGHTS=self.weights, DATA__IMG_SIZE=self.img_size, **windows)
+
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """Where labelled pictures are, and how they are read."""
+
+    data_path: Annotated[
+        str | None, Flag("folder with train/ and val/, or their zips; digits, csv:FILE, ...", "DIR")
+    ] = None
+    zip: Annotated[bool, Flag("zips and maps of DIR, though folders lie there")] = False
+    cache_mode: Annotated[Literal["no", "full", "part"] | None, Flag("zip: keep no, all, or this rank's bytes")] = None
+    batch: Annotated[int | None, Flag("pictures at a time, a rank (default: DATA.BATCH_SIZE)", "N")] = None
+    workers: Annotated[int | None, Flag("processes that load pictures, at most", "N")] = None
+    max_unreadable: MaxUnreadable = 0.01
+
+    def keys(self) -> dict[str, Any]:
+        return _given(
+            DATA__DATA_PATH=self.data_path,
+            DATA__ZIP_MODE=self.zip or None,
+            DATA__CACHE_MODE=self.cache_mode,
+            DATA__BATCH_SIZE=self.batch,
+            DATA__NUM_WORKERS=self.workers,
+        )
+
+
+@dataclass(frozen=True)
+class ScoringOptions(LoadingOptions):
+    """As above, of what is scored beside a half-precision baseline."""
+
+    half: Annotated[
+        Literal["auto", "none", "float16", "bfloat16"],
+        Flag("half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)"),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """Pictures whose labels are not needed: a split of a dataset, or files, folders and patterns."""
+
+    data_path: Annotated[
+        str | None, Flag("folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
+    ] = None
+    images: Annotated[tuple[str, ...], Flag("instead: files, folders, 'patterns'", "PLACE")] = ()
+    zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
+    split: Annotated[str, Flag("split of --data-path (default val)")] = "val"
+    max_unreadable: MaxUnreadable = 0.01
+    batch: Annotated[int, Flag("pictures at a time", "N")] = DEFAULT_BATCH
+    workers: Annotated[int, Flag("processes that load pictures, at most", "N")] = 8
+
+    def open(self) -> Pictures:
+        """UsageError where none are named, or both kinds."""
+        from swin_quant.data.named import NamedPictures
+        from swin_quant.data.sources import open_pictures
+
+        if bool(self.data_path) == bool(self.images):
+            raise UsageError(
+                "--data-path and --images both name the pictures: give one of them"
+                if self.data_path
+                else "no pictures: give --data-path DIR or --images PLACE ..."
+            )
+        if not self.data_path:
+            return NamedPictures(list(self.images))
+        return open_pictures(self.data_path, self.split, zip_mode=self.zip, cache_mode="no")
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Which engines run an artifact, and how."""
+
+    engine: Annotated[
+        tuple[str, ...],
+        Flag(lambda: f"{', '.join(engines())} (default: what it is exported for, else all)", "NAME"),
+    ] = ()
+    threads: Annotated[int | None, Flag("threads of an engine (default: its own choice)", "N")] = None
+    extension: Annotated[
+        tuple[str, ...],
+        Flag("openvino: libraries with operators of your own (docs/custom_operators.md)", "FILE"),
+    ] = ()
+    float_type: FloatType = None
+
+    def options(self, world: World) -> EngineOptions:
+        from swin_quant.engines.options import EngineOptions
+
+        return EngineOptions(
+            threads=self.threads, float_type=self.float_type, device=world.device.type, extensions=self.extension
+        )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Device and seed of a run."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if there is one")] = "auto"
+    seed: Annotated[int | None, Flag("of the sample of pictures and of new weights (default: SEED, 0)")] = None
+    local_rank: Annotated[int | None, Flag(argparse.SUPPRESS, name="--local_rank", names=("--local-rank",))] = None
+
+    def keys(self) -> dict[str, Any]:
+        return _given(SEED=self.seed)
+
+
+@dataclass(frozen=True)
+class RangeOptions:
+    """How ranges are found."""
+
+    calibrator: Annotated[
+        str | None,
+        Flag(
+            "default: by a node's bits, "
+            + ", ".join(f"{name} from {bits} bits on" for bits, name in BY_BITS.items())
+            + "; auto: node by node, by its cost",
+            choices=(*CALIBRATORS, AUTO),
+        ),
+    ] = None
+    percentile: Annotated[
+        float | None, Flag(f"means the percentile calibrator (default {DEFAULT_PERCENTILE})", "P")
+    ] = None
+    exact_histogram: Annotated[bool, Flag("count every value, not a sample of each picture")] = False
+
+    def method(self) -> Method:
+        from swin_quant.quant.calibration import Method
+
+        given = self.percentile is not None
+        percentile = DEFAULT_PERCENTILE if self.percentile is None else self.percentile
+        return Method(self.calibrator or ("percentile" if given else None), percentile, self.exact_histogram)
+
+
+def _recipes_of_passes() -> str:
+    from swin_quant.base.shipped import shipped_files
+
+    return f"{', '.join(path.stem for path in shipped_files('passes'))}, or a YAML file"
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What wins accuracy back behind the calibration."""
+
+    passes: Annotated[str | None, Flag(_recipes_of_passes, "NAME|FILE")] = None
+    no_equalize: Annotated[bool, Flag("leave channels that stand out as they are (without --passes)")] = False
+
+    def plan(self) -> PassPlan:
+        from swin_quant.quant.passes.recipe import load_passes
+        from swin_quant.tasks.passes import PassPlan
+
+        if self.passes and self.no_equalize:
+            raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
+        if self.passes:
+            return PassPlan.of(load_passes(self.passes), f" --passes {shlex.quote(self.passes)}")
+        return PassPlan(automatic=not self.no_equalize, words=" --no-equalize" if self.no_equalize else "")
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """Which nodes are quantized, and how; several policies for verbs that compare them."""
+
+    policy: Annotated[
+        tuple[str, ...],
+        Flag("built-in policies (`swin-quant show policies` lists them) or YAML files", "NAME|FILE"),
+    ] = ()
+    wprec: Annotated[int | None, Flag("bits of weights, 2 to 8 (default: the policy's, 8)", "BITS")] = None
+    aprec: Annotated[int | None, Flag("bits of activations, 2 to 8 (default: the policy's, 8)", "BITS")] = None
+    quant_per_tensor: Annotated[bool, Flag("one range a weight, whatever the policy says")] = False
+    narrow_range: Annotated[bool, Flag("weights to -127..127 instead of -128..127")] = False
+    saturation_safe: Annotated[bool, Flag("weights of 7 bits: exact products on CPUs without VNNI")] = False
+    off: Annotated[tuple[str, ...], Flag("nodes that stay float: names with * and ?, or roles", "NODES")] = ()
+
+    def policies(self) -> list[Policy]:
+        """The policies, in order; empty if none is named.
+
+        One that other options change gets a name of its own: its results are not those of the original.
+        """
+        from swin_quant.quant.policies import load_policy
+
+        if AUTO in self.policy:
+            raise UsageError("--policy auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
+        rules = self._rules()
+        policies = [load_policy(name) for name in self.policy]
+        if rules and not policies:
+            raise UsageError("options that change a policy need --policy")
+        counted = Counter(policy.sha256 for policy in policies)
+        if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
+            raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
+        nothing, changes = load_policy("float").sha256, " ".join(self.changes())
+        return [
+            replace(policy.and_then(*rules), name=f"{policy.name} {changes}")
+            if rules and policy.sha256 != nothing
+            else policy
+            for policy in policies
+        ]
+
+    def one(self) -> Policy | None:
+        """The policy of a verb that takes one; None for the verb's own, which --saturation-safe may change."""
+        if self.saturation_safe and not self.policy and len(self.changes()) == 1:
+            return None
+        policies = self.policies()
+        if len(policies) > 1:
+            raise UsageError(f"--policy {' '.join(self.policy)}: give one")
+        return policies[0] if policies else None
+
+    def changes(self) -> list[str]:
+        """The options that change a policy, as words for its name."""
+        words = [f"W{self.wprec}"] if self.wprec else []
+        words += [f"A{self.aprec}"] if self.aprec else []
+        words += ["per-tensor"] if self.quant_per_tensor else []
+        words += ["narrow-range"] if self.narrow_range else []
+        words += ["saturation-safe"] if self.saturation_safe else []
+        return words + [f"-{selector}" for selector in self.off]
+
+    def _rules(self) -> list[Rule]:
+        from swin_quant.backends.saturation import SAFE_WEIGHTS
+        from swin_quant.quant.policy import Rule
+
+        if self.wprec and self.saturation_safe:
+            raise UsageError("--wprec and --saturation-safe both set the bits of weights: give one of them")
+        for flag, bits in (("--wprec", self.wprec), ("--aprec", self.aprec)):
+            if bits is not None and not 2 <= bits <= 8:
+                raise UsageError(f"{flag} {bits}: must be from 2 to 8")
+        rules = []
+        if self.wprec or self.quant_per_tensor or self.narrow_range:
+            granularity = "per-tensor" if self.quant_per_tensor else None
+            narrow = self.narrow_range or None
+            rules.append(Rule(("role:gemm_weight",), bits=self.wprec, granularity=granularity, narrow_range=narrow))
+        if self.saturation_safe:
+            rules.append(SAFE_WEIGHTS)
+        if self.aprec:
+            rules.append(Rule(nodes=("role:activation",), bits=self.aprec))
+        if self.off:
+            rules.append(Rule(disable=self.off))
+        return rules
+
+
+def config_of(checkpoint: str | None, model: ModelOptions, *others: SetsKeys, **more: Any) -> CfgNode:
+    """The config: --cfg, else what the checkpoint says; then --opts, then options of their own and `more` keys.
+
+    `checkpoint`: a file, as `found` gives it. `more`: keys with `__` for the dot.
+    """
+    from swin_quant.checkpoint.identify import config_for, config_given
+    from swin_quant.config import architecture
+
+    overrides = _given(MODEL__RESUME=checkpoint, **more) | model.keys()
+    for options in others:
+        overrides |= options.keys()
+    opts = model.opts
+    if model.cfg:
+        cfg = config_given(model.cfg, checkpoint, opts, overrides)
+    elif checkpoint:
+        if len(opts) % 2:
+            raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
+        elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # a card's are of another machine
+        cfg = config_for(checkpoint, elsewhere | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
+    else:
+        raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
+    if model.window and "WINDOW_SIZE" not in architecture(cfg):
+        raise UsageError(f"--window {model.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
+    if not 0 <= cfg.SEED < 2**32:
+        raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
+    return cfg
+
+
+def found(checkpoint: str | None) -> str | None:
+    """The file behind a name of timm's or Hugging Face's hub, in a snapshot's folder, or of a part; else the path."""
+    from swin_quant.checkpoint.sources import local_file
+
+    named = checkpoint and (checkpoint.startswith(HUBS) or os.path.isdir(checkpoint) or "-of-" in checkpoint)
+    return str(local_file(checkpoint)) if checkpoint and named else checkpoint
+
+
+def tell_bits(policies: Sequence[Policy]) -> None:
+    """Say what becomes of policies of few bits. 7 bits are for export."""
+    from swin_quant.base.progress import log
+
+    if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
+        log.info(
+            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8, no smaller and no faster ("
+            "those of 4 bits in INT4 with `export --int4-weights`), and no such activations; FasterTransformer takes "
+            "neither",
+            listed(few),
+        )
+
+
+def one_process(world: World, command: str) -> None:
+    """UsageError under a launcher of several processes."""
+    if world.size > 1:
+        raise UsageError(f"{command} runs in one process: start it without torchrun")
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a file is a checkpoint and no artifact: by its run card, else by its name. UsageError for none."""
+    from swin_quant.base.files import require_file
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.paths import card_path
+
+    if path.startswith(HUBS) or os.path.isdir(path):
+        return True
+    require_file(path, "checkpoint or artifact")
+    card = card_path(path)
+    return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
+
+
+def output_dir(output: str | None, cfg: CfgNode) -> Path:
+    return Path(output) if output else Path("output") / cfg.MODEL.NAME
+
+
+def elsewhere(*options: SetsKeys) -> Mapping[str, Any]:
+    """Keys that options set over an artifact's config, whose data path is of another machine and no default."""
+    keys: dict[str, Any] = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
+    for one in options:
+        keys |= one.keys()
+    return keys
