@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swin_quant.base.reproducible import reproducible as reproducible
+    from swin_quant.data.picture_set import pictures as pictures
     from swin_quant.face.alignment import Alignment as Alignment
     from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
@@ -29,26 +30,25 @@ if TYPE_CHECKING:
     from swin_quant.face.exporting import artifact as artifact
     from swin_quant.face.exporting import export as export
     from swin_quant.face.exporting import package as package
-    from swin_quant.face.model import Model as Model
-    from swin_quant.face.model import load as load
-    from swin_quant.face.pictures import pictures as pictures
     from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
     from swin_quant.face.searching import search as search
     from swin_quant.face.sensitivity import sensitivity as sensitivity
     from swin_quant.face.serving import app as app
-    from swin_quant.face.wrapping import wrap as wrap
+    from swin_quant.loading import load as load
+    from swin_quant.model import Model as Model
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.tasks.doctor import doctor as doctor
+    from swin_quant.verbs.wrap import wrap as wrap
 
 __version__ = "0.1.0"
 
 # Name -> its module, and what it is called there.
 _FACE = {
-    "load": ("swin_quant.face.model", "load"),
-    "Model": ("swin_quant.face.model", "Model"),
-    "pictures": ("swin_quant.face.pictures", "pictures"),
+    "load": ("swin_quant.loading", "load"),
+    "Model": ("swin_quant.model", "Model"),
+    "pictures": ("swin_quant.data.picture_set", "pictures"),
     "policy": ("swin_quant.face.policy", "policy"),
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
@@ -57,7 +57,7 @@ _FACE = {
     "calibrate": ("swin_quant.face.calibration", "calibrate"),
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
-    "wrap": ("swin_quant.face.wrapping", "wrap"),
+    "wrap": ("swin_quant.verbs.wrap", "wrap"),
     "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
     "search": ("swin_quant.face.searching", "search"),
     "Search": ("swin_quant.face.searching", "Search"),

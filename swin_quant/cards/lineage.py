@@ -13,6 +13,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import require_file, sha256_of
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import RangesRecord, SourceRecord, TrainingRecord
 
 _MOST_STARTS = 32  # of QAT after QAT; a card can name itself
 
@@ -112,3 +113,33 @@ def _holds_original(start: Start, card: RunCard) -> bool:
 
 def _source(card: RunCard) -> str | None:
     return card.source["sha256"] if card.source else None
+
+
+def made_before(checkpoint: str | None, calibrated: bool) -> RunCard | None:
+    """The card of a checkpoint that is calibrated already, or has weights of its own: whatever is made from it came
+    from the same original, through the same passes. `calibrated`: its weights hold ranges."""
+    if checkpoint is None:
+        return None
+    try:
+        card = card_of(checkpoint)
+    except SwinQuantError:
+        if calibrated:  # it may be QAT's
+            raise
+        return None  # some other JSON beside a float checkpoint
+    if card is None or card.has_own_weights:
+        return card
+    is_other = card.source or card.kept_passes  # random weights that were calibrated are their own original
+    return card if card.calibration and is_other else None
+
+
+def original(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
+    """What the card of a result calls its source: that of what was `made_before`, else the file that was read."""
+    if before and (before.source or before.has_own_weights):
+        return before.source
+    return source
+
+
+def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
+    """How the weights were trained, for the card of new ranges; None where they were not (`made_before`)."""
+    as_calibrated = RangesRecord(weights=None, activations=None)
+    return {**before.training, "ranges": as_calibrated} if before and before.training else None

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from yacs.config import CfgNode
+
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import read_json
@@ -13,6 +15,7 @@ from swin_quant.cards.lineage import card_of
 from swin_quant.cards.records import NAMES, are_names
 from swin_quant.checkpoint.hub import WEIGHTS
 from swin_quant.checkpoint.sources import timm_name
+from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import is_usual_imagenet
 from swin_quant.data.imagenet import wnids_of
 
@@ -80,3 +83,10 @@ def _checked(names: list[Any], where: str, classes: int) -> list[str]:
         places = listed(str(index) for index, name in enumerate(names) if name == again[0])
         raise SwinQuantError(f"{where}: {places} are all called {again[0]:.60}: give each its own name")
     return names
+
+
+def names_of(cfg: CfgNode, checkpoint: str | Path | None, replace_head: bool = False) -> list[str]:
+    """The names of the classes of a checkpoint's head, where it says them; none of a new head."""
+    if checkpoint is None or replace_head or cfg.MODEL.OUTPUT_KIND != LOGITS:
+        return []
+    return class_names(Path(checkpoint), cfg.MODEL.NUM_CLASSES)

@@ -69,11 +69,11 @@ def plan_of(args: argparse.Namespace, seed: int) -> CalibrationPlan:
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.base.progress import log
+    from swin_quant.checkpoint.class_names import names_of
     from swin_quant.data.sources import has_split
     from swin_quant.engines.baseline import find_baseline
     from swin_quant.engines.scoring import open_labelled
-    from swin_quant.tasks.calibrate import calibrate_checkpoint
-    from swin_quant.tasks.calibrated import names_of, tell_unnamed, unnamed_policy
+    from swin_quant.tasks.calibrate import calibrate_checkpoint, tell_unnamed, unnamed_policy
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.recalibrate import calibrated_beside, recalibrate
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swin_quant.base.shards import Sharding
     from swin_quant.cards.card import RunCard
     from swin_quant.engines.baseline import Baseline
-    from swin_quant.tasks.evaluate import Subject
+    from swin_quant.loading import Subject
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
@@ -101,7 +101,8 @@ def _run_artifacts(args: argparse.Namespace, world: World) -> None:
 def _run_checkpoint(args: argparse.Namespace, world: World) -> RunCard:
     from swin_quant.base.progress import log
     from swin_quant.config.outputs import LOGITS
-    from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
+    from swin_quant.loading import load_for_scoring
+    from swin_quant.tasks.evaluate import compared, score_model
 
     if not args.checkpoint:
         raise UsageError("nothing to score: name a checkpoint or an artifact")

@@ -91,7 +91,7 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
     """Quantized as --policy or the card says, else in float."""
     from swin_quant.config.outputs import need_logits
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.tasks.evaluate import load_for_scoring
+    from swin_quant.loading import load_for_scoring
     from swin_quant.tasks.predict import answering_model
 
     if args.engines:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.base.errors import UsageError
-from swin_quant.face.model import Model
+from swin_quant.model import Model
 from swin_quant.operators.analysis import Analysis
 from swin_quant.report.analyze import analysis_text, sections
 from swin_quant.report.html import html_table

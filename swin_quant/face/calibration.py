@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError, called
 from swin_quant.base.progress import log, track
+from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.records import CalibrationRecord, SourceRecord
 from swin_quant.cards.versions import versions
 from swin_quant.data.class_names import stated
-from swin_quant.face.model import Model
-from swin_quant.face.pictures import PictureSet, Source, batches
+from swin_quant.data.picture_set import PictureSet, Source, batches
+from swin_quant.model import Model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 from swin_quant.quant.passes.recipe import load_passes, steps_of
@@ -24,8 +25,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.state import all_or_nothing
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures
-from swin_quant.tasks.calibrated import calibrated_again, tell_unnamed, unnamed_policy
+from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_pictures, tell_unnamed, unnamed_policy
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 

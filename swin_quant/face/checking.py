@@ -8,10 +8,10 @@ from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.named import NamedPictures
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
-from swin_quant.face.model import Model
-from swin_quant.face.pictures import PictureSet
+from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.html import html_table
 from swin_quant.report.terminal import terminal

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_quant.backends.cuda.planning import CudaPlan
-from swin_quant.face.model import Model
+from swin_quant.model import Model
 from swin_quant.report.html import html_table
 from swin_quant.report.plan import fusion_table, plan_table, plan_text
 from swin_quant.tasks.plan import BATCH, GPU

@@ -11,11 +11,11 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.data.picture_set import PictureSet, Source, batches
 from swin_quant.data.prepared import Prepared
 from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import file_of, refuse_changed
-from swin_quant.face.model import Model
-from swin_quant.face.pictures import PictureSet, Source, batches
+from swin_quant.model import Model
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy

@@ -11,8 +11,8 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cards.costs import SensitivityRecord
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
-from swin_quant.face.model import Model
-from swin_quant.face.pictures import PictureSet, Source, batches
+from swin_quant.data.picture_set import PictureSet, Source, batches
+from swin_quant.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.report.column import ReportTable

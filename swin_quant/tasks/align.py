@@ -31,9 +31,9 @@ from swin_quant.engines.carry import readable
 from swin_quant.engines.options import EngineOptions
 from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.engines.traces import IMAGES, LABELS, Trace, from_arrays, of_output, taking, to_arrays, torch_trace
+from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy
 from swin_quant.tasks.deployed import load_engines, on_its_device, one_engine, preprocess_of
-from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.tasks.verify import is_quantized
 from swin_quant.train.one_step import step_trace
 

@@ -13,10 +13,13 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import calibrated_again, made_before, original
 from swin_quant.cards.records import (
     CalibrationRecord,
 )
 from swin_quant.checkpoint import load_float
+from swin_quant.checkpoint.class_names import names_of
+from swin_quant.config.families import Family, families
 from swin_quant.config.geometry import check_channels
 from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import calibration_batches
@@ -26,19 +29,13 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess, Transform, augmented
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_unlabelled
+from swin_quant.loading import refuse_changed_features
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
-from swin_quant.tasks.calibrated import (
-    Calibrated,
-    calibrated_again,
-    finish_in,
-    made_before,
-    names_of,
-    original,
-    refuse_changed_features,
-)
+from swin_quant.saving import Calibrated, finish_in
 from swin_quant.tasks.calibration_found import Found, calibrate_numbered, found_by
 from swin_quant.tasks.passes import PassPlan
 
@@ -107,7 +104,7 @@ def calibrate_checkpoint(
         name=cfg.MODEL.NAME,
         config=portable_config(cfg),
         preprocess=preprocess.to_dict(),
-        source=original(before, source),
+        source=original(before, source.record() if source else None),
         policy=policy.to_dict(),
         calibration=record,
         training=calibrated_again(before),
@@ -177,3 +174,14 @@ def _transform(cfg: CfgNode, preprocess: Preprocess, plan: CalibrationPlan) -> T
 
 def _workers(cfg: CfgNode, plan: CalibrationPlan, world: World) -> int:
     return default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.batches * plan.batch_size)
+
+
+def unnamed_policy(cfg: CfgNode | None) -> Policy:
+    """The policy to calibrate under where nobody names one: that of the model's family."""
+    return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
+
+
+def tell_unnamed(policy: Policy) -> None:
+    """Say which policy is scored though nobody named it."""
+    log.info("policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
+             "which engine each is", policy.name, policy.description.rstrip("."))  # fmt: skip

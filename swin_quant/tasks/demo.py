@@ -19,9 +19,10 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.config import find_config, load_config
 from swin_quant.data.sources import DIGITS, open_pictures
+from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policies import load_policy
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
-from swin_quant.tasks.evaluate import compared, load_for_scoring, score_model
+from swin_quant.tasks.evaluate import compared, score_model
 from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.finetune import finetune

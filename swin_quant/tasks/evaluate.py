@@ -1,8 +1,7 @@
 """Scoring a model: float32 first, then half precision and the quantized model, on the same pictures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,22 +13,15 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import card_of
-from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
-from swin_quant.checkpoint import load_calibrated, load_float
-from swin_quant.checkpoint.range_bits import check_bits
-from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.answers import Keeping
 from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, load_original
 from swin_quant.engines.engine import half_type
 from swin_quant.engines.scoring import score_engines
-from swin_quant.models import build_model
-from swin_quant.models.classifier import Classifier
+from swin_quant.loading import Subject
 from swin_quant.quant.eval_mode import eval_mode
-from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
-from swin_quant.tasks.calibrated import names_of, refuse_changed_features
+from swin_quant.quant.policy import Policy
 
 
 def score_model(
@@ -61,57 +53,6 @@ def score_model(
     for result in results.values():
         card = card.with_result(result)
     return card
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is to be scored: a loaded model, its policies, its card, and the card's file if it has one already."""
-
-    model: Classifier
-    policies: list[Policy]
-    card: RunCard
-    card_file: Path | None
-
-
-def load_for_scoring(
-    cfg: CfgNode,
-    checkpoint: str,
-    policies: Sequence[Policy] = (),
-    world: World = World(),  # noqa: B008
-    replace_head: bool = False,
-    any_bits: bool = False,
-) -> Subject:
-    """Load `checkpoint` and settle under which policies it is scored: those given, else its run card's.
-
-    A float checkpoint is scored in float only, and refused if a policy asks for more; a calibrated one without run
-    card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
-    ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
-    """
-    card_file: Path | None = card_path(checkpoint)
-    card = card_of(checkpoint)
-    refuse_changed_features(checkpoint, card, cfg)
-    policies = list(policies)
-    if not policies and card and card.policy:
-        policies = [policy_from_dict(card.policy, str(card_file))]
-    torch.manual_seed(cfg.SEED)
-    model = build_model(cfg)
-    quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
-    if quantized:
-        if not any_bits:
-            check_bits(model, card, quantized, checkpoint)
-        apply_policy(model, quantized[0])
-        source = load_calibrated(model, checkpoint)
-    else:
-        source = load_float(model, checkpoint, replace_head=replace_head)
-        if not policies and source.calibrated:
-            raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose a ‹policy›")
-    model.to(world.device)
-    if card is None:
-        card_file = None
-        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record(),
-                       policy=policies[0].to_dict() if policies else None,
-                       class_names=names_of(cfg, source.path, replace_head))  # fmt: skip
-    return Subject(model, policies, card, card_file)
 
 
 def compared(

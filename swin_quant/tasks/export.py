@@ -21,12 +21,10 @@ from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.checkpoint.weights import knows_ends
 from swin_quant.config import from_dict
-from swin_quant.config.outputs import LOGITS
-from swin_quant.config.portable import portable_config
+from swin_quant.loading import giving, load_for_scoring
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict
-from swin_quant.tasks.evaluate import load_for_scoring
 
 
 def export_checkpoint(
@@ -194,14 +192,6 @@ def model_and_card(
         cfg = from_dict(card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, str(checkpoint), [policy])
     return subject.model, naming(giving(subject.card, cfg), checkpoint)
-
-
-def giving(card: RunCard, cfg: CfgNode) -> RunCard:
-    """The card, whose config gives the outputs that `cfg` does: maps of what was calibrated as a classifier."""
-    if cfg.MODEL.OUTPUT_KIND == LOGITS:
-        return card
-    model = {key: portable_config(cfg)["MODEL"][key] for key in ("OUTPUT_KIND", "FEATURES")}
-    return replace(card, config={**card.config, "MODEL": {**card.config["MODEL"], **model}})
 
 
 def naming(card: RunCard, checkpoint: str | Path) -> RunCard:

@@ -15,9 +15,10 @@ from swin_quant.cards.lineage import original_of
 from swin_quant.cards.records import RangesRecord
 from swin_quant.cards.versions import versions
 from swin_quant.config.outputs import LOGITS
+from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
-from swin_quant.tasks.calibrated import save_with_card
-from swin_quant.tasks.evaluate import compared, load_for_scoring
+from swin_quant.saving import save_with_card
+from swin_quant.tasks.evaluate import compared
 from swin_quant.tasks.train import Request, Trained, refuse_to_replace, run, training_config, with_batch_size
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.lock import only_writer

@@ -22,6 +22,7 @@ from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.baseline import load_original
+from swin_quant.loading import load_for_scoring
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_or_units
 from swin_quant.quant.distance import Loss, Totals, distance
@@ -30,7 +31,6 @@ from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enab
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
-from swin_quant.tasks.evaluate import load_for_scoring
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.measured_on import of_config
 from swin_quant.tasks.measuring import Measuring

@@ -18,8 +18,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import parts_of, sha256_of
 from swin_quant.base.journal import plain
 from swin_quant.cards.card import RunCard, without_paths
+from swin_quant.cards.lineage import calibrated_again, made_before
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, DatasetRecord
+from swin_quant.checkpoint.class_names import names_of
 from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import seeded_order
 from swin_quant.data.preprocess import Preprocess
@@ -32,8 +34,8 @@ from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
+from swin_quant.saving import place_of
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
-from swin_quant.tasks.calibrated import calibrated_again, made_before, names_of, place_of
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights

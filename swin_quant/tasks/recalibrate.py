@@ -8,8 +8,10 @@ from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
+from swin_quant.loading import refuse_changed_features
 from swin_quant.models import build_model
 from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise
 from swin_quant.quant.calibration import Method, set_ranges
@@ -17,8 +19,8 @@ from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_calibration
+from swin_quant.saving import Calibrated, finish_in
 from swin_quant.tasks.advice import told
-from swin_quant.tasks.calibrated import Calibrated, calibrated_again, finish_in, refuse_changed_features
 from swin_quant.tasks.calibration_found import found_by
 
 

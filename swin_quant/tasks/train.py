@@ -18,6 +18,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
+from swin_quant.checkpoint.class_names import names_of
 from swin_quant.config.outputs import LOGITS
 from swin_quant.config.portable import portable_config
 from swin_quant.data.class_names import stated
@@ -31,7 +32,6 @@ from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, dequantize, quantize
-from swin_quant.tasks.calibrated import names_of
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler

@@ -73,15 +73,15 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
     from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.dependents import refuse_to_replace
-    from swin_quant.cards.lineage import card_of
+    from swin_quant.cards.lineage import calibrated_again, card_of, made_before, original
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import load_float, save_float
+    from swin_quant.checkpoint.class_names import names_of
     from swin_quant.config.portable import portable_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.models.registry import exchanges_of
     from swin_quant.quant.passes.places import take_back
-    from swin_quant.tasks.calibrated import calibrated_again, made_before, names_of, original
 
     if target.suffix not in FORMATS:
         raise UsageError(f"‹to› {target}: must end in {' or '.join(FORMATS)}")
@@ -99,7 +99,7 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
     for exchange in exchanges_of(model):  # others know the names of a trained network only
         take_back(model, exchange)
     before = card_of(checkpoint)
-    record = original(made_before(checkpoint, source.calibrated), source)
+    record = original(made_before(checkpoint, source.calibrated), source.record())
     ensure_writable_dir(target.parent)
     save_float(model, target, dtype)
     names, preprocess = names_of(cfg, source.path, replace_head), Preprocess.from_config(cfg).to_dict()

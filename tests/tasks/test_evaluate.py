@@ -13,12 +13,13 @@ from swin_quant.config import find_config, load_config
 from swin_quant.engines.engine import half_type
 from swin_quant.engines.scoring import open_labelled
 from swin_quant.engines.torch_engines import precision_of, torch_engines
+from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
-from swin_quant.tasks.evaluate import load_for_scoring, score_model
+from swin_quant.tasks.evaluate import score_model
 
 CPU = torch.device("cpu")
 MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "float"))

@@ -13,7 +13,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.tasks.calibrated import save_with_card
+from swin_quant.saving import save_with_card
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.lineup import REFERENCE, line_up
 

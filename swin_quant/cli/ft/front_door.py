@@ -230,7 +230,7 @@ def _throughput(args: argparse.Namespace, world: World) -> None:
     from swin_quant.engines.engine import half_type
     from swin_quant.engines.scoring import open_labelled
     from swin_quant.engines.torch_engines import torch_engines
-    from swin_quant.tasks.evaluate import load_for_scoring
+    from swin_quant.loading import load_for_scoring
 
     if not args.checkpoint:
         raise UsageError("no checkpoint: give --resume FILE")

@@ -7,7 +7,7 @@ from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.face.model import Model
+from swin_quant.model import Model
 from swin_quant.models.traced import traced
 
 _CLOSE = 1e-4  # of the largest logit: folded constants may round otherwise

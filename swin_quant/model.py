@@ -3,14 +3,13 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError, called
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -20,13 +19,10 @@ from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import save_float
 from swin_quant.checkpoint.ranges import is_range
-from swin_quant.checkpoint.sources import local_file
-from swin_quant.config import from_dict, to_dict
-from swin_quant.config.values import leaves
+from swin_quant.config import from_dict
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.engines.torch_engines import torch_engines
-from swin_quant.face.policy import policy as named_policy
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.eval_mode import eval_mode
@@ -34,9 +30,7 @@ from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.html import html_facts
-from swin_quant.tasks.calibrated import finish, save_with_card
-from swin_quant.tasks.evaluate import load_for_scoring
-from swin_quant.tasks.export import giving
+from swin_quant.saving import finish, save_with_card
 
 _SAID = ("calibrated", "policy")  # by repr, after network and size
 
@@ -206,48 +200,3 @@ def _weights_digest(module: nn.Module) -> str:
             seen.update(name.encode())
             seen.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return seen.hexdigest()
-
-
-def load(
-    checkpoint: str | Path,
-    config: str | Path | CfgNode | None = None,
-    policy: str | Policy | None = None,
-    *,
-    device: str = "cpu",
-    replace_head: bool = False,
-    output_kind: str | None = None,
-    weights: str | None = None,
-    img_size: int | None = None,
-    window: int | None = None,
-    **features: Any,
-) -> Model:
-    """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
-
-    What it is, is said by the run card beside it, else by its keys and shapes, else by `config` (a YAML file or the
-    name of a shipped one). `policy` is for a calibrated checkpoint without run card. `output_kind` "features" makes it
-    a backbone, which takes pictures of any size and gives the maps of its stages ("embedding": what the head reads);
-    then `features` are stages=[...], norm="each", windows="detection", as docs/backbones.md has them. `weights` chooses
-    among the sets of a file that holds several: ema, raw, or a name. `img_size` and `window` give a float model another
-    size, its positions interpolated. SwinQuantError
-    for a file that is no Swin, is damaged, or fits no config or several (they are named).
-    """
-    wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
-    sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
-    wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
-    wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
-    checkpoint = local_file(checkpoint)
-    from swin_quant.checkpoint.identify import agreed, config_for, config_given
-
-    with called(cfg="config"):
-        if config is None:
-            cfg = config_for(checkpoint, wanted)
-        elif isinstance(config, CfgNode):
-            cfg = from_dict(to_dict(config), "load", wanted) if wanted else config
-            cfg = agreed(cfg, checkpoint, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
-        else:
-            cfg = config_given(config, checkpoint, (), wanted)
-    chosen = [named_policy(policy) if isinstance(policy, str) else policy] if policy else []
-    world = World(device=torch.device(device))
-    subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)
-    card = giving(subject.card, cfg) if wanted else subject.card
-    return Model(subject.model, card=card, file=Path(checkpoint))

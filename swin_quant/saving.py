@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
@@ -17,21 +16,12 @@ from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.dependents import dependents, refuse_to_replace
-from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import (
     CheckpointRecord,
-    RangesRecord,
-    SourceRecord,
-    TrainingRecord,
 )
-from swin_quant.checkpoint import Source, calibrated_bytes
-from swin_quant.checkpoint.class_names import class_names
-from swin_quant.config.families import Family, families
-from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.checkpoint import calibrated_bytes
 from swin_quant.quant.calibration import Calibration
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Policy
 from swin_quant.quant.spread import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 
@@ -125,60 +115,3 @@ def save_with_card(
     for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):
         log.info("%s: %s", what, file)
     return card
-
-
-def made_before(checkpoint: str | None, calibrated: bool) -> RunCard | None:
-    """The card of a checkpoint that is calibrated already, or has weights of its own: whatever is made from it came
-    from the same original, through the same passes. `calibrated`: its weights hold ranges."""
-    if checkpoint is None:
-        return None
-    try:
-        card = card_of(checkpoint)
-    except SwinQuantError:
-        if calibrated:  # it may be QAT's
-            raise
-        return None  # some other JSON beside a float checkpoint
-    if card is None or card.has_own_weights:
-        return card
-    is_other = card.source or card.kept_passes  # random weights that were calibrated are their own original
-    return card if card.calibration and is_other else None
-
-
-def original(before: RunCard | None, source: Source | None) -> SourceRecord | None:
-    """What the card of a result calls its source: that of what was `made_before`, else the file that was read."""
-    if before and (before.source or before.has_own_weights):
-        return before.source
-    return source.record() if source else None
-
-
-def unnamed_policy(cfg: CfgNode | None) -> Policy:
-    """The policy to calibrate under where nobody names one: that of the model's family."""
-    return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
-
-
-def tell_unnamed(policy: Policy) -> None:
-    """Say which policy is scored though nobody named it."""
-    log.info("policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
-             "which engine each is", policy.name, policy.description.rstrip("."))  # fmt: skip
-
-
-def names_of(cfg: CfgNode, checkpoint: str | Path | None, replace_head: bool = False) -> list[str]:
-    """The names of the classes of a checkpoint's head, where it says them; none of a new head."""
-    if checkpoint is None or replace_head or cfg.MODEL.OUTPUT_KIND != LOGITS:
-        return []
-    return class_names(Path(checkpoint), cfg.MODEL.NUM_CLASSES)
-
-
-def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:
-    """SwinQuantError where maps are asked for of a checkpoint whose maps are not its original's any more."""
-    if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
-        raise SwinQuantError(
-            f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
-            "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
-        )
-
-
-def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
-    """How the weights were trained, for the card of new ranges; None where they were not (`made_before`)."""
-    as_calibrated = RangesRecord(weights=None, activations=None)
-    return {**before.training, "ranges": as_calibrated} if before and before.training else None

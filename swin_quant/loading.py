@@ -1,0 +1,142 @@
+"""How a model is loaded: from a checkpoint of any kind, with the run card beside it, its policies settled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError, called
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import card_of
+from swin_quant.cards.paths import card_path
+from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.checkpoint.sources import local_file
+from swin_quant.config import from_dict, to_dict
+from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.portable import portable_config
+from swin_quant.config.values import leaves
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.model import Model
+from swin_quant.models import build_model
+from swin_quant.models.classifier import Classifier
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+
+
+def load(
+    checkpoint: str | Path,
+    config: str | Path | CfgNode | None = None,
+    policy: str | Policy | None = None,
+    *,
+    device: str = "cpu",
+    replace_head: bool = False,
+    output_kind: str | None = None,
+    weights: str | None = None,
+    img_size: int | None = None,
+    window: int | None = None,
+    **features: Any,
+) -> Model:
+    """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
+
+    What it is, is said by the run card beside it, else by its keys and shapes, else by `config` (a YAML file or the
+    name of a shipped one). `policy` is for a calibrated checkpoint without run card. `output_kind` "features" makes it
+    a backbone, which takes pictures of any size and gives the maps of its stages ("embedding": what the head reads);
+    then `features` are stages=[...], norm="each", windows="detection", as docs/backbones.md has them. `weights` chooses
+    among the sets of a file that holds several: ema, raw, or a name. `img_size` and `window` give a float model another
+    size, its positions interpolated. SwinQuantError
+    for a file that is no Swin, is damaged, or fits no config or several (they are named).
+    """
+    wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
+    sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
+    wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
+    wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
+    checkpoint = local_file(checkpoint)
+    from swin_quant.checkpoint.identify import agreed, config_for, config_given
+
+    with called(cfg="config"):
+        if config is None:
+            cfg = config_for(checkpoint, wanted)
+        elif isinstance(config, CfgNode):
+            cfg = from_dict(to_dict(config), "load", wanted) if wanted else config
+            cfg = agreed(cfg, checkpoint, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
+        else:
+            cfg = config_given(config, checkpoint, (), wanted)
+    chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
+    world = World(device=torch.device(device))
+    subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)
+    card = giving(subject.card, cfg) if wanted else subject.card
+    return Model(subject.model, card=card, file=Path(checkpoint))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be scored: a loaded model, its policies, its card, and the card's file if it has one already."""
+
+    model: Classifier
+    policies: list[Policy]
+    card: RunCard
+    card_file: Path | None
+
+
+def load_for_scoring(
+    cfg: CfgNode,
+    checkpoint: str,
+    policies: Sequence[Policy] = (),
+    world: World = World(),  # noqa: B008
+    replace_head: bool = False,
+    any_bits: bool = False,
+) -> Subject:
+    """Load `checkpoint` and settle under which policies it is scored: those given, else its run card's.
+
+    A float checkpoint is scored in float only, and refused if a policy asks for more; a calibrated one without run
+    card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
+    ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
+    """
+    card_file: Path | None = card_path(checkpoint)
+    card = card_of(checkpoint)
+    refuse_changed_features(checkpoint, card, cfg)
+    policies = list(policies)
+    if not policies and card and card.policy:
+        policies = [policy_from_dict(card.policy, str(card_file))]
+    torch.manual_seed(cfg.SEED)
+    model = build_model(cfg)
+    quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
+    if quantized:
+        if not any_bits:
+            check_bits(model, card, quantized, checkpoint)
+        apply_policy(model, quantized[0])
+        source = load_calibrated(model, checkpoint)
+    else:
+        source = load_float(model, checkpoint, replace_head=replace_head)
+        if not policies and source.calibrated:
+            raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose a ‹policy›")
+    model.to(world.device)
+    if card is None:
+        card_file = None
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record(),
+                       policy=policies[0].to_dict() if policies else None,
+                       class_names=names_of(cfg, source.path, replace_head))  # fmt: skip
+    return Subject(model, policies, card, card_file)
+
+
+def giving(card: RunCard, cfg: CfgNode) -> RunCard:
+    """The card, whose config gives the outputs that `cfg` does: maps of what was calibrated as a classifier."""
+    if cfg.MODEL.OUTPUT_KIND == LOGITS:
+        return card
+    model = {key: portable_config(cfg)["MODEL"][key] for key in ("OUTPUT_KIND", "FEATURES")}
+    return replace(card, config={**card.config, "MODEL": {**card.config["MODEL"], **model}})
+
+
+def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:
+    """SwinQuantError where maps are asked for of a checkpoint whose maps are not its original's any more."""
+    if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
+        raise SwinQuantError(
+            f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
+            "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
+        )
