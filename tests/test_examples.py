@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from swin_quant.cards.lineage import card_of
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.tasks.evaluate import card_of
 
 # Top-1 in % of those that were trained for minutes only; the others were for an hour.
 LEAST = {"convnext": 60, "mobilenetv3": 57, "vit": 52}
