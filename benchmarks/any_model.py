@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=80, help="to calibrate on")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="for latency")
     parser.add_argument("--rounds", type=int, default=5, help="for latency")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for latency: of each contender in a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for latency: of each candidate in a round")
     parser.add_argument("--work", type=Path, default=Path("out/any_model"))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()

@@ -19,7 +19,7 @@ from pages import cpu, place
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.compat import import_timm
-from swin_quant.engines.difference import difference_of_outputs
+from swin_quant.score.difference import difference_of_outputs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "backbones.md"
 MODELS = {

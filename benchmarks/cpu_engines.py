@@ -5,7 +5,7 @@
         [--output docs/results/cpu_engines.md]
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
-comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign contender starts
+comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign candidate starts
 from the plain float graph of the same weights. NNCF is measured where it is installed (`pip install nncf`). What is in
 the working folder already is not made again.
 
@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from cpu_rivals import CALIBRATION, nncf_contenders, own_quantization, seeded
+from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -34,15 +34,11 @@ from swin_quant.backends.registry import engine_named
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.base.reproducible import reproducible
-from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.measure import BenchPlan, measure, noise
-from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
 from swin_quant.config import find_config, load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import Swin
@@ -53,7 +49,11 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.report.bench import markdown, table_of
 from swin_quant.report.screen import print_table
-from swin_quant.tasks.lineup import REFERENCE
+from swin_quant.score.bench import BenchPlan, measure, noise
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.cpu import usable_cores
+from swin_quant.score.engine import EngineOptions
+from swin_quant.tasks.bench_candidates import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # unless said
@@ -88,17 +88,17 @@ def main() -> None:
     model, card, checkpoint = calibrated(args.model, args.work)
     side = model.image_size
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
-    reference = Contender(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
+    reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
     better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
     if args.int4:
-        contenders = [reference, on("openvino", plain, "openvino float32"),
+        candidates = [reference, on("openvino", plain, "openvino float32"),
                       on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
     else:
-        contenders = [reference, *theirs(model, plain, args.work), *ours(better, card, folder, not args.without_amx)]
+        candidates = [reference, *theirs(model, plain, args.work), *ours(better, card, folder, not args.without_amx)]
         if args.extension:
-            contenders += plugged(better, card, folder, args.extension)
+            candidates += plugged(better, card, folder, args.extension)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
-    report = measure(args.model, contenders, plan, side, noise(16, 3, side))
+    report = measure(args.model, candidates, plan, side, noise(16, 3, side))
     if args.without_amx:
         left = {field: [name for name in getattr(report, field) if name not in AMX]
                 for field in ("int8_features", "bfloat16_features")}  # fmt: skip
@@ -123,22 +123,22 @@ def hide_amx(folder: Path) -> None:
     os.execve(sys.executable, [sys.executable, *sys.argv], hidden)
 
 
-def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[Contender]:
+def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[BenchCandidate]:
     """The float graph, and what others quantize of it."""
     convolutional, float_file, side = is_convolutional(model), str(plain.file), model.image_size
     return [
         on("openvino", plain, "openvino float32"),
         on("openvino", plain, "openvino bfloat16", "bfloat16"),
-        *nncf_contenders(float_file, folder, side, convolutional),
+        *nncf_candidates(float_file, folder, side, convolutional),
         on("onnxruntime", plain, "onnxruntime float32"),
         own_quantization(float_file, folder, side),
         *([own_quantization(float_file, folder, side, everything=True)] if convolutional else []),
     ]
 
 
-def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[Contender]:
+def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[BenchCandidate]:
     """Our int8 files, by engine, policy and float type."""
-    contenders = []
+    candidates = []
     for target, policy, float_type in (
         ("openvino", "cpu", None),
         ("openvino", "cpu", "bfloat16"),
@@ -150,31 +150,31 @@ def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[Cont
     ):
         artifact = under(policy, model, card, folder, OnnxOptions(target=target))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
-        contenders.append(on(target, artifact, name, float_type))
-    return contenders
+        candidates.append(on(target, artifact, name, float_type))
+    return candidates
 
 
-def plugged(model: Classifier, card: RunCard, folder: Path, library: Path) -> list[Contender]:
+def plugged(model: Classifier, card: RunCard, folder: Path, library: Path) -> list[BenchCandidate]:
     """Our int8 files with attention as one operator, which the library computes."""
     options = OnnxOptions(target="openvino", plugin=("attention=swin_quant::Attention",))
-    contenders = []
+    candidates = []
     for policy, float_type in PLUGGED:
         artifact = under(policy, model, card, folder / "plugged", options)
         name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, attention plugged in"
-        contenders.append(on("openvino", artifact, name, float_type, (str(library.resolve()),)))
-    return contenders
+        candidates.append(on("openvino", artifact, name, float_type, (str(library.resolve()),)))
+    return candidates
 
 
-def int4(model: Classifier, card: RunCard, folder: Path) -> list[Contender]:
+def int4(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
     """Files of weights of 4 bits, each stored as int8 and as INT4, and those of 8 bits."""
-    contenders = [
+    candidates = [
         on(target, under(policy, model, card, folder, OnnxOptions(target=target)), f"{target} int8 {policy}, ours")
         for target, policy in (("openvino", "cpu"), ("onnxruntime", "onnxruntime"))
     ]
     for target, policy, small in INT4_ROWS:
         artifact = under(policy, model, card, folder, OnnxOptions(target=target, int4_weights=small))
-        contenders.append(on(target, artifact, f"{target} {policy} in {'INT4' if small else 'int8'}, ours"))
-    return contenders
+        candidates.append(on(target, artifact, f"{target} {policy} in {'INT4' if small else 'int8'}, ours"))
+    return candidates
 
 
 def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
@@ -242,11 +242,11 @@ def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOption
 
 def on(
     engine: str, artifact: Artifact, name: str, float_type: str | None = None, extensions: tuple[str, ...] = ()
-) -> Contender:
+) -> BenchCandidate:
     """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
     options = EngineOptions(usable_cores(), float_type, extensions=extensions)
     load = partial(artifact_engine, str(artifact.file), engine_named(engine), options)
-    return Contender(name, load, artifact.file, f"{engine} float32")
+    return BenchCandidate(name, load, artifact.file, f"{engine} float32")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.runner import Contender
-from swin_quant.engines.engine import Engine
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.cpu import usable_cores
+from swin_quant.score.engine import Engine
 
 CALIBRATION = 16  # pictures
 
 
-def nncf_contenders(float_file: str, folder: Path, side: int, convolutional: bool) -> list[Contender]:
+def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: bool) -> list[BenchCandidate]:
     """NNCF's quantization, for transformers if it is one, as it comes and without SmoothQuant, beside bfloat16."""
     if not importlib.util.find_spec("nncf"):
         print("nncf is not installed: left out")
@@ -36,7 +36,7 @@ def nncf_contenders(float_file: str, folder: Path, side: int, convolutional: boo
             openvino.save_model(quantized, str(file), compress_to_fp16=False)
         load = partial(openvino_ir, str(file), usable_cores())
         found.append(
-            Contender(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
+            BenchCandidate(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
         )
     return found
 
@@ -62,7 +62,7 @@ def openvino_ir(file: str, threads: int) -> Engine:
     return Engine("openvino", "int8", "NNCF", run)
 
 
-def own_quantization(float_file: str, folder: Path, side: int, everything: bool = False) -> Contender:
+def own_quantization(float_file: str, folder: Path, side: int, everything: bool = False) -> BenchCandidate:
     """ONNX Runtime's static quantization: uint8 activations, int8 weights a column, linears alone, no quantized result.
 
     That is the fastest of its settings for transformers (products of two activations stay float). `everything`: all
@@ -93,7 +93,7 @@ def own_quantization(float_file: str, folder: Path, side: int, everything: bool 
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, **some,
         )  # fmt: skip
     load = partial(onnxruntime_file, str(file), usable_cores())
-    return Contender(
+    return BenchCandidate(
         f"onnxruntime int8 its own, {'all' if everything else 'linears'}", load, file, "onnxruntime float32"
     )
 

@@ -108,8 +108,8 @@ def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple
     import torch
 
     from swin_quant.backends.cuda.engine import load
-    from swin_quant.engines.options import EngineOptions
-    from swin_quant.engines.torch_engines import torch_engines
+    from swin_quant.score.engine import EngineOptions
+    from swin_quant.score.torch_engines import torch_engines
 
     model, cfg, calibrating = calibrated(*given, args.data_path)
     name, device = cfg.MODEL.NAME, torch.device(args.device)
@@ -160,7 +160,7 @@ def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str
 
     from swin_quant.backends.cuda.engine import load
     from swin_quant.data.loader import Batch
-    from swin_quant.engines.scores import evaluate
+    from swin_quant.score.metrics import evaluate
 
     model, cfg, calibrating = calibrated(*given, args.data_path)
     name, cpu = cfg.MODEL.NAME, torch.device("cpu")

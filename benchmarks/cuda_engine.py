@@ -10,12 +10,12 @@ those of its times; delete it to measure all anew.
 
 Our kernels are compiled first, by as many processes as there are cores; `--only-compile` ends then, and
 compiles also those that other fusions would need. Everything else runs in a process of its own, which is replaced after
-a contender that hangs, dies, or spoils the GPU: that one has failed, is listed, and comes last in the next run. So is
+a candidate that hangs, dies, or spoils the GPU: that one has failed, is listed, and comes last in the next run. So is
 our engine where its logits are not its references': of wrong kernels no time is taken. Tiles are those of `--tiles`, a
 file of `swin-quant tune`, or of cuda_engine.tiles.json in the output folder.
 
 Writes cuda_engine.md and cuda_engine.json, anew after each result. `--device cpu` is a dry run of this script, for
-micro models: it measures no GPU. Who is who: cuda_contenders.py.
+micro models: it measures no GPU. Who is who: cuda_candidates.py.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from cuda_contenders import INPUTS, LAUNCHES, OURS, REPLAYS, Job, Place, Timed, measure
+from cuda_candidates import INPUTS, LAUNCHES, OURS, REPLAYS, Job, Place, Timed, measure
 from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
 from pages import versions_here
 
@@ -46,10 +46,10 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.tuning import SUFFIX, TileTable, here, read_tiles
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.bench.jobs import JobFailed, JobProcess
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.operators.roofline import Machine
+from swin_quant.score.jobs import JobFailed, JobProcess
 
 V1 = [f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base")]
 V1.append("swin_large_patch4_window7_224_22kto1k_finetune")
@@ -107,7 +107,7 @@ def main() -> None:
         print(report.go_on(args.output), flush=True)
         jobs = report.open(jobs)
     if args.device == "cuda":
-        ours = {(job.model, job.batch): rows[job.model, job.batch] for job in jobs if job.contender in OURS}
+        ours = {(job.model, job.batch): rows[job.model, job.batch] for job in jobs if job.candidate in OURS}
         launches, share = needed(ours.values(), machine, tuned), COMPILING
         if args.only_compile:
             launches, share = chain(launches, apart(rows.values())), 1.0
@@ -184,7 +184,7 @@ def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end:
         if left < LEAST:
             return jobs[number:]
         try:
-            timed: Timed = process.do(job, min(LONGEST.get(job.contender, USUAL), left))
+            timed: Timed = process.do(job, min(LONGEST.get(job.candidate, USUAL), left))
         except JobFailed as error:
             if time.monotonic() >= end:  # it had less than its time
                 return jobs[number:]

@@ -122,7 +122,7 @@ def reference(model, cfg, name: str, folder: str, device):
     from swin_quant.backends.fastertransformer.emulator import Emulator
     from swin_quant.backends.fastertransformer.export import export
     from swin_quant.backends.fastertransformer.stored import read_export
-    from swin_quant.engines.torch_engines import torch_engines
+    from swin_quant.score.torch_engines import torch_engines
 
     form = forms()[name]
     if form.equals == EMULATOR:

@@ -17,7 +17,7 @@ class Judged:
 
 def judged(float32, before, engine, batches, device) -> Judged:
     """All on the same pictures, which pass once."""
-    from swin_quant.engines.scores import Sums, scores_of, tally
+    from swin_quant.score.metrics import Sums, scores_of, tally
 
     pair = Sums()
 

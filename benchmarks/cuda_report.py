@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from cuda_contenders import LAUNCHES, PLAIN, Job, Timed
+from cuda_candidates import LAUNCHES, PLAIN, Job, Timed
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_json, write_json
@@ -16,14 +16,14 @@ from swin_quant.base.schema import checked
 
 NAME = "cuda_engine"
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("swin_quant/backends", "swin_quant/models", "swin_quant/quant", "benchmarks/cuda_contenders.py")
+SOURCES = ("swin_quant/backends", "swin_quant/models", "swin_quant/quant", "benchmarks/cuda_candidates.py")
 COMPILED, TUNED = "compile fp16", "max-autotune fp16"
 TORCH = (TUNED, COMPILED, "trace fp16", "eager fp16")
 
 
 @dataclass
 class Row:
-    """A network and a batch: milliseconds by contender, and the plan of the int8 list where the GPU is known."""
+    """A network and a batch: milliseconds by candidate, and the plan of the int8 list where the GPU is known."""
 
     model: str
     batch: int
@@ -88,7 +88,7 @@ class Report:
 
     def _has(self, job: Job) -> bool:
         done = named(job) in self.launches
-        return done if job.contender in LAUNCHES else job.contender in self.rows[job.model, job.batch].ms
+        return done if job.candidate in LAUNCHES else job.candidate in self.rows[job.model, job.batch].ms
 
     def add(self, job: Job, timed: Timed) -> None:
         """A result, in place of what there was."""
@@ -104,9 +104,9 @@ class Report:
             self.launches[name] = list(timed.lines)
             return
         times = self.rows[job.model, job.batch].ms
-        times[job.contender] = timed.ms
+        times[job.candidate] = timed.ms
         if timed.plain_ms is not None:
-            times[PLAIN[job.contender]] = timed.plain_ms
+            times[PLAIN[job.candidate]] = timed.plain_ms
 
     def write(self, folder: Path, left: Sequence[Job]) -> str:
         """The page, which is returned, and its data; `left` was not reached."""
@@ -129,7 +129,7 @@ class Report:
 
 
 def named(job: Job) -> str:
-    return f"{job.contender}, {job.model}, batch {job.batch}"
+    return f"{job.candidate}, {job.model}, batch {job.batch}"
 
 
 def sources_hash() -> str:

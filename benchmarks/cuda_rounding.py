@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_quant.backends.cuda.kernels import attention
-from swin_quant.engines.engine import HALF_TYPES
+from swin_quant.score.engine import HALF_TYPES
 
 SUMS, ALL = "sums of linears in float64", "all four"
 # Where the residual stream, and V2's branches in front of their norms, go to memory.

@@ -30,9 +30,9 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
+from swin_quant.score.torch_engines import torch_engines
 from swin_quant.tasks.export import export_checkpoint
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"

@@ -150,7 +150,7 @@ def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training
 
 def accuracy(shared: Path, file: Path, policy: str, w: int, a: int, variant: str, training: bool) -> dict:
     import swin_quant as sq
-    from swin_quant.engines.difference import difference
+    from swin_quant.score.difference import difference
 
     model = sq.load(file, file.with_suffix(".yaml"))
     if training:
@@ -199,7 +199,7 @@ def stressed(
 ) -> tuple[float, float]:
     """SQNR of a calibrated model against its own float one, and CPU seconds of its calibration."""
     import swin_quant as sq
-    from swin_quant.engines.difference import difference
+    from swin_quant.score.difference import difference
     from tests.outliers import plant
 
     file = ROOT / "examples" / "checkpoints" / f"{kind}_micro_cifar10.safetensors"

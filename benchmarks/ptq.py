@@ -121,12 +121,12 @@ def rows_of_bits(config: Path, weights: Path, data: Path, policy: str) -> list[l
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import chunks, sample
     from swin_quant.data.sources import open_pictures
-    from swin_quant.engines.difference import difference
     from swin_quant.models import build_model
     from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.quant.check import PICTURES
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Rule, apply_policy, dequantize, quantize
+    from swin_quant.score.difference import difference
 
     cfg = load_config(config)
     model = build_model(cfg)

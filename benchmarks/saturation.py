@@ -21,17 +21,15 @@ import torch
 
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.reproducible import reproducible
-from swin_quant.bench import pictures
-from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.measure import BenchPlan, BenchReport, measure
-from swin_quant.bench.runner import Contender
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.versions import versions
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
 from swin_quant.report.bench import as_json
-from swin_quant.tasks.lineup import REFERENCE
+from swin_quant.score.bench import BenchPlan, BenchReport, load_pictures, measure
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.cpu import usable_cores
+from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.tasks.bench_candidates import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +64,7 @@ def main() -> None:
             told = [sys.executable, __file__, *sys.argv[1:], "--one", model, engine]
             print(model, engine, cpu, flush=True)
             done = subprocess.run(told, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
-            found = {row["contender"]: row for row in json.loads(done.stdout)["rows"]}
+            found = {row["candidate"]: row for row in json.loads(done.stdout)["rows"]}
             rows.append(cells(model, engine, cpu, found["plain"], found["safe"], args.no_latency))
             if "own session" in found:
                 rows.append(cells(model, OWN, cpu, found["own session"], found["safe"], args.no_latency))
@@ -120,20 +118,20 @@ def measured(model: str, engine: str, args: argparse.Namespace) -> BenchReport:
     """The plain and the safe file beside the float model, in this process's environment."""
     checkpoint = args.work / f"{model}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config
-    contenders = [Contender(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
+    candidates = [BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
     for way in WAYS:
         if engine == FAKE_QUANT:
             load = partial(simulated, str(checkpoint), config, way)
         else:
             file = str(artifact(args.work, model, engine, way))
             load = partial(artifact_engine, file, engine_named(engine), EngineOptions(args.threads))
-        contenders.append(Contender(way, load, None, "plain" if way == "safe" else None))
+        candidates.append(BenchCandidate(way, load, None, "plain" if way == "safe" else None))
     if engine == "onnxruntime" and "OLDER_CPU" in os.environ:
         file = str(artifact(args.work, model, engine, "plain"))
-        contenders.append(Contender("own session", partial(own_session, file, args.threads), None))
+        candidates.append(BenchCandidate("own session", partial(own_session, file, args.threads), None))
     quick = (1, 0.001) if args.no_latency else (args.rounds, 1.0)
-    shown = pictures.load(str(checkpoint), str(args.data_path), "val", True, args.pictures)
-    return measure(model, contenders, BenchPlan((args.batch,), *quick, args.threads), config["DATA"]["IMG_SIZE"], shown)
+    shown = load_pictures(str(checkpoint), str(args.data_path), "val", True, args.pictures)
+    return measure(model, candidates, BenchPlan((args.batch,), *quick, args.threads), config["DATA"]["IMG_SIZE"], shown)
 
 
 def simulated(checkpoint: str, config: dict, way: str) -> Engine:
@@ -141,9 +139,9 @@ def simulated(checkpoint: str, config: dict, way: str) -> Engine:
     from swin_quant.backends.saturation import without_saturation
     from swin_quant.checkpoint import load_calibrated
     from swin_quant.config import from_dict
-    from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.models import build_model
     from swin_quant.quant.policies import load_policy
+    from swin_quant.score.torch_engines import torch_engines
 
     model, policy = build_model(from_dict(config, checkpoint)), load_policy("cpu")
     load_calibrated(model, checkpoint)

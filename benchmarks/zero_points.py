@@ -93,10 +93,10 @@ def choose(args: argparse.Namespace) -> list[list[str]]:
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import chunks, sample
     from swin_quant.data.sources import open_pictures
-    from swin_quant.engines.difference import difference
     from swin_quant.models import build_model
     from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.quant.policy import apply_policy, dequantize, quantize
+    from swin_quant.score.difference import difference
 
     rows = []
     for name in args.model:
@@ -156,28 +156,27 @@ def measured(
 ) -> dict[str, Any]:
     """Way -> its row: beside the float model, or with several `rounds` those without "safe" in turns, timed."""
     from swin_quant.backends.registry import engine_named
-    from swin_quant.bench import pictures as shown
-    from swin_quant.bench.measure import BenchPlan, measure
-    from swin_quant.bench.runner import Contender
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
-    from swin_quant.engines.options import EngineOptions
     from swin_quant.report.bench import as_json
-    from swin_quant.tasks.lineup import REFERENCE
+    from swin_quant.score.bench import BenchPlan, load_pictures, measure
+    from swin_quant.score.candidate import BenchCandidate
+    from swin_quant.score.engine import EngineOptions
+    from swin_quant.tasks.bench_candidates import REFERENCE
     from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
     files, checkpoint = prepare(args, name, engine), args.work / f"{name}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config
-    contenders = [Contender(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
+    candidates = [BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
     if rounds > 1:
-        contenders, files = [], {way: file for way, file in files.items() if "safe" not in way}
+        candidates, files = [], {way: file for way, file in files.items() if "safe" not in way}
     for way, file in files.items():
         load = partial(artifact_engine, str(file), engine_named(engine), EngineOptions(args.threads))
-        contenders.append(Contender(way, load, None, None if way == "linears" else "linears"))
-    scored = shown.load(str(checkpoint), str(args.data_path), "val", True, pictures)
+        candidates.append(BenchCandidate(way, load, None, None if way == "linears" else "linears"))
+    scored = load_pictures(str(checkpoint), str(args.data_path), "val", True, pictures)
     plan = BenchPlan((batch,), rounds, 0.25 if rounds > 1 else 0.001, args.threads)
-    rows = json.loads(as_json(measure(name, contenders, plan, config["DATA"]["IMG_SIZE"], scored)))["rows"]
-    return {row["contender"]: row for row in rows if row["contender"] in files}
+    rows = json.loads(as_json(measure(name, candidates, plan, config["DATA"]["IMG_SIZE"], scored)))["rows"]
+    return {row["candidate"]: row for row in rows if row["candidate"] in files}
 
 
 def accuracy(args: argparse.Namespace) -> list[list[str]]:
@@ -216,8 +215,8 @@ def scores(
 
 
 def latency(args: argparse.Namespace) -> list[list[str]]:
-    from swin_quant.bench.cpu import features
     from swin_quant.cards.versions import versions
+    from swin_quant.score.cpu import features
 
     cpu = f"{versions()['cpu']} ({', '.join(features(('avx2', 'avx512_vnni', 'amx_int8')))})"
     rows = []

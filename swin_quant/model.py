@@ -22,7 +22,6 @@ from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import from_dict
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.eval_mode import eval_mode
@@ -31,6 +30,7 @@ from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.html import html_facts
 from swin_quant.saving import finish, save_with_card
+from swin_quant.score.torch_engines import torch_engines
 
 _SAID = ("calibrated", "policy")  # by repr, after network and size
 

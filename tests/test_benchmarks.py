@@ -11,12 +11,12 @@ import torch
 
 from swin_quant.backends.cuda.kernels import gemm, patch_embed
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.bench.jobs import JobFailed
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.data.loader import Batch
 from swin_quant.data.sources import open_pictures
 from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.score.jobs import JobFailed
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -74,15 +74,15 @@ def test_trace_is_also_timed_by_plain_calls(benchmark, tmp_path):
 def test_what_the_goals_compare_comes_first_and_what_takes_minutes_last(benchmark):
     script, batches = benchmark("cuda_engine"), [32, 1, 8, 64]
     jobs = list(dict.fromkeys(script.wanted(script.MODELS, batches, "cuda")))
-    first = jobs[: next(n for n, job in enumerate(jobs) if job.contender not in script.QUICK)]
+    first = jobs[: next(n for n, job in enumerate(jobs) if job.candidate not in script.QUICK)]
     assert {(job.model, job.batch) for job in first} == {(model, batch) for model in script.V1 for batch in (32, 1)}
     of_v1 = jobs[: next(n for n, job in enumerate(jobs) if job.model.startswith("swinv2"))]
-    assert {job.model for job in of_v1 if job.contender == "compile fp16" and job.batch == 32} == set(script.V1)
-    slowest = next(n for n, job in enumerate(of_v1) if job.contender == "max-autotune fp16")
-    assert all(job.contender not in ("compile fp16", "int8") for job in of_v1[slowest:])
-    assert {job.contender for job in of_v1} >= {"launches int8", "launches fp16"}
+    assert {job.model for job in of_v1 if job.candidate == "compile fp16" and job.batch == 32} == set(script.V1)
+    slowest = next(n for n, job in enumerate(of_v1) if job.candidate == "max-autotune fp16")
+    assert all(job.candidate not in ("compile fp16", "int8") for job in of_v1[slowest:])
+    assert {job.candidate for job in of_v1} >= {"launches int8", "launches fp16"}
     for name in (*script.QUICK, "compile fp16", "max-autotune fp16", "eager tf32", "eager fp32"):
-        asked = {(job.model, job.batch) for job in jobs if job.contender == name}
+        asked = {(job.model, job.batch) for job in jobs if job.candidate == name}
         assert asked == {(model, batch) for model in script.MODELS for batch in batches}
 
 
@@ -104,11 +104,11 @@ def working(wrong=()):
     """A process that needs no time: 2 ms each, lines for launches."""
 
     def do(job, seconds):
-        if job.contender in wrong:
+        if job.candidate in wrong:
             raise JobFailed("RuntimeError: it does not run")
-        if job.contender.startswith("launches"):
+        if job.candidate.startswith("launches"):
             return SimpleNamespace(lines=(f"## each launch of {job.model}",), note="")
-        return SimpleNamespace(ms=2.0, note="", lines=(), plain_ms=3.0 if job.contender == "trace fp16" else None)
+        return SimpleNamespace(ms=2.0, note="", lines=(), plain_ms=3.0 if job.candidate == "trace fp16" else None)
 
     return SimpleNamespace(do=do)
 
@@ -168,7 +168,7 @@ def test_what_had_less_than_its_time_has_not_failed(two_runs, monkeypatch):
 
 def test_single_launches_find_nothing_in_the_cache(benchmark, monkeypatch):
     """Nor do they have zeros for pictures: what a launch reads was drawn, and as much of it as is beyond the cache."""
-    script, gpu = benchmark("cuda_contenders"), SimpleNamespace(L2_cache_size=2**20)
+    script, gpu = benchmark("cuda_candidates"), SimpleNamespace(L2_cache_size=2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     program = script.fused_program(script.packed("swin_digits", "int8").spec, 2, None, script.NO_TILES)
     for launch in program.launches:
@@ -188,7 +188,7 @@ def test_single_launches_find_nothing_in_the_cache(benchmark, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["int8", "float"])
 def test_kernels_that_compute_something_else_are_not_timed(benchmark, monkeypatch, precision):
-    script, kernel = benchmark("cuda_contenders"), gemm.reference
+    script, kernel = benchmark("cuda_candidates"), gemm.reference
     place, images = script.Place("cpu"), torch.randn(3, *script.shape_of("swin_digits"))
 
     def timed():
@@ -286,24 +286,24 @@ def test_digits_that_are_scored_are_5000_others_with_the_same_labels(benchmark):
 
 def test_what_is_taken_apart_is_put_together_again(benchmark):
     """Without its halves the engine is nearer to fake-quant than as it is."""
-    rounding, contenders = benchmark("cuda_rounding"), benchmark("cuda_contenders")
-    model = contenders.calibrated("swin_digits", "cuda")
+    rounding, candidates = benchmark("cuda_rounding"), benchmark("cuda_candidates")
+    model = candidates.calibrated("swin_digits", "cuda")
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
     def engine():
-        return contenders.HostSession(contenders.pack(model, contenders.spec_for(model)))(images)
+        return candidates.HostSession(candidates.pack(model, candidates.spec_for(model)))(images)
 
     with torch.inference_mode():
         quantize(model)
         before = model(images)
-        as_it_is = contenders.sqnr_db(before, engine())
+        as_it_is = candidates.sqnr_db(before, engine())
         for change in rounding.CHANGES.values():
             with change(model):
-                assert contenders.sqnr_db(before, model(images)) > 20
+                assert candidates.sqnr_db(before, model(images)) > 20
             assert torch.equal(model(images), before)
         with rounding.in_float32():
-            assert contenders.sqnr_db(before, engine()) > as_it_is + 3
-        assert contenders.sqnr_db(before, engine()) == as_it_is
+            assert candidates.sqnr_db(before, engine()) > as_it_is + 3
+        assert candidates.sqnr_db(before, engine()) == as_it_is
         dequantize(model)
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.engines.engine import HALF_TYPES
+from swin_quant.score.engine import HALF_TYPES
 
 _FOUND = ("int8_gemms", "all_gemms", "gemms")
 

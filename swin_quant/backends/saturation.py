@@ -17,10 +17,10 @@ from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, engines, takers
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
-from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import Policy, Rule, enabled_nodes
 from swin_quant.quant.quantizer import Role
+from swin_quant.score.engine import HALF_TYPES
 
 SAFE_BITS = 7
 SAFE_WEIGHTS = Rule(nodes=("role:gemm_weight",), bits=SAFE_BITS)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from swin_quant.base.distributed import World
-    from swin_quant.engines.alignment import Differences
+    from swin_quant.score.alignment import Differences
     from swin_quant.tasks.align import Side
 
 HELP = """Two engines, checkpoints or dumps on the same pictures, layer by layer: largest and mean difference, cosine,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.bench.cpu import usable_cores
 from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import put
+from swin_quant.score.cpu import usable_cores
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   swin-quant bench out/my_int8.onnx --engine openvino --data-path imagenet --pictures 500 --output docs/results
 
 Always measured beside them: the float32 model in torch, and float32 (where the CPU has it, bfloat16) on every ONNX
-engine. Each contender has a process of its own; their blocks of calls take turns, so that drift hits all alike."""
+engine. Each candidate has a process of its own; their blocks of calls take turns, so that drift hits all alike."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +56,9 @@ def run(args: argparse.Namespace, world: World) -> None:
     if world.size > 1:
         raise UsageError("bench runs in one process: start it without torchrun")
     from swin_quant.base.progress import log
-    from swin_quant.bench import pictures
-    from swin_quant.bench.measure import BenchPlan
     from swin_quant.report import bench as table
     from swin_quant.report.screen import print_table
+    from swin_quant.score.bench import BenchPlan, load_pictures
     from swin_quant.tasks.bench import bench
 
     if args.pictures < 1:
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         ensure_writable_dir(args.output)
     shown = None
     if args.data_path:
-        shown = pictures.load(args.files[0], args.data_path, args.split, args.zip, args.pictures)
+        shown = load_pictures(args.files[0], args.data_path, args.split, args.zip, args.pictures)
     device = world.device.type
     report = bench(args.files, plan, shown, args.engines, args.float_types, args.checkpoint, device)
     if args.output:
@@ -82,4 +81,4 @@ def run(args: argparse.Namespace, world: World) -> None:
     if args.json:
         put(args.json, table.as_json(report))
     if all(row.failure for row in report.rows):
-        raise SwinQuantError("nothing was measured: every contender failed")
+        raise SwinQuantError("nothing was measured: every candidate failed")

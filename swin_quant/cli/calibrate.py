@@ -71,8 +71,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.base.progress import log
     from swin_quant.checkpoint.class_names import names_of
     from swin_quant.data.sources import has_split
-    from swin_quant.engines.baseline import find_baseline
-    from swin_quant.engines.scoring import open_labelled
+    from swin_quant.score.baseline import find_baseline
+    from swin_quant.score.scoring import open_labelled
     from swin_quant.tasks.calibrate import calibrate_checkpoint, tell_unnamed, unnamed_policy
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.recalibrate import calibrated_beside, recalibrate

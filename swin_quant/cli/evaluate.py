@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.base.shards import Sharding
     from swin_quant.cards.card import RunCard
-    from swin_quant.engines.baseline import Baseline
     from swin_quant.loading import Subject
+    from swin_quant.score.baseline import Baseline
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:

@@ -29,7 +29,7 @@ DEFAULT_RECIPE = "qat_tiny"
 
 def _print_features(args: argparse.Namespace, cfg: CfgNode, trained: Trained, policy: Policy, world: World) -> None:
     from swin_quant.data.sources import has_split
-    from swin_quant.engines.baseline import find_baseline
+    from swin_quant.score.baseline import find_baseline
     from swin_quant.tasks.evaluate_features import score_features
 
     if args.no_eval or world.size > 1 or not has_split(cfg, "val"):
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.config.outputs import LOGITS
-    from swin_quant.engines.baseline import find_baseline
+    from swin_quant.score.baseline import find_baseline
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.finetune import finetune
     from swin_quant.tasks.train import plot

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.data.pictures import Pictures
-    from swin_quant.engines.options import EngineOptions
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
+    from swin_quant.score.engine import EngineOptions
     from swin_quant.tasks.passes import PassPlan
 
 HUBS = ("timm:", "hf:")
@@ -160,7 +160,7 @@ class EngineFlags:
     float_type: FloatType = None
 
     def options(self, world: World) -> EngineOptions:
-        from swin_quant.engines.options import EngineOptions
+        from swin_quant.score.engine import EngineOptions
 
         return EngineOptions(
             threads=self.threads, float_type=self.float_type, device=world.device.type, extensions=self.extension

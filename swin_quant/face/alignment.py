@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 from swin_quant.base.distributed import World, world_on
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.prepared import Prepared
-from swin_quant.engines.alignment import Differences
-from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
 from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.alignment import table_of
 from swin_quant.report.html import html_table
 from swin_quant.report.terminal import terminal
+from swin_quant.score.alignment import Differences
+from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks import align as task
 
 _WIDTH = 140

@@ -9,13 +9,13 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import Exported
 from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.html import html_table
 from swin_quant.report.terminal import terminal
 from swin_quant.report.verification import table_of
+from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.predict import Guess, answering_artifact, answering_model
 from swin_quant.tasks.predict import predict as answers
 from swin_quant.tasks.verify import Verifying, failures, verify_artifact

@@ -18,16 +18,16 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import Batch, default_workers
 from swin_quant.data.picture_set import PictureSet, Source, batches
 from swin_quant.data.pictures import Pictures, SomePictures
-from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, missing, unnamed_baseline
-from swin_quant.engines.chance import warn_of_guessing
-from swin_quant.engines.engine import Engine, half_type
-from swin_quant.engines.scores import evaluate as score
-from swin_quant.engines.scoring import BASELINE, dataset_record, results_of, score_pictures
 from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.report.accuracy.render import as_html, render
+from swin_quant.score.baseline import Baseline, engines_beside, find_baseline, missing, unnamed_baseline
+from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.metrics import evaluate as score
+from swin_quant.score.metrics import warn_of_guessing
+from swin_quant.score.scoring import BASELINE, dataset_record, results_of, score_pictures
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
 from swin_quant.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, settings_for
@@ -19,6 +17,7 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.column import Value
 from swin_quant.report.html import html_facts
 from swin_quant.saving import place_for
+from swin_quant.score.engine import Engine, EngineOptions
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
 from swin_quant.tasks.deployed import load_engines, names_of_engines

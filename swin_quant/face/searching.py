@@ -13,7 +13,6 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.data.picture_set import PictureSet, Source, batches
 from swin_quant.data.prepared import Prepared
-from swin_quant.engines.options import EngineOptions
 from swin_quant.face.exporting import file_of, refuse_changed
 from swin_quant.model import Model
 from swin_quant.quant.names import SEARCHED_ON
@@ -24,6 +23,7 @@ from swin_quant.report.column import ReportTable
 from swin_quant.report.html import html_table
 from swin_quant.report.search import table_of
 from swin_quant.report.terminal import terminal
+from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.measured_on import MeasuredOn, of_pictures
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, search_record

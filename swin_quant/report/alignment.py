@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from swin_quant.base.files import finite
-from swin_quant.engines.alignment import Aligned, Differences
 from swin_quant.report.column import Column, ReportTable, field, figure
 from swin_quant.report.records import records
+from swin_quant.score.alignment import Aligned, Differences
 
 
 def _db(row: Aligned) -> str:

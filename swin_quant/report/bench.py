@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from swin_quant.base.errors import one_line
-from swin_quant.bench.measure import BenchReport, BenchRow
 from swin_quant.report import markdown as md
 from swin_quant.report.column import Column, ReportTable, field, figure
 from swin_quant.report.records import comma_separated, json_text
+from swin_quant.score.bench import BenchReport, BenchRow
 
 SCHEMA = "swin-quant/bench/1"
 COLUMNS: tuple[Column[BenchRow], ...] = (
     figure("batch", "batch", field("batch")),
-    Column("contender", "engine, precision, policy", field("contender")),
+    Column("candidate", "engine, precision, policy", field("candidate")),
     Column("engine", "", field("engine")),
     Column("precision", "", field("precision")),
     Column("policy", "", field("policy")),

@@ -13,7 +13,7 @@ from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.carry import Run
+from swin_quant.score.engine import Run
 from swin_quant.serving import picture, protocol
 from swin_quant.serving.batcher import Batcher
 from swin_quant.serving.budget import ByteBudget, Hold

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
-from swin_quant.engines.carry import Run
+from swin_quant.score.engine import Run
 from swin_quant.serving.limits import Refused, ServiceLimits
 
 Observer = Callable[[int, float], None]

@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from swin_quant.base.progress import log
-from swin_quant.bench.measure import BenchPictures, BenchPlan, BenchReport, measure, noise
-from swin_quant.tasks.lineup import line_up
+from swin_quant.score.bench import BenchPictures, BenchPlan, BenchReport, measure, noise
+from swin_quant.tasks.bench_candidates import bench_candidates
 
 
 def bench(
@@ -18,9 +18,9 @@ def bench(
     checkpoint: str | None = None,
     device: str = "cpu",
 ) -> BenchReport:
-    """Measure artifacts and checkpoints of one model beside its float baselines; `line_up` says who competes."""
+    """Measure artifacts and checkpoints of one model beside its float baselines; see `bench_candidates`."""
     with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
-        found = line_up(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
+        found = bench_candidates(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
         side = found.cfg.DATA.IMG_SIZE
-        log.info("contenders: %s", ", ".join(contender.name for contender in found.contenders))
-        return measure(found.card.name, found.contenders, plan, side, pictures or noise(64, 3, side))
+        log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
+        return measure(found.card.name, found.candidates, plan, side, pictures or noise(64, 3, side))

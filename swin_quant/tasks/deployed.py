@@ -20,11 +20,10 @@ from swin_quant.config.load import from_dict
 from swin_quant.config.values import merge
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
 from swin_quant.loading import Subject, load_for_scoring
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.score.engine import Engine, EngineOptions
 
 _PARENTS = 2  # the artifact's own folder, and the one above it
 

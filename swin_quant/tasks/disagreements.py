@@ -18,10 +18,10 @@ from swin_quant.data.class_names import is_numbers
 from swin_quant.data.imagenet import english_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.baseline import engines_beside
-from swin_quant.engines.infer import infer
 from swin_quant.loading import load_for_scoring
-from swin_quant.report.page.facts import Disagreement, Seen
+from swin_quant.report.page.data import Disagreement, Seen
+from swin_quant.score.baseline import engines_beside
+from swin_quant.score.run_engines import infer
 from swin_quant.tasks.evaluate import compared
 from swin_quant.tasks.predict import class_names, top_classes
 

@@ -20,9 +20,9 @@ from swin_quant.backends.registry import engines
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import installing
-from swin_quant.bench.cpu import usable_cores
 from swin_quant.cards.versions import versions
 from swin_quant.report.machine import MachineFact, MachineFacts
+from swin_quant.score.cpu import usable_cores
 
 _MISMATCH = "torchvision::nms does not exist"
 _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"

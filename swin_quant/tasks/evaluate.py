@@ -15,13 +15,13 @@ from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.answers import Keeping
-from swin_quant.engines.baseline import Baseline, engines_beside, find_baseline, load_original
-from swin_quant.engines.engine import half_type
-from swin_quant.engines.scoring import score_engines
 from swin_quant.loading import Subject
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy
+from swin_quant.score.baseline import Baseline, engines_beside, find_baseline, load_original
+from swin_quant.score.engine import half_type
+from swin_quant.score.saved_predictions import PredictionFolder
+from swin_quant.score.scoring import score_engines
 
 
 def score_model(
@@ -47,7 +47,7 @@ def score_model(
         log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
     engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
     whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
-    keeping = Keeping(answers, whose) if answers else None
+    keeping = PredictionFolder(answers, whose) if answers else None
     with eval_mode(model):
         results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping, card.class_names)
     for result in results.values():

@@ -20,8 +20,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.cards.update import update, with_results
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.answers import Keeping, apart
-from swin_quant.engines.baseline import (
+from swin_quant.score.baseline import (
     Baseline,
     engines_beside,
     engines_of_original,
@@ -29,9 +28,9 @@ from swin_quant.engines.baseline import (
     load_original,
     whose_weights,
 )
-from swin_quant.engines.engine import Engine, half_type
-from swin_quant.engines.options import EngineOptions
-from swin_quant.engines.scoring import score_engines
+from swin_quant.score.engine import Engine, EngineOptions, half_type
+from swin_quant.score.saved_predictions import PredictionFolder, apart
+from swin_quant.score.scoring import score_engines
 from swin_quant.tasks.deployed import (
     config_of,
     find_checkpoint,
@@ -138,7 +137,7 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
              "float_type": scoring.options.float_type}  # fmt: skip
     if scoring.options.extensions:
         whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
-    keeping = Keeping(scoring.answers, whose) if scoring.answers else None
+    keeping = PredictionFolder(scoring.answers, whose) if scoring.answers else None
     how = (world, scoring.split, scoring.max_unreadable, keeping, first.artifact.card.class_names)
     results = score_engines(engines, cfg, first.preprocess, *how)
     scored = []

@@ -15,12 +15,12 @@ from swin_quant.config.outputs import FEATURES
 from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
-from swin_quant.engines.baseline import Baseline, engines_beside
-from swin_quant.engines.difference import difference_of_pairs
-from swin_quant.engines.engine import Engine, half_type
-from swin_quant.engines.scoring import open_split
 from swin_quant.quant.outputs import Output
 from swin_quant.quant.policy import Policy
+from swin_quant.score.baseline import Baseline, engines_beside
+from swin_quant.score.difference import difference_of_pairs
+from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.scoring import open_split
 
 
 @dataclass(frozen=True)

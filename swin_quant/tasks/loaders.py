@@ -1,13 +1,13 @@
-"""What the process of a contender loads. Imports are late: what one engine does not need is not in its memory."""
+"""What the process of a candidate loads. Imports are late: what one engine does not need is not in its memory."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.engines.engine import Engine
+from swin_quant.score.engine import Engine
 
 if TYPE_CHECKING:
     from swin_quant.backends.backend import Backend
-    from swin_quant.engines.options import EngineOptions
+    from swin_quant.score.engine import EngineOptions
 
 
 def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> Engine:
@@ -16,8 +16,8 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu"
 
     from swin_quant.checkpoint import load_float
     from swin_quant.config import from_dict
-    from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.models import build_model
+    from swin_quant.score.torch_engines import torch_engines
 
     model = build_model(from_dict(config, checkpoint))
     load_float(model, checkpoint)

@@ -11,15 +11,15 @@ from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
-from swin_quant.bench.cpu import features, usable_cores
-from swin_quant.bench.measure import BenchPlan
 from swin_quant.cards.versions import versions
 from swin_quant.config.portable import portable_config
 from swin_quant.data.sampling import digest
-from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
+from swin_quant.score.bench import BenchPlan
+from swin_quant.score.cpu import features, usable_cores
+from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measured_on import MeasuredOn, drawn
 from swin_quant.tasks.sensitivity import Sampling

@@ -13,15 +13,15 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sources import open_pictures
+from swin_quant.report.page.data import PageData
 from swin_quant.report.page.document import page
-from swin_quant.report.page.facts import PageSubject
 from swin_quant.tasks.disagreements import disagreements
-from swin_quant.tasks.node_facts import node_facts
+from swin_quant.tasks.node_summary import node_summaries
 
 Opened = Callable[[CfgNode], Pictures]
 
 
-def subjects_of(cards: Mapping[Path, RunCard], opened: Opened | None = None, count: int = 0) -> list[PageSubject]:
+def subjects_of(cards: Mapping[Path, RunCard], opened: Opened | None = None, count: int = 0) -> list[PageData]:
     """A subject for each checkpoint: its nodes where its file is found, `count` pictures where they are given."""
     groups: dict[str, list[Path]] = {}
     for path, card in cards.items():
@@ -54,10 +54,10 @@ def pictures_at(data_path: str, split: str, zip_mode: bool) -> Opened:
     return opened
 
 
-def _subject(cards: Mapping[Path, RunCard], opened: Opened | None, count: int) -> PageSubject:
+def _subject(cards: Mapping[Path, RunCard], opened: Opened | None, count: int) -> PageData:
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first = cards[paths[0]]
-    subject = PageSubject(first.name, list(cards.values()))
+    subject = PageData(first.name, list(cards.values()))
     checkpoint = next((file for path in paths if (file := find(cards[path].checkpoint, [path.parent]))), None)
     if checkpoint is None:
         return replace(subject, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")
@@ -65,7 +65,7 @@ def _subject(cards: Mapping[Path, RunCard], opened: Opened | None, count: int) -
         return replace(subject, missing=f"{first.name}: is a float checkpoint, which has no nodes yet")
     artifacts = [card for card in cards.values() if card.artifact]
     try:
-        subject = replace(subject, nodes=node_facts(_whole(first, list(cards.values())), checkpoint, artifacts))
+        subject = replace(subject, nodes=node_summaries(_whole(first, list(cards.values())), checkpoint, artifacts))
     except SwinQuantError as error:
         log.warning("nodes are not shown: %s", error)
         return replace(subject, missing=f"{first.name}: nodes are not shown: {one_line(str(error))}")

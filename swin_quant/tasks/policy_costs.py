@@ -21,7 +21,6 @@ from swin_quant.cards.lineage import original_of
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.baseline import load_original
 from swin_quant.loading import load_for_scoring
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_or_units
@@ -31,6 +30,7 @@ from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enab
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
+from swin_quant.score.baseline import load_original
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.measured_on import of_config
 from swin_quant.tasks.measuring import Measuring

@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import track
-from swin_quant.bench.cpu import usable_cores
-from swin_quant.bench.interleave import Timing, interleave
-from swin_quant.bench.runner import Contender
 from swin_quant.quant.policy import Policy
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.cpu import usable_cores
+from swin_quant.score.interleave import Timing, interleave
 from swin_quant.tasks.deployed import on_its_device
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.loaders import artifact_engine
@@ -44,7 +44,7 @@ def timed(
 
 def _interleaved(asked: Measuring, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
     with TemporaryDirectory(prefix="swin-quant-search-") as workspace:
-        contenders = []
+        candidates = []
         for number, (name, policy) in enumerate(policies.items()):
             precision = "int8" if policy else "float"
             folder, told = Path(workspace) / str(number), asked.told_exporter
@@ -52,20 +52,20 @@ def _interleaved(asked: Measuring, policies: Mapping[str, Policy | None]) -> dic
             load = partial(
                 artifact_engine, str(artifact.file), asked.backend, on_its_device(asked.engine, asked.options)
             )
-            contenders.append(Contender(name, load, artifact.file))
+            candidates.append(BenchCandidate(name, load, artifact.file))
         threads = asked.options.threads or usable_cores()
         side = asked.cfg.DATA.IMG_SIZE
-        timings = interleave(contenders, [asked.batch], asked.rounds, asked.seconds, side, threads)
+        timings = interleave(candidates, [asked.batch], asked.rounds, asked.seconds, side, threads)
     for timing in timings:
         if timing.failure:
             raise SwinQuantError(f"{asked.engine} could not be timed: {timing.failure}")
-    return {timing.contender: timing for timing in timings}
+    return {timing.candidate: timing for timing in timings}
 
 
 def _ms(timing: Timing) -> float:
     """Of the best round: what else the machine does makes calls slower, never faster."""
     if not timing.rounds:
-        raise SwinQuantError(f"{timing.contender}: was not timed")
+        raise SwinQuantError(f"{timing.candidate}: was not timed")
     return min(map(median, timing.rounds))
 
 

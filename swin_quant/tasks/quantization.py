@@ -26,15 +26,14 @@ from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.engines.engine import HALF_TYPES
-from swin_quant.engines.options import EngineOptions
-from swin_quant.engines.scoring import dataset_record, open_labelled
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.saving import place_of
+from swin_quant.score.engine import HALF_TYPES, EngineOptions
+from swin_quant.score.scoring import dataset_record, open_labelled
 from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring

@@ -26,12 +26,12 @@ from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
-from swin_quant.engines.scoring import BASELINE, dataset_record, open_labelled, open_split, score_pictures
-from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, dequantize, quantize
+from swin_quant.score.scoring import BASELINE, dataset_record, open_labelled, open_split, score_pictures
+from swin_quant.score.torch_engines import torch_engines
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.compiled import check_compiler

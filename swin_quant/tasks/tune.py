@@ -36,7 +36,7 @@ from swin_quant.backends.cuda.tuning import (
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.base.progress import log
-from swin_quant.bench.jobs import JobFailed, JobProcess
+from swin_quant.score.jobs import JobFailed, JobProcess
 
 BATCHES, SECONDS = (1, 8, 32), 300.0
 COMPILING = 0.5  # of the time, at most

@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
-from swin_quant.engines.scores import evaluate
+from swin_quant.score.metrics import evaluate
 from swin_quant.train.bar import bar
 from swin_quant.train.batches import MicroBatch
 from swin_quant.train.compiled import compiled

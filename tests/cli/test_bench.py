@@ -40,7 +40,7 @@ def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures
     done = run("bench", artifact, *words)
     assert done.code == 0, done.err
     rows = list(csv.DictReader((tmp_path / "bench.csv").open()))
-    names = [row["contender"] for row in rows]
+    names = [row["candidate"] for row in rows]
     assert names[:2] == ["torch float32", "onnxruntime float32"] and names[2].startswith("onnxruntime int8 ")
     assert rows[2]["baseline"] == "onnxruntime float32" and float(rows[2]["speedup"]) > 0
     assert 0 < int(rows[2]["int8_gemms"]) < int(rows[2]["all_gemms"]) and rows[1]["int8_gemms"] == "0"

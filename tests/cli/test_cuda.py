@@ -19,13 +19,13 @@ from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.base.errors import UsageError
-from swin_quant.bench import interleave
-from swin_quant.bench.runner import Identity, Runner
 from swin_quant.cli import main
 from swin_quant.config import load_config
-from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
+from swin_quant.score import interleave
+from swin_quant.score.candidate import Identity, Runner
+from swin_quant.score.engine import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.tasks.serve import Hosting, private_copy, service_of
 
@@ -190,10 +190,10 @@ def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
 
 
 class InThisProcess(Runner):
-    """A contender of `bench` without a process of its own, to which a GPU that is imagined here is none."""
+    """A candidate of `bench` without a process of its own, to which a GPU that is imagined here is none."""
 
-    def __init__(self, contender, threads):
-        self.name, self.load = contender.name, contender.load
+    def __init__(self, candidate, threads):
+        self.name, self.load = candidate.name, candidate.load
 
     def __exit__(self, *_):
         pass

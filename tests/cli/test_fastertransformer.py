@@ -185,7 +185,7 @@ def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags,
         calls.append((engine.label, tuple(images.shape)))
         return 123.0
 
-    monkeypatch.setattr("swin_quant.bench.throughput.throughput", timed)
+    monkeypatch.setattr("swin_quant.score.latency.throughput", timed)
     flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--batch-size", 4]
     done = main_py("--throughput", "--eval", *flags)
     assert done.code == 0 and calls == [("float32", (4, 3, 32, 32)), ("int8 ft-mode1", (4, 3, 32, 32))]

@@ -48,7 +48,7 @@ def test_an_installed_backend_is_timed_beside_its_own_float_baseline(files, run,
     done = run("bench", checkpoint, "--engine", "toy", *words)
     assert done.code == 0, done.err
     rows = list(csv.DictReader((tmp_path / "bench.csv").open()))
-    assert [row["contender"] for row in rows] == ["torch float32", "toy float32", "toy int8 qdq"]
+    assert [row["candidate"] for row in rows] == ["torch float32", "toy float32", "toy int8 qdq"]
     assert rows[2]["baseline"] == "toy float32" and float(rows[2]["p50_ms"]) > 0
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.cli import main
 from swin_quant.config import load_config
-from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
 from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.score.torch_engines import torch_engines
 
 CPU = torch.device("cpu")
 NAMES = ("ft-mode1", "qdq", "cpu")

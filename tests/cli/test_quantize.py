@@ -13,7 +13,6 @@ import torch
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
-from swin_quant.bench.interleave import Timing
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cli import main
@@ -21,8 +20,9 @@ from swin_quant.cli.session import command_of, parser_of
 from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.options import EngineOptions
 from swin_quant.models import build_model
+from swin_quant.score.engine import EngineOptions
+from swin_quant.score.interleave import Timing
 from swin_quant.tasks import policy_timing, quantization
 from swin_quant.tasks import quantize as quantizing
 from swin_quant.tasks.calibrate import CalibrationPlan
@@ -253,9 +253,9 @@ def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
 ):
     written = []
 
-    def interleave(contenders, *_):
-        written.extend(open_artifact(one.file).record["options"]["float_type"] for one in contenders)
-        return [Timing(one.name, 1, rounds=[[1.0]]) for one in contenders]
+    def interleave(candidates, *_):
+        written.extend(open_artifact(one.file).record["options"]["float_type"] for one in candidates)
+        return [Timing(one.name, 1, rounds=[[1.0]]) for one in candidates]
 
     monkeypatch.setattr(policy_timing, "interleave", interleave)
     options = EngineOptions(device="cuda", float_type=float_type)

@@ -26,11 +26,11 @@ from swin_quant.backends.cuda.tuning import (
     tiles_beside,
     tiles_path,
 )
-from swin_quant.bench.jobs import JobFailed, JobProcess
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
+from swin_quant.score.jobs import JobFailed, JobProcess
 from swin_quant.tasks import tune
 from swin_quant.tasks.serve import private_copy
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.bench.clock import milliseconds
-from swin_quant.bench.interleave import interleave
-from swin_quant.bench.runner import Contender
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.torch_engines import torch_engines
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.engine import Engine
+from swin_quant.score.interleave import interleave
+from swin_quant.score.latency import milliseconds
+from swin_quant.score.torch_engines import torch_engines
 
 
 class Busy(nn.Module):
@@ -50,9 +50,9 @@ def test_the_time_is_that_of_the_work_not_of_queueing_it(gpu):
     assert queued < 0.8 * done and 0.5 * done < taken < 2 * done
 
 
-def test_contenders_run_where_their_engine_is(gpu):
+def test_candidates_run_where_their_engine_is(gpu):
     products = (1, 200) if gpu.type == "cuda" else (1, 4)
-    few, many = (Contender(f"{n} products", partial(busy, n, str(gpu))) for n in products)
+    few, many = (BenchCandidate(f"{n} products", partial(busy, n, str(gpu))) for n in products)
     outputs = {}
 
     def examine(runner):

@@ -6,9 +6,9 @@ from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.backend import Backend, Exports, Tolerances
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
 from swin_quant.config import from_dict
-from swin_quant.engines.engine import Engine
 from swin_quant.models import build_model
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict, quantize
+from swin_quant.score.engine import Engine
 
 BACKEND = Backend(
     name="toy",

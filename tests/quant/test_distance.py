@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.engines.difference import difference
 from swin_quant.quant import check
 from swin_quant.quant.distance import Totals, distance
+from swin_quant.score.difference import difference
 
 LOGITS = torch.tensor([[1.0, 0.0, -2.0], [0.5, 2.0, 1.0]])
 

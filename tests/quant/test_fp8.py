@@ -7,7 +7,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swin_quant.base.errors import UsageError
-from swin_quant.engines.torch_engines import precision_of
 from swin_quant.quant import straight_through
 from swin_quant.quant.fake_quant import E4M3, fake_quant, grid, round_to_grid_, spacing
 from swin_quant.quant.passes.halves import by_halves
@@ -20,6 +19,7 @@ from swin_quant.quant.range_methods.mse import METHOD
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.straight_through import simulate
+from swin_quant.score.torch_engines import precision_of
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 LEVELS = LEVELS[LEVELS.isfinite()]

@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from swin_quant.bench.measure import BenchPlan, BenchReport, BenchRow
 from swin_quant.report import bench
 from swin_quant.report.terminal import terminal
+from swin_quant.score.bench import BenchPlan, BenchReport, BenchRow
 
 PLAIN = BenchRow("torch float32", "torch", "float32", None, 1, 12.345, 13.5, 81.0, 40, None, None, 512.4, 300.0, 4.25,
                  0, 10, None, None, None, "torch 2.13", None)  # fmt: skip
-INT8 = dataclasses.replace(PLAIN, contender="onnxruntime int8 | mine", p50_ms=3.21, baseline="torch float32",
+INT8 = dataclasses.replace(PLAIN, candidate="onnxruntime int8 | mine", p50_ms=3.21, baseline="torch float32",
                            speedup=3.85, int8_gemms=9, sqnr_db=31.44, agreement=97.66)  # fmt: skip
-FAILED = dataclasses.replace(PLAIN, contender="broken", p50_ms=None, p90_ms=None, images_per_s=None, int8_gemms=None,
+FAILED = dataclasses.replace(PLAIN, candidate="broken", p50_ms=None, p90_ms=None, images_per_s=None, int8_gemms=None,
                              all_gemms=None, failure="broken: its process ended with signal 11 (SIGSEGV)")  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_the_table_has_the_same_rows_in_every_form(report):
     for figure in ("12.35", "3.21", "3.85", "512", "9/10", "31.4", "97.7"):
         assert text.replace("\n", " ").count(f" {figure} ") >= 2 and f"| {figure} |" in markdown
     rows = list(csv.DictReader(io.StringIO(bench.as_csv(report))))
-    assert [row["contender"] for row in rows] == [row.contender for row in report.rows]
+    assert [row["candidate"] for row in rows] == [row.candidate for row in report.rows]
     assert rows[0].keys() == {field.name for field in dataclasses.fields(BenchRow)}
     assert float(rows[0]["p50_ms"]) == 12.345 and rows[2]["p50_ms"] == ""
     content = json.loads(bench.as_json(report))
@@ -49,7 +49,7 @@ def test_accuracy_is_a_column_where_it_was_measured(report):
 
 def test_names_and_figures_stay_whole_in_a_narrow_terminal(report):
     shown = terminal(bench.table_of(report), width=80)
-    assert all(row.contender in shown for row in report.rows) and " 12.35 " in shown and " 97.7\n" in shown
+    assert all(row.candidate in shown for row in report.rows) and " 12.35 " in shown and " 97.7\n" in shown
 
 
 def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
@@ -59,6 +59,6 @@ def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
 
 
 def test_a_name_of_any_bytes_is_written_in_every_form(report):
-    strange = dataclasses.replace(report, name="a\udc80b\x1b[2J", rows=[dataclasses.replace(PLAIN, contender="\udc80")])
+    strange = dataclasses.replace(report, name="a\udc80b\x1b[2J", rows=[dataclasses.replace(PLAIN, candidate="\udc80")])
     for write in (bench.markdown, bench.as_csv, bench.as_json):
         assert "\x1b" not in write(strange) and write(strange).encode()

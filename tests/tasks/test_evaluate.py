@@ -10,14 +10,14 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import save_float
 from swin_quant.config import find_config, load_config
-from swin_quant.engines.engine import half_type
-from swin_quant.engines.scoring import open_labelled
-from swin_quant.engines.torch_engines import precision_of, torch_engines
 from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import State, named_nodes
+from swin_quant.score.engine import half_type
+from swin_quant.score.scoring import open_labelled
+from swin_quant.score.torch_engines import precision_of, torch_engines
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate import score_model
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swin_quant.bench.interleave import Timing
+from swin_quant.score.interleave import Timing
 from swin_quant.tasks.policy_timing import beyond_chance
 
 

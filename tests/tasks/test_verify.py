@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.backends.registry import engines
-from swin_quant.engines.difference import difference
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.infer import Inferred
+from swin_quant.score.difference import difference
+from swin_quant.score.engine import Engine
+from swin_quant.score.run_engines import Inferred
 from swin_quant.tasks.verify import compare, failures, is_quantized, tolerance_of
 
 FLOAT32 = Engine("torch", "float32", None, torch.nn.Identity())

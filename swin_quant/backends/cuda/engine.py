@@ -19,10 +19,9 @@ from swin_quant.backends.details import Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.roofline import Machine, gpus, load_machine
 from swin_quant.quant.fake_quant import FP8
+from swin_quant.score.engine import Engine, EngineOptions
 
 NAME = "cuda"
 REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # on a CPU

@@ -15,8 +15,8 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.layers import Swin
+from swin_quant.score.engine import HALF_TYPES
 
 BACKEND = "cuda"
 LARGEST_BATCH = 256

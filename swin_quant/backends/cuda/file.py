@@ -24,9 +24,9 @@ from swin_quant.base.reading import reads
 from swin_quant.base.schema import checked, counted, one_of, within
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.geometry import Geometry
 from swin_quant.quant.fake_quant import FORMATS
+from swin_quant.score.engine import HALF_TYPES
 
 SCHEMA = "swin-quant/cuda/3"
 _KEY = "swin_quant"

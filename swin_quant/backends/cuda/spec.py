@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swin_quant.engines.engine import HALF_TYPES
 from swin_quant.models.geometry import Geometry
 from swin_quant.quant.fake_quant import FP8
+from swin_quant.score.engine import HALF_TYPES
 
 ARITHMETICS = ("cuda", "ft-mode1", "ft-mode2")
 LEAST_HEAD_DIM = 32  # of an int8 product; narrower heads are filled up with zeros

@@ -11,8 +11,7 @@ from swin_quant.backends.fastertransformer.limits import is_fused
 from swin_quant.backends.fastertransformer.slots import trt_side
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.base.errors import UsageError
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
+from swin_quant.score.engine import Engine, EngineOptions
 
 NAME = "FasterTransformer (emulated)"
 ATTENTION = {"auto": None, "fused": True, "unfused": False}

@@ -34,7 +34,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.imagenet import english_of
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
@@ -42,6 +41,7 @@ from swin_quant.operators.replacing import Replacing
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
+from swin_quant.score.torch_engines import precision_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto

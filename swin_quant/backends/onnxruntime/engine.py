@@ -18,9 +18,8 @@ from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.outputs import Output
+from swin_quant.score.engine import Engine, EngineOptions
 
 NAME = "onnxruntime"
 _TYPES = {  # of products, by the operator that the runtime computes them with

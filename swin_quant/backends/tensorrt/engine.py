@@ -16,8 +16,7 @@ from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_json
 from swin_quant.base.reading import reads
-from swin_quant.engines.engine import Engine
-from swin_quant.engines.options import EngineOptions
+from swin_quant.score.engine import Engine, EngineOptions
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}

@@ -22,13 +22,13 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.engines.torch_engines import precision_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
 from swin_quant.operators.replacing import Replacing
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
+from swin_quant.score.torch_engines import precision_of
 
 EXAMPLE = 2  # pictures: what is traced from one alone may keep its 1
 

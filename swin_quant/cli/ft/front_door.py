@@ -224,13 +224,13 @@ def _say_accuracy(card: RunCard | None, args: argparse.Namespace, world: World, 
 
 
 def _throughput(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.bench.throughput import throughput
     from swin_quant.data.loader import load_batches
     from swin_quant.data.preprocess import Preprocess
-    from swin_quant.engines.engine import half_type
-    from swin_quant.engines.scoring import open_labelled
-    from swin_quant.engines.torch_engines import torch_engines
     from swin_quant.loading import load_for_scoring
+    from swin_quant.score.engine import half_type
+    from swin_quant.score.latency import throughput
+    from swin_quant.score.scoring import open_labelled
+    from swin_quant.score.torch_engines import torch_engines
 
     if not args.checkpoint:
         raise UsageError("no checkpoint: give --resume FILE")

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from swin_quant.base.errors import listed, one_line
 from swin_quant.cards.records import Result
-from swin_quant.engines.engine import FAKE_QUANT
 from swin_quant.report.accuracy.rows import AccuracyRow, dataset_key
+from swin_quant.score.engine import FAKE_QUANT
 
 _UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
 _EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CORRECTED, ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
-from swin_quant.engines.engine import EAGER, HALF_TYPES
 from swin_quant.quant.policies import told_apart
+from swin_quant.score.engine import EAGER, HALF_TYPES
 
 
 @dataclass(frozen=True)

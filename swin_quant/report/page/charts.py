@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.footnotes import is_simulated
-from swin_quant.report.page.facts import NodeFacts, PageSubject
+from swin_quant.report.page.data import NodeSummary, PageData
 from swin_quant.report.page.spec import OKABE_ITO, Spec, spec
 
 # What the picture of the network can be coloured by: field, title, what is drawn dark.
@@ -18,7 +18,7 @@ FIGURES = {
 }
 
 
-def network(nodes: Sequence[NodeFacts]) -> Spec:
+def network(nodes: Sequence[NodeSummary]) -> Spec:
     """Units as rows, their nodes as columns, coloured by a figure that the reader chooses."""
     figures = {title: key for title, key in FIGURES.items() if any(getattr(node, key) is not None for node in nodes)}
     values = [
@@ -89,7 +89,7 @@ def values_of_a_node() -> Spec:
     }  # fmt: skip
 
 
-def depth(subject: PageSubject) -> Spec | None:
+def depth(subject: PageData) -> Spec | None:
     """SQNR of each block's output, in their order."""
     record = next((card.sensitivity for card in subject.cards if card.sensitivity), None)
     if record is None:
@@ -108,7 +108,7 @@ def depth(subject: PageSubject) -> Spec | None:
     }
 
 
-def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
+def accuracy_and_latency(subjects: Sequence[PageData]) -> Spec | None:
     """Every result with a latency that is an engine's own, no simulation's: top-1 against milliseconds a picture."""
     measured = [
         (card, result)
@@ -146,5 +146,5 @@ def accuracy_and_latency(subjects: Sequence[PageSubject]) -> Spec | None:
     }
 
 
-def _results(subjects: Sequence[PageSubject]) -> list[tuple[RunCard, Result]]:
+def _results(subjects: Sequence[PageData]) -> list[tuple[RunCard, Result]]:
     return [(card, result) for subject in subjects for card in subject.cards for result in card.measured()]

@@ -15,8 +15,8 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.accuracy.render import as_html
 from swin_quant.report.page import charts, run_charts
+from swin_quant.report.page.data import Disagreement, NodeSummary, PageData, Seen
 from swin_quant.report.page.differences import differences
-from swin_quant.report.page.facts import Disagreement, NodeFacts, PageSubject, Seen
 
 _NOT_ON_THE_PAGE = ("resolution", "acc5", "quantized_acc5", "delta_acc5", "half_precision", "half_acc1", "pictures")
 MOST_NODES = 2000  # rows that a browser sorts within a second
@@ -34,7 +34,7 @@ _COLUMNS = (
 )
 
 
-def page(subjects: Sequence[PageSubject]) -> str:
+def page(subjects: Sequence[PageData]) -> str:
     """The whole page. UsageError where the library that draws is not installed."""
     drawing = library("vl_convert", "report").javascript_bundle(_SNIPPET)
     cards = [card for subject in subjects for card in subject.cards]
@@ -67,7 +67,7 @@ def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
-def _facts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[str, Any]:
+def _facts(subjects: Sequence[PageData], shown: PageData | None) -> dict[str, Any]:
     """What the page's script reads."""
     nodes = shown.nodes[:MOST_NODES] if shown else ()
     engines = list(dict.fromkeys(title for node in nodes for title in node.engines))
@@ -81,14 +81,14 @@ def _facts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[s
     }
 
 
-def _row(node: NodeFacts) -> dict[str, Any]:
+def _row(node: NodeSummary) -> dict[str, Any]:
     row = asdict(node)
     for part in ("bins", "engines", "row", "column"):
         row.pop(part)
     return {**row, "state": node.kind if node.on else "float", **node.engines}
 
 
-def _charts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[str, Any]:
+def _charts(subjects: Sequence[PageData], shown: PageData | None) -> dict[str, Any]:
     cards = [card for subject in subjects for card in subject.cards]
     trained = [card for card in cards if card.training]
     return {
@@ -101,7 +101,7 @@ def _charts(subjects: Sequence[PageSubject], shown: PageSubject | None) -> dict[
 
 
 def _sections(
-    subjects: Sequence[PageSubject], cards: Sequence[RunCard], shown: PageSubject | None
+    subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     drawn = _charts(subjects, shown)
     yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards, _NOT_ON_THE_PAGE)}</div>')
@@ -151,7 +151,7 @@ def _advice(cards: Sequence[RunCard]) -> str:
     return f"<ul>{''.join(said)}</ul>" if said else ""
 
 
-def _nodes(subject: PageSubject) -> str:
+def _nodes(subject: PageData) -> str:
     on = sum(node.on for node in subject.nodes)
     cut = f", the first {MOST_NODES} are shown" if len(subject.nodes) > MOST_NODES else ""
     missing = f'<p class="dim">{_text(subject.missing)}</p>' if subject.missing else ""
@@ -166,7 +166,7 @@ A cell of the picture or a name of the table shows the node's values, its levels
 """
 
 
-def _pictures(subject: PageSubject) -> str:
+def _pictures(subject: PageData) -> str:
     shown = len(subject.disagreements)
     head = f"<p>{_text(subject.title)}, {_text(subject.policy)}: quantized names another class than float for "
     head += f"{subject.otherwise} of {subject.compared} pictures"

@@ -12,10 +12,10 @@ from swin_quant.backends.fastertransformer.export import export as export_ft
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.roofline import load_machine
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.score.engine import EngineOptions
 from tests.backends.cuda.conftest import pictures
 
 FT = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")]

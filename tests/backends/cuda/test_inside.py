@@ -6,9 +6,9 @@ import torch
 from swin_quant.backends.cuda.inside import inside
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
+from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.align import align, of_artifact, of_model
 from tests.backends.cuda.conftest import pictures
 

@@ -16,8 +16,8 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.engines.torch_engines import torch_engines
 from swin_quant.quant.policies import load_policy
+from swin_quant.score.torch_engines import torch_engines
 from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 
 f32, f16 = np.float32, np.float16

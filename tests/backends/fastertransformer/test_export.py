@@ -20,8 +20,8 @@ from swin_quant.backends.fastertransformer.export import FasterTransformerOption
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
-from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.score.engine import EngineOptions
 
 
 def names(folder):

@@ -18,9 +18,9 @@ from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
-from swin_quant.engines.options import EngineOptions
 from swin_quant.operators.attention import attention
 from swin_quant.operators.plugins import Plugging, plugins_of
+from swin_quant.score.engine import EngineOptions
 
 SPECS = (
     "roll=swin_quant::Roll",

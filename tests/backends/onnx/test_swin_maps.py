@@ -10,9 +10,9 @@ from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.engines.difference import difference_of_outputs
 from swin_quant.models.maps import Cut, neighbours, patches
 from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.score.difference import difference_of_outputs
 
 PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]

@@ -14,10 +14,10 @@ from swin_quant.backends.torchscript.engine import load
 from swin_quant.backends.torchscript.export import TorchScriptOptions, export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.engines.options import EngineOptions
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.score.engine import EngineOptions
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 SPECS = ("roll=testing::Roll", "relu=testing::Relu", "layer_norm=testing::Norm", "window_partition=testing::Windows")

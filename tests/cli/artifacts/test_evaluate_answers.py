@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from swin_quant.engines.answers import apart
+from swin_quant.score.saved_predictions import apart
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FACTS = b"swin_quant.facts"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from swin_quant.cards.card import RunCard
+from swin_quant.report.page.data import Bins, NodeSummary, PageData
 from swin_quant.report.page.document import page
-from swin_quant.report.page.facts import Bins, NodeFacts, PageSubject
 
 pytest.importorskip("vl_convert")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -18,7 +18,7 @@ NODES = 561
 
 def node(number):
     unit, part = divmod(number, 22)
-    return NodeFacts(
+    return NodeSummary(
         name=f"layers.{unit}.part{part}_quantizer", row=f"layers.{unit}", column=f"part{part}", role="gemm_input",
         on=number % 3 > 0, kind="int8", bits=8 if number % 2 else 4, grid="symmetric",
         amax=float((number * 7919) % 1000),
@@ -31,7 +31,7 @@ def node(number):
 def opened(tmp_path_factory):
     file = Path(tmp_path_factory.mktemp("page")) / "page.html"
     card = RunCard("swin_large", {}, {"size": 224})
-    file.write_text(page([PageSubject("swin_large", [card], [node(number) for number in range(NODES)])]))
+    file.write_text(page([PageData("swin_large", [card], [node(number) for number in range(NODES)])]))
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         tab = browser.new_page()

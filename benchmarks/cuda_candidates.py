@@ -1,0 +1,378 @@
+"""Who is timed by `cuda_engine.py`, each from a model's name and a batch, and how: in the process of `JobProcess`.
+
+Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network, FasterTransformer's
+own baseline, in a CUDA graph as all others, and by plain calls, as FasterTransformer has it; eager, compile,
+max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's scaled_dot_product_attention where
+it can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
+"""
+
+import gc
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.cuda.binding import Bound, bind
+from swin_quant.backends.cuda.cases import arguments_of, kernel_module
+from swin_quant.backends.cuda.choice import spec_for
+from swin_quant.backends.cuda.choosing import fused_program
+from swin_quant.backends.cuda.engine import machine_here
+from swin_quant.backends.cuda.floors import floor_of
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.network import Network, pack
+from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.sessions import HostSession
+from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import RunCard
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
+from swin_quant.config.portable import portable_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.models import build_model
+from swin_quant.operators.roofline import Machine, load_machine
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+
+REPLAYS, INPUTS, WARM_UP, WARM_S = 40, 4, 5, 0.1
+MOST_COPIES = 64  # of a launch's operands
+CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared: `Expected`
+Run = Callable[[Tensor], object]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it runs: "cuda" or "cpu"; whose peaks fusions and floors are of (None: the GPU's own); a file of tiles."""
+
+    device: str
+    gpu: str | None = None
+    tiles: Path | None = None
+
+    @property
+    def machine(self) -> Machine | None:
+        if self.device == "cpu":
+            return None
+        return load_machine(self.gpu) if self.gpu else machine_here()
+
+    @property
+    def tuned(self) -> TileTable:
+        return read_tiles(self.tiles, here()) if self.tiles and self.device == "cuda" else NO_TILES
+
+
+@dataclass(frozen=True)
+class Job:
+    """`candidate` names one of `CONTENDERS`, or of LAUNCHES."""
+
+    candidate: str
+    model: str
+    batch: int
+
+
+LAUNCHES = {"launches int8": "int8", "launches fp16": "float"}  # each alone: of which precision
+OURS = ("int8", "fp16", *LAUNCHES)
+PLAIN = {"trace fp16": "trace fp16, plain calls"}  # those that are also timed without a CUDA graph, and as what
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Milliseconds, and what must be said of them; or lines of a table. `plain_ms`: of candidates in PLAIN."""
+
+    ms: float = 0.0
+    note: str = ""
+    lines: tuple[str, ...] = ()
+    plain_ms: float | None = None
+
+
+def measure(place: Place, job: Job) -> Timed:
+    """Build and time one candidate."""
+    try:
+        if precision := LAUNCHES.get(job.candidate):
+            return Timed(lines=tuple(single_launches(job.model, job.batch, place, precision)))
+        run = CONTENDERS[job.candidate](job.model, job.batch, place)
+        images = torch.randn(INPUTS, job.batch, *shape_of(job.model), device=place.device)
+        timed = Timed(*milliseconds(run, images))
+        return replace(timed, plain_ms=by_plain_calls(run, images)) if job.candidate in PLAIN else timed
+    finally:
+        run = images = None  # or they would live on in the frame of an error
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def engine(name: str, batch: int, place: Place, precision: str) -> Run:
+    """Our engine: a program bound to memory; the graph is `milliseconds`' own. SwinQuantError of wrong logits."""
+    network, device = packed(name, precision), torch.device(place.device)
+    tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
+    tuned = place.tuned
+    bound = bind(fused_program(network.spec, batch, place.machine, tuned), tensors, network.scalars, device, tuned)
+    check_logits(bound, expected(name, precision))
+
+    def run(images: Tensor) -> None:
+        bound.images.copy_(images)
+        bound()
+
+    return run
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Logits of the references for a few pictures, and how near to them, in dB of SQNR, all right ones are.
+
+    Two right results differ by where values on ties were rounded to: at worst in everything, when either is as far from
+    the float network as the other and both errors are independent, by 3 dB more than one from float. MARGIN is twice
+    that. In random networks attention is even, and logits hardly tell of q and k: kernels are tested one by one, too.
+    """
+
+    images: Tensor
+    logits: Tensor
+    floor_db: float
+
+
+@cache
+def expected(name: str, precision: str) -> Expected:
+    network = packed(name, precision)
+    images = torch.randn(CHECKED, *shape_of(name), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        of_float, logits = calibrated(name, "cuda")(images), HostSession(network)(images)
+    return Expected(images, logits, sqnr_db(of_float, logits) - MARGIN_DB)
+
+
+def check_logits(bound: Bound, right: Expected) -> None:
+    """SwinQuantError unless a program gives them, wherever in the batch a picture is."""
+    which = torch.arange(len(bound.images)) % len(right.images)
+    bound.images.copy_(right.images[which])
+    bound()
+    found = sqnr_db(right.logits[which], bound.logits.cpu())
+    if not found >= right.floor_db:  # nor is what is no number
+        raise SwinQuantError(
+            f"wrong logits, whose time is none: SQNR {found:.1f} dB to the references', {right.floor_db:.1f} at least"
+        )
+
+
+def sqnr_db(signal: Tensor, other: Tensor) -> float:
+    signal, noise = signal.double(), signal.double() - other.double()
+    return (10 * torch.log10(signal.square().sum() / noise.square().sum())).item()
+
+
+def traced(name: str, batch: int, place: Place) -> Run:
+    """torch.jit.trace in half precision: FasterTransformer's own baseline."""
+    model = build_model(load_config(find_config(name))).eval()
+    apply_policy(model, load_policy("float"))
+    dtype = torch.float16 if place.device == "cuda" else torch.bfloat16
+    model = model.to(place.device, dtype).requires_grad_(False)
+    example = torch.randn(batch, *shape_of(name)).to(place.device, dtype)
+    function = torch.jit.trace(lambda images: model(images), example, check_trace=False)  # of a module it asks all
+    return lambda images: function(images.to(dtype))
+
+
+def eager(name: str, batch: int, place: Place, dtype: torch.dtype, tf32: bool = False) -> Run:
+    """timm's network in eager mode."""
+    network = of_timm(name, place, dtype)
+
+    def run(images: Tensor) -> object:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        return network(images.to(dtype))
+
+    return run
+
+
+def compiled(
+    name: str,
+    batch: int,
+    place: Place,
+    mode: str = "max-autotune-no-cudagraphs",
+    prepare: Callable[[nn.Module], nn.Module] = lambda network: network,
+) -> Run:
+    """torch.compile of timm's in half precision; the graph is `milliseconds`' own."""
+    torch._dynamo.reset()
+    network = prepare(of_timm(name, place, torch.float16))
+    function = torch.compile(network, mode=mode, dynamic=False)
+    return lambda images: function(images.half())
+
+
+def by_torchao(network: nn.Module) -> nn.Module:
+    """Int8 weights, activations quantized as they come: what torchao has for GPUs."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    quantize_(network, Int8DynamicActivationInt8WeightConfig())
+    return network
+
+
+def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
+    """An engine of our own ONNX export for this batch; what is not int8 is float16."""
+    from swin_quant.backends.onnx.export import OnnxOptions, export
+    from swin_quant.backends.tensorrt import host
+    from swin_quant.backends.tensorrt.build import build
+    from swin_quant.backends.tensorrt.engine import open_session
+    from swin_quant.backends.tensorrt.plan import BuildOptions, default_output, make_plan
+
+    trt, gpu = host.tensorrt(), host.find_gpu()
+    cfg, policy = load_config(find_config(name)), "tensorrt" if precision == "int8" else "float"
+    with TemporaryDirectory() as folder:
+        model = calibrated(name, "tensorrt")
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(),
+                       policy=None if policy == "float" else load_policy(policy).to_dict())  # fmt: skip
+        file = export(model, card, folder, OnnxOptions(precision, "tensorrt", batch=batch)).file
+        plan = make_plan(open_artifact(file), BuildOptions(batch, batch, batch))
+        made, _ = build(plan, default_output(file, gpu))
+        return open_session(made, trt, gpu)
+
+
+CONTENDERS: dict[str, Callable[[str, int, Place], Run]] = {
+    "int8": partial(engine, precision="int8"),
+    "fp16": partial(engine, precision="float"),
+    "trace fp16": traced,
+    "eager fp16": partial(eager, dtype=torch.float16),
+    "eager tf32": partial(eager, dtype=torch.float32, tf32=True),
+    "eager fp32": partial(eager, dtype=torch.float32),
+    "compile fp16": partial(compiled, mode="default"),
+    "max-autotune fp16": compiled,
+    "tensorrt int8": partial(by_tensorrt, precision="int8"),
+    "tensorrt fp16": partial(by_tensorrt, precision="float"),
+    "torchao int8": partial(compiled, prepare=by_torchao),
+}
+
+
+@cache
+def packed(name: str, precision: str) -> Network:
+    """Ours as the engine has it. All are kept, a few GB: a network comes again with each batch, and calibrating a large
+    one on the CPU takes longer than timing it."""
+    model = calibrated(name, "cuda")
+    return pack(model, spec_for(model, precision))
+
+
+@lru_cache(maxsize=1)
+def calibrated(name: str, policy: str) -> Any:
+    """A random model in evaluation mode with ranges of noise, under a policy: the last one, for int8 and half."""
+    torch.manual_seed(0)
+    model = build_model(load_config(find_config(name))).eval()
+    apply_policy(model, load_policy(policy))
+    calibrate(model, [torch.randn(1, *shape_of(name))], Method("max"))
+    return model
+
+
+@lru_cache(maxsize=1)
+def _of_timm(name: str) -> nn.Module:
+    known = re.sub("_22kto1k_finetune|_finetune", "", load_config(find_config(name)).MODEL.NAME)
+    known = known.replace("_patch4", "") if known.startswith("swinv2") else known
+    return import_timm().create_model(known, pretrained=False).eval()
+
+
+def of_timm(name: str, place: Place, dtype: torch.dtype) -> nn.Module:
+    """timm's network of the same sizes, random: a copy of one's own, which may be changed."""
+    return deepcopy(_of_timm(name)).to(place.device, dtype)
+
+
+def shape_of(name: str) -> tuple[int, int, int]:
+    side = load_config(find_config(name)).DATA.IMG_SIZE
+    return 3, side, side
+
+
+@torch.inference_mode()
+def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
+    """images [INPUTS, B, ...]: they take turns. The median of replays of a CUDA graph, without the copy into it.
+
+    Where a graph cannot be captured, the median of plain calls, and a note. Replays are queued one behind another, so
+    that no time is counted in which the GPU waits for the next to be launched.
+    """
+    if not images.is_cuda:
+        return by_plain_calls(run, images), ""
+    static, note = images[0].clone(), ""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            run(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    replay: Callable[[], object]
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # back, though it fails
+            run(static)
+        replay = graph.replay
+    except RuntimeError as error:  # what synchronizes, or asks for memory of its own
+        torch.cuda.synchronize()
+        replay, note = partial(run, static), f"no CUDA graph, plain calls: {' '.join(str(error).split())[:120]}"
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_S:  # the clock rises with work
+        replay()
+        torch.cuda.synchronize()
+    return median_of_replays(replay, static, images), note
+
+
+@torch.inference_mode()
+def by_plain_calls(run: Run, images: Tensor) -> float:
+    """Milliseconds of a call, where the CPU launches every kernel: the median."""
+    if not images.is_cuda:
+        start = time.perf_counter()
+        run(images[0])
+        return 1000 * (time.perf_counter() - start)
+    static = images[0].clone()
+    run(static)
+    torch.cuda.synchronize()
+    return median_of_replays(partial(run, static), static, images)
+
+
+def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tensor) -> float:
+    """Milliseconds."""
+    events = []
+    for number in range(REPLAYS):
+        static.copy_(images[number % len(images)])
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        replay()
+        last.record()
+        events.append((first, last))
+    torch.cuda.synchronize()
+    return statistics.median(first.elapsed_time(last) for first, last in events)
+
+
+def single_launches(name: str, batch: int, place: Place, precision: str) -> Iterator[str]:
+    """Each launch alone beside its floor, which counts all bytes as of memory: no call finds its own in a cache."""
+    network, machine, tuned, device = packed(name, precision), place.machine, place.tuned, torch.device(place.device)
+    yield f"## {name}, batch {batch}: each {'int8' if precision == 'int8' else 'fp16'} launch alone\n"
+    yield "| launch | op | µs | floor µs | measured / floor | GB/s | TOP/s |\n|---|---|---:|---:|---:|---:|---:|"
+    for launch in fused_program(network.spec, batch, machine, tuned).launches:
+        try:
+            us = launch_us(launch, tuned.tiles_for(launch, batch), device)
+        except Exception as error:
+            yield f"| {launch.name} | {launch.op} | {type(error).__name__}: {str(error)[:80]!r} | - | - | - | - |"
+            continue
+        floor = floor_of([launch], machine).us if machine else None
+        over = f"{floor:.1f} | {us / floor:.1f}" if floor else "- | -"
+        rates = f"{launch.bytes_moved / us / 1e3:.0f} | {launch.operations / us / 1e6:.1f}"
+        yield f"| {launch.name} | {launch.op} | {us:.1f} | {over} | {rates} |"
+    yield ""
+
+
+def launch_us(launch: Launch, tiles: Tiles | None, device: torch.device) -> float:
+    """Microseconds of a launch on random operands, of which there are copies that take turns."""
+    module = kernel_module(launch)
+    copies = [arguments_of(launch, partial(filled, device=device)) for _ in range(copies_of(launch, device))]
+    if device.type == "cuda":
+        return microseconds([partial(module.launch, **one, tiles=tiles) for one in copies])
+    start = time.perf_counter()
+    module.reference(**copies[0])
+    return 1e6 * (time.perf_counter() - start)
+
+
+def copies_of(launch: Launch, device: torch.device) -> int:
+    """As many as fill the GPU's cache twice, so that one has left it when its turn comes again."""
+    if device.type == "cpu":
+        return 1
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return min(max(-(-2 * cache // max(launch.bytes_moved, 1)), COPIES), MOST_COPIES)

@@ -1,0 +1,179 @@
+"""What the figures of a checkpoint are compared with, as loaded models and as engines.
+
+A checkpoint that was only calibrated is its own baseline, its nodes off. One that was trained with nodes on (QAT), or
+whose weights a pass corrected, is compared with the float model that it came from. Its own weights
+unquantized and, beside QAT, the calibrated model (PTQ) are scored as well, and are never the baseline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import Start, original_of, ptq_of
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
+from swin_quant.checkpoint import Source, load_calibrated, load_float
+from swin_quant.checkpoint.range_bits import check_bits, origins
+from swin_quant.models import build_model
+from swin_quant.models.classifier import Classifier
+from swin_quant.quant.calibration import Method, search_ranges
+from swin_quant.quant.passes import choosing_ranges
+from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.statistics_file import read_calibration
+from swin_quant.score.engine import Engine
+from swin_quant.score.torch_engines import torch_engines
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Of a checkpoint with weights of its own: its original float model and, of QAT, the calibrated one that it started
+    from, where found, with what found its ranges, if they are others. `whose`: what its weights are called, qat or ptq.
+    """
+
+    original: Classifier | None = None
+    ptq: Classifier | None = None
+    whose: str = QAT
+    ptq_calibrator: str | None = None
+
+
+def unnamed_baseline(card: RunCard) -> Baseline | None:
+    """Where only the model itself is wanted, not called the original if it is none."""
+    return Baseline(whose=whose_weights(card) or QAT) if card.has_own_weights else None
+
+
+def whose_weights(card: RunCard) -> str | None:
+    """What the weights of a card's model are called in results; None: they are the original's."""
+    return QAT if card.is_qat else PTQ if card.has_own_weights else None
+
+
+def find_baseline(
+    card: RunCard,
+    folders: Sequence[Path],
+    cfg: CfgNode,
+    policies: Sequence[Policy] = (),
+    world: World = World(),  # noqa: B008
+    given: str | None = None,
+) -> Baseline | None:
+    """What the checkpoint of `card` is compared with; None if that is itself, since its weights are the original's.
+
+    `given` names the original, else it is looked for in `folders` and where the card says; a warning says if it is not
+    found. SwinQuantError if `given` is another file than the card's, or of another architecture.
+    """
+    file = original_of(card, folders, given) if given or card.has_own_weights else None
+    whose = whose_weights(card)
+    if whose is None:
+        return None
+    if file is None:
+        log.warning("%s", missing(card))
+    original = load_original(cfg, file, world)[0] if file else None
+    ptq, calibrator = _load_ptq(card, folders, cfg, policies, world) if card.is_qat else (None, None)
+    return Baseline(original, ptq, whose, calibrator)
+
+
+def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Classifier, Source]:
+    """The float model in `file`, ranges left out; SwinQuantError if it has another architecture or other classes."""
+    model = _built(cfg)
+    source = load_float(model, file, replace_head=None)
+    return model.to(world.device), source
+
+
+def missing(card: RunCard) -> str:
+    """Why there is no delta, and what to do about it."""
+    kind = "QAT" if card.is_qat else "calibration with passes"
+    if card.source is None:
+        return f"no delta: the run card names no float checkpoint that this {kind} began with"
+    return (
+        f"no delta: the original float model of this {kind} is not found: give {card.source['file']} (SHA-256 "
+        f"{card.source['sha256'][:12]}...) as ‹float› FILE"
+    )
+
+
+def _load_ptq(
+    card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
+) -> tuple[Classifier | None, str | None]:
+    """What QAT started from, its ranges found again where they are not for the bits in use; and how that was done."""
+    if not policies:
+        return None, None
+    start = ptq_of(card, folders)
+    if start is None:
+        log.info("PTQ is not scored beside QAT: the checkpoint that QAT started from is not found")
+        return None, None
+    model = _built(cfg)
+    apply_policy(model, policies[0])
+    try:
+        load_calibrated(model, start.file)
+        if calibrator := _found_again(model, start):
+            return model.to(world.device), calibrator
+        check_bits(model, start.card, policies, str(start.file))
+    except SwinQuantError as error:
+        log.info("PTQ is not scored beside QAT: %s", error)
+        return None, None
+    return model.to(world.device), None
+
+
+def _found_again(model: Classifier, start: Start) -> str | None:
+    """Ranges for the bits of nodes that had others, searched in the statistics beside the checkpoint: by which methods.
+
+    None where all are for their bits, or nothing was counted, or passes chose them.
+    """
+    record = start.card.calibration if start.card else None
+    kept = record.get("statistics") if record else None
+    if start.card is None or record is None or kept is None or choosing_ranges(record.get("passes", [])):
+        return None
+    made, nodes = origins(model, start.card), named_nodes(model)
+    wrong = [name for name, node in nodes.items() if node.enabled and made[name].bits not in (None, node.bits)]
+    file = start.file.with_name(kept["file"])
+    if not wrong or not file.is_file() or sha256_of(file) != kept["sha256"]:
+        return None
+    names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
+    calibration, method = read_calibration(file, names, record["pictures"]), Method()
+    for name, found in search_ranges(model, calibration, method, wrong).items():
+        found.give(nodes[name], next(model.parameters()).device)
+    log.info("PTQ beside QAT: %d of its ranges are found again, for the bits in use, in %s", len(wrong), file)
+    return "+".join(sorted({method.for_bits(nodes[name].bits) for name in wrong}))
+
+
+def _built(cfg: CfgNode) -> Classifier:
+    with torch.random.fork_rng():  # its weights are about to be replaced
+        return build_model(cfg)
+
+
+def engines_beside(
+    model: nn.Module,
+    device: torch.device,
+    half: str | None,
+    policies: Sequence[Policy],
+    baseline: Baseline | None,
+) -> dict[str, Engine]:
+    """Engines by label: float32 and `half` of the original, PTQ, then `model` under each policy and unquantized.
+
+    Without a baseline they are `torch_engines` of the model. Without an original none is called float32.
+    """
+    if baseline is None:
+        return torch_engines(model, device, half, policies)
+    engines = engines_of_original(baseline, device, half)
+    if baseline.ptq:
+        ptq = torch_engines(baseline.ptq, device, None, policies).items()
+        engines |= {
+            f"PTQ {key}": replace(engine, weights=PTQ, calibrator=baseline.ptq_calibrator)
+            for key, engine in ptq
+            if engine.policy
+        }
+    (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
+    found = [*quantized, (UNQUANTIZED[baseline.whose], unquantized)]
+    return engines | {key: replace(engine, weights=baseline.whose) for key, engine in found}
+
+
+def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
+    """float32 and `half` of what QAT came from, by label; none where that was not found."""
+    engines = torch_engines(baseline.original, device, half) if baseline.original else {}
+    return {key: replace(engine, weights=ORIGINAL) for key, engine in engines.items()}

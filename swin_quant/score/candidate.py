@@ -1,0 +1,181 @@
+"""A candidate in a process of its own, which does what it is asked and nothing between: peak memory is its own."""
+
+import logging
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
+from swin_quant.score.engine import Engine
+from swin_quant.score.latency import milliseconds
+
+_ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
+
+
+@dataclass(frozen=True)
+class BenchCandidate:
+    """Who is measured. `load`, picklable, makes the engine; `file` is what is deployed; `baseline` names a candidate.
+
+    `baseline` is the one whose latency the candidate's is compared with, e.g. float32 on the same engine.
+    """
+
+    name: str
+    load: Callable[[], Engine]
+    file: Path | None = None
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a loaded engine says of itself, and the memory of its process before and after loading, in MB."""
+
+    engine: str
+    precision: str
+    policy: str | None
+    before_mb: float
+    loaded_mb: float
+
+
+class Crash(SwinQuantError):
+    """The process of a candidate ended by itself: out of memory, or a fault in a library."""
+
+
+class Runner:
+    """The process of one candidate; a context manager. Errors in it are raised here, with the candidate's name."""
+
+    def __init__(self, candidate: BenchCandidate, threads: int) -> None:
+        self.name = candidate.name
+        context = multiprocessing.get_context("spawn")  # a fresh program: nothing of this one in its memory
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, candidate.load, threads), daemon=True)
+        with _interrupts_held_back():
+            self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()  # the process ends when it reads the end of the pipe
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def identity(self) -> Identity:
+        """Wait until the engine is loaded."""
+        return self._ask("identity")
+
+    def time(self, batch: int, side: int, seconds: float) -> list[float]:
+        """Milliseconds of each call on `batch` seeded pictures, for `seconds` at least, after one untimed call."""
+        return self._ask("time", batch, side, seconds)
+
+    def peak_mb(self) -> float:
+        """The largest memory (resident set) of the process so far."""
+        return self._ask("peak")
+
+    def logits(self, images: Tensor) -> Tensor:
+        """float32 [B, classes] of `images` [B, 3, side, side]."""
+        return torch.from_numpy(self._ask("logits", images.numpy()))
+
+    def details(self) -> dict[str, Any]:
+        """All that the engine can tell of itself; may load the model again."""
+        return self._ask("details")
+
+    def _ask(self, *question: Any) -> Any:
+        try:
+            self._pipe.send(question)
+            fault, answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(5)
+            code = self._process.exitcode
+            how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
+            raise Crash(f"{self.name}: its process ended with {how}") from error
+        if fault:
+            raise _ERRORS.get(fault, Crash)(f"{self.name}: {answer}")
+        return answer
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A program started inside never sees Ctrl-C, which is ours: we close its pipe. It inherits the signal mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
+    torch.set_num_threads(threads)
+    log.addHandler(logging.NullHandler())  # the cautions of engines are among their details
+    engine: Engine | None = None
+    identity: Identity | None = None
+    while True:
+        try:
+            what, *arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            if engine is None:
+                before = memory_mb("VmRSS")
+                engine = load()
+                identity = Identity(engine.name, engine.precision, engine.policy, before, memory_mb("VmRSS"))
+            answer = identity if what == "identity" else _ANSWERS[what](engine, *arguments)
+        except Exception as error:  # noqa: BLE001
+            kind = next((name for name in ("UsageError", "SwinQuantError") if isinstance(error, _ERRORS[name])), "")
+            text = str(error) if kind else f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            reply: tuple[str | None, Any] = (kind or "Crash", text)
+        else:
+            reply = (None, answer)
+        try:
+            pipe.send(reply)
+        except OSError:  # nobody waits for it any more
+            return
+
+
+def _time(engine: Engine, batch: int, side: int, seconds: float) -> list[float]:
+    images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(engine.device)
+    with torch.inference_mode():
+        engine(images)
+        taken: list[float] = []
+        while not taken or sum(taken) < 1000 * seconds:
+            taken.append(milliseconds(engine, images))
+    return taken
+
+
+def _logits(engine: Engine, images: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return engine(torch.from_numpy(images).to(engine.device)).float().cpu().numpy()
+
+
+def _details(engine: Engine) -> dict[str, Any]:
+    return dict(engine.details)
+
+
+def _peak(engine: Engine) -> float:
+    return memory_mb("VmHWM")
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {"time": _time, "logits": _logits, "details": _details, "peak": _peak}
+
+
+def memory_mb(field: str) -> float:
+    """VmRSS (now) or VmHWM (most so far) of this process, in MB. VmHWM starts anew with each program."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))

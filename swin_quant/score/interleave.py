@@ -1,0 +1,133 @@
+"""The measuring core: every candidate in its own process, a block of calls each in turn, round after round.
+
+What slows the machine down for a while (heat, other programs) then hits all candidates alike, and a ratio of two of
+them is taken within each round.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log, track
+from swin_quant.score.candidate import BenchCandidate, Crash, Identity, Runner
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Latencies of one candidate at one batch, in milliseconds, by round; `failure` says why there are none."""
+
+    candidate: str
+    batch: int
+    identity: Identity | None = None
+    rounds: list[list[float]] = field(default_factory=list)
+    peak_mb: float | None = None
+    failure: str | None = None
+
+    @property
+    def calls(self) -> int:
+        return sum(map(len, self.rounds))
+
+    @property
+    def p50_ms(self) -> float | None:
+        return median(self._all) if self.rounds else None
+
+    @property
+    def p90_ms(self) -> float | None:
+        """The 90th percentile, between the calls around it; of a single call, that call."""
+        if not self.rounds:
+            return None
+        return quantiles(self._all, n=10, method="inclusive")[-1] if self.calls > 1 else self._all[0]
+
+    @property
+    def images_per_s(self) -> float | None:
+        """At the median latency."""
+        return 1000 * self.batch / self.p50_ms if self.p50_ms else None
+
+    def speedup(self, base: "Timing") -> float | None:
+        """How many times faster than `base`: the median of the ratios within each round."""
+        pairs = zip(base.rounds, self.rounds, strict=False)
+        return median(median(theirs) / median(ours) for theirs, ours in pairs) if base.rounds and self.rounds else None
+
+    @property
+    def _all(self) -> list[float]:
+        return [call for block in self.rounds for call in block]
+
+
+def interleave(
+    candidates: Sequence[BenchCandidate],
+    batches: Sequence[int],
+    rounds: int,
+    seconds: float,
+    side: int,
+    threads: int = 1,
+    afterwards: Callable[[Runner], None] | None = None,
+) -> list[Timing]:
+    """Time `candidates` on seeded pictures of `side` x `side`: in each of `rounds`, each for `seconds` at least.
+
+    The largest batch comes first, so that what cannot be done is refused before anything is measured; the result is in
+    the order of `batches`, then of `candidates`. One whose process dies is left out of that batch and says why.
+    `afterwards` is called once for each candidate, when the timing of the largest batch is done.
+    Raises what a candidate's engine raises as SwinQuantError or UsageError.
+    """
+    if not candidates or not batches or rounds < 1:
+        raise UsageError("nothing to measure: give a candidate, a batch and a round at least")
+    found: dict[int, list[Timing]] = {}
+    for batch in sorted(set(batches), reverse=True):
+        after = None if found else afterwards
+        found[batch] = list(_one_batch(candidates, batch, rounds, seconds, side, threads, after))
+    return [timing for batch in dict.fromkeys(batches) for timing in found[batch]]
+
+
+def _one_batch(
+    candidates: Sequence[BenchCandidate],
+    batch: int,
+    rounds: int,
+    seconds: float,
+    side: int,
+    threads: int,
+    afterwards: Callable[[Runner], None] | None,
+) -> Iterator[Timing]:
+    blocks: dict[str, list[list[float]]] = {candidate.name: [] for candidate in candidates}
+    identities: dict[str, Identity] = {}
+    failures: dict[str, str] = {}
+    peaks: dict[str, float] = {}
+    with ExitStack() as stack:
+        runners: dict[str, Runner] = {}
+        for candidate in track(candidates, f"loading, batch {batch}", len(candidates)):
+            try:
+                runner = stack.enter_context(Runner(candidate, threads))
+                identities[candidate.name] = runner.identity()
+                runner.time(batch, side, 0.0)  # compiles, and allocates what the batch needs
+                runners[candidate.name] = runner
+            except Crash as error:
+                failures[candidate.name] = str(error)
+                log.warning("%s", error)
+        for number in track(range(rounds), f"measuring, batch {batch}", rounds):
+            for name in rotated(list(runners), number):
+                try:
+                    blocks[name].append(runners[name].time(batch, side, seconds))
+                    peaks[name] = runners[name].peak_mb()
+                except Crash as error:
+                    failures[name] = str(error)
+                    del runners[name]
+                    log.warning("%s", error)
+        if afterwards:
+            for runner in track(list(runners.values()), "comparing logits", len(runners)):
+                try:
+                    afterwards(runner)
+                except Crash as error:
+                    log.warning("%s", error)
+    for candidate in candidates:
+        name = candidate.name
+        if name in failures:
+            yield Timing(name, batch, identities.get(name), failure=failures[name])
+        else:
+            yield Timing(name, batch, identities[name], blocks[name], peaks[name])
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """Another one goes first in each round, so that none always runs after the same neighbour's heat."""
+    cut = number % len(names) if names else 0
+    return [*names[cut:], *names[:cut]]

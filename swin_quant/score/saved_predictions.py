@@ -1,0 +1,136 @@
+"""What every engine said of every picture, kept in Parquet files while they are scored, with the sums of each file.
+
+A run that was cut off goes on behind the files that are there, and scores are sums over files in their order: the same
+from any number of ranks.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
+from typing import Annotated, Any, TypedDict
+
+from torch import Tensor
+
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.files import sha256_of_data, write_json
+from swin_quant.base.progress import log
+from swin_quant.base.schema import Must, counted, within
+from swin_quant.base.shards import Sharding, Shards
+from swin_quant.data.loader import Batch, UnreadableLimit
+from swin_quant.data.pictures import Pictures
+from swin_quant.score.engine import Engine
+from swin_quant.score.metrics import Score, Sums, scores_of, tally
+from swin_quant.score.run_engines import Answer
+
+SCHEMA = "swin-quant/answer-shards/1"
+TOP = 5
+
+
+class _Facts(TypedDict):
+    """Of a file: the fields of each engine's `Sums`, none of which is below zero, and the names of unreadable ones."""
+
+    sums: dict[str, Annotated[list[Annotated[float, within(least=0)]], counted(len(fields(Sums)), len(fields(Sums)))]]
+    unreadable: list[str]
+
+
+@dataclass(frozen=True)
+class PredictionFolder:
+    """Where answers go, and `subject`: plain data that says whose they are, hashes above all."""
+
+    how: Sharding
+    subject: Mapping[str, Any]
+
+    def having(self, more: Mapping[str, Any]) -> "PredictionFolder":
+        return replace(self, subject={**self.subject, **more})
+
+
+def apart(keys: Iterable[str]) -> dict[str, str]:
+    """What to call engines, or files, in what others read, where folders of this machine mean nothing: their names
+    without, and a number behind those that were there before."""
+    seen: Counter[str] = Counter()
+    called = {}
+    for key in keys:
+        name = PurePath(key).name or key
+        seen[name] += 1
+        called[key] = f"{name} ({seen[name]})" if seen[name] > 1 else name
+    return called
+
+
+def score_and_save(
+    engines: Mapping[str, Engine],
+    pictures: Pictures,
+    load: Callable[[Sequence[int]], Iterator[Batch]],
+    limit: UnreadableLimit,
+    world: World,
+    keeping: PredictionFolder,
+) -> dict[str, Score]:
+    """Scores of all pictures, and `answers-00000-of-00012.parquet` ... with `answers.json`, which names them.
+
+    Columns: picture, label, unreadable (why, else null), and one an engine, called as `apart` says: the five classes
+    it thinks most probable, best first. Every rank computes each world.size-th file. UsageError for files of others.
+    """
+    keys = list(engines)
+    engines = {name: engines[key] for key, name in apart(keys).items()}
+    told = {key: [one.name, one.precision, one.policy, one.policy_sha256, one.weights] for key, one in engines.items()}
+    subject = {**keeping.subject, "engines": told}
+    shards = Shards(keeping.how, "answers", len(pictures), sha256_of_data(subject))
+    for number in shards.left(world):
+        _score_one(shards, number, engines, pictures, load, world)
+    kind = Annotated[_Facts, Must(lambda facts: facts["sums"].keys() == engines.keys(), "sums of these engines")]
+    found = [{"number": number, **shards.facts(number, kind)} for number in shards.share(world)]
+    limit.count([name for one in found for name in one["unreadable"]])
+    every = sorted(gather(found), key=lambda one: one["number"])
+    totals = [[sum(values) for values in zip(*(one["sums"][key] for one in every), strict=True)] for key in engines]
+    if world.is_main:
+        manifest = keeping.how.folder / "answers.json"
+        files = [file.name for file in shards.files]
+        unreadable = sum(len(one["unreadable"]) for one in every)
+        write_json(manifest, {"schema": SCHEMA, **subject, "unreadable": unreadable, "files": files})
+        log.info("answers to each picture: %s", manifest)
+    return scores_of(keys, totals)
+
+
+def _score_one(
+    shards: Shards,
+    number: int,
+    engines: Mapping[str, Engine],
+    pictures: Pictures,
+    load: Callable[[Sequence[int]], Iterator[Batch]],
+    world: World,
+) -> None:
+    rows = {
+        place: {"picture": pictures.names[place], "label": pictures.labels[place]} for place in shards.places(number)
+    }
+
+    def watch(batch: Batch, answers: Mapping[str, Answer]) -> None:
+        for key, answer in answers.items():
+            for place, best in zip(batch.indices, _best(answer.logits), strict=True):
+                rows[place][key] = best
+
+    sums = tally(engines, load(list(rows)), world.device, watch=watch)
+    first = next(iter(engines))
+    lost = [place for place, row in rows.items() if first not in row]
+    for place in lost:
+        rows[place]["unreadable"] = pictures.flaw(place) or "could not be read"
+    facts = {
+        "sums": {key: list(vars(one).values()) for key, one in sums.items()},
+        "unreadable": [pictures.names[place] for place in lost],
+    }
+    shards.write(number, list(rows.values()), _columns(engines), facts)
+
+
+def _best(logits: Tensor) -> list[list[dict[str, Any]]]:
+    best = logits.double().softmax(1).topk(min(TOP, logits.shape[1]), dim=1)
+    return [
+        [{"index": index, "probability": share} for index, share in zip(indices, shares, strict=True)]
+        for indices, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _columns(engines: Mapping[str, Engine]) -> list[tuple[str, Any]]:
+    import pyarrow
+
+    classes = pyarrow.list_(pyarrow.struct([("index", pyarrow.int32()), ("probability", pyarrow.float32())]))
+    plain = [("picture", pyarrow.string()), ("label", pyarrow.int32()), ("unreadable", pyarrow.string())]
+    return [*plain, *((key, classes) for key in engines)]

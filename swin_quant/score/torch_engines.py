@@ -1,0 +1,100 @@
+"""The engines that torch itself provides: the float model, its half form, the fake-quantized one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.fake_quant import FP8
+from swin_quant.quant.policies import told_apart
+from swin_quant.quant.policy import (
+    Policy,
+    Setting,
+    apply_settings,
+    dequantize,
+    enabled_nodes,
+    quantize,
+    settings_for,
+)
+from swin_quant.quant.quantizer import Role
+from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+
+
+def torch_engines(
+    model: nn.Module, device: torch.device, half: str | None, policies: Sequence[Policy] = ()
+) -> dict[str, Engine]:
+    """Engines by label: float32 first, then `half` unless None, then one for each policy that enables a node.
+
+    Half precision is autocast: matmuls in half, residual stream, LayerNorm and softmax in float32. Raises
+    SwinQuantError with the names of enabled nodes that have no range, before any picture is read.
+    """
+    engines = [Engine(EAGER, "float32", None, partial(_run_float, model))]
+    if half:
+        engines.append(Engine(EAGER, half, None, partial(_run_half, model, device, HALF_TYPES[half])))
+    for policy in policies:
+        settings = settings_for(model, policy)
+        with _quantizing(model, settings):
+            if enabled_nodes(model):
+                run = partial(_run_quantized, model, settings)
+                precision = precision_of(model)
+                engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
+    names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
+    return {
+        replace(engine, policy=names[engine.policy, engine.policy_sha256] if engine.policy else None).label: replace(
+            engine, device=str(device)
+        )
+        for engine in engines
+    }
+
+
+def _run_float(model: nn.Module, images: Tensor) -> Tensor:
+    with _evaluating(model):
+        return model(images)
+
+
+def _run_half(model: nn.Module, device: torch.device, dtype: torch.dtype, images: Tensor) -> Tensor:
+    with _evaluating(model), torch.autocast(device.type, dtype):
+        return model(images)
+
+
+def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Tensor) -> Tensor:
+    with _evaluating(model), _quantizing(model, settings):
+        return model(images)
+
+
+def _evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Nothing where that is the mode: to walk all modules in every call would count as the network's own time."""
+    return eval_mode(model) if model.training else nullcontext()
+
+
+@contextmanager
+def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[None]:
+    """Enabled nodes quantize inside; every node is off afterwards."""
+    apply_settings(model, settings)
+    quantize(model)
+    try:
+        yield
+    finally:
+        dequantize(model)
+
+
+def precision_of(model: nn.Module) -> str:
+    """`int8` or `fp8` where every enabled node is, `W4A8` for weights and activations, `mixed` for anything else."""
+    formats = {node.format for node in enabled_nodes(model).values()}
+    if formats == {FP8}:
+        return FP8
+    if len(formats) > 1:
+        return "mixed"
+    bits: dict[bool, set[int]] = {True: set(), False: set()}
+    for node in enabled_nodes(model).values():
+        bits[node.role is Role.GEMM_WEIGHT].add(node.bits)
+    if bits[True] | bits[False] == {8}:
+        return "int8"
+    if any(len(kind) > 1 for kind in bits.values()):
+        return "mixed"
+    weights, activations = (min(kind, default=32) for kind in (bits[True], bits[False]))
+    return f"W{weights}A{activations}"

@@ -1,0 +1,215 @@
+"""Who competes: what the user names, and beside it always the float model in torch and on the same engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import engines as known_engines
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import PTQ, QAT
+from swin_quant.config import from_dict
+from swin_quant.config.outputs import need_logits
+from swin_quant.score.baseline import whose_weights
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.engine import EAGER, HALF_TYPES, EngineOptions
+from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, on_its_device
+from swin_quant.tasks.export import export_checkpoint
+from swin_quant.tasks.loaders import artifact_engine, torch_engine
+
+FLOAT32 = "float32"
+REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits the others are compared with
+_OF_OTHERS = {QAT: ", QAT weights", PTQ: ", corrected weights"}  # behind the names of float candidates
+_CHECKPOINTS = (".pth", ".pt", ".safetensors")
+
+
+@dataclass(frozen=True)
+class BenchCandidates:
+    """Candidates, the reference first; the config and a card of the checkpoint that all were made from."""
+
+    candidates: list[BenchCandidate]
+    cfg: CfgNode
+    card: RunCard
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An artifact on an engine."""
+
+    artifact: Artifact
+    engine: str
+
+
+def bench_candidates(
+    paths: Sequence[str],
+    engines: Sequence[str] | None,
+    float_types: Sequence[str] | None,
+    checkpoint: str | None,
+    workspace: Path,
+    threads: int | None,
+    device: str = "cpu",
+) -> BenchCandidates:
+    """Candidates for artifacts and checkpoints of one model, at `paths`.
+
+    A checkpoint competes on the installed engines of `device` (or `engines`) as `export` would write it. What is
+    exported for that, and for the float baseline of each such engine, goes to `workspace`. `float_types` are those that
+    what is not int8 runs in, where an engine can choose; None: float32, and bfloat16 where this CPU has it. `device` is
+    that of torch, and of engines that can choose; on a GPU torch competes in float16 too.
+    """
+    artifacts, checkpoints = _opened(paths)
+    origin = _origin(artifacts, checkpoints, checkpoint)
+    card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
+    cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
+    need_logits(cfg, "bench")
+    entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
+    for target in (engines or _tried_on(device)) if checkpoints else ():
+        if not _is_tried(engine_named(target), device):
+            able = [name for name, backend in known_engines().items() if _is_tried(backend, device)]
+            raise UsageError(f"‹engine› {target}: a checkpoint is tried on {', '.join(able)}: export it first")
+        artifact = export_checkpoint(origin, target, workspace / f"{target}_int8", cfg)[0]
+        entries += [_Entry(artifact, name) for name in names_of_engines(artifact, [target])]
+    used = list(dict.fromkeys(entry.engine for entry in entries))
+    for engine in used:
+        form = engine_named(engine).float_form
+        present = any(entry.engine == engine and _precision(entry) == form for entry in entries)
+        if _has_float_baseline(engine_named(engine), device) and not present:
+            artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
+            entries.append(_Entry(artifact, engine))
+    entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
+    whose = _OF_OTHERS.get(whose_weights(card) or "", "")
+    candidates = [
+        BenchCandidate(
+            f"{EAGER} {half or FLOAT32}{whose}",
+            partial(torch_engine, str(origin), card.config, device, half),
+            origin,
+            REFERENCE + whose if half else None,
+        )
+        for half in (None, *(["float16"] if device == "cuda" else []))
+    ]
+    for entry in entries:
+        candidates += _candidates(entry, float_types, EngineOptions(threads=threads, device=device), whose)
+    return BenchCandidates(_named_apart(candidates), cfg, card)
+
+
+def _is_tried(backend: Backend, device: str) -> bool:
+    """Whether `bench` exports a checkpoint for an engine: one that runs the very file, as fast as it can."""
+    return backend.runs_its_export and backend.is_fast_on(backend.home or device)
+
+
+def _tried_on(device: str) -> list[str]:
+    """The engines that a checkpoint is tried on where none is named: those that are there."""
+    able = {name: one for name, one in known_engines().items() if _is_tried(one, device) and one.home in (None, device)}
+    if not any(one.is_installed for one in able.values()):
+        remedies = " or ".join(one.remedy for one in able.values())
+        raise UsageError(f"no engine for {device} is installed" + (f": {remedies}" if remedies else ""))
+    return [name for name, one in able.items() if one.is_installed]
+
+
+def _has_float_baseline(backend: Backend, device: str) -> bool:
+    return _is_tried(backend, device) and not backend.only_quantized
+
+
+def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
+    """The artifacts and the checkpoints among `paths`, told apart by their run cards."""
+    artifacts, checkpoints = [], []
+    for path in dict.fromkeys(paths):
+        card = card_path(path)
+        if not Path(path).is_file():
+            raise SwinQuantError(f"{path}: no such file")
+        if card.is_file() and RunCard.read(card).artifact is None:
+            checkpoints.append(path)
+        elif not card.is_file() and Path(path).suffix in _CHECKPOINTS:
+            raise UsageError(
+                f"{path}: has no run card {card.name} beside it: calibrate it, or bench what it exports to"
+            )
+        else:
+            artifacts.append(open_artifact(path))
+    return artifacts, checkpoints
+
+
+def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], given: str | None) -> Path:
+    """The one checkpoint of everything: its weights are the float baselines."""
+    found = {Path(path).resolve(): None for path in checkpoints}
+    for artifact in artifacts:
+        path = find_checkpoint(artifact, given)
+        if path is None:
+            raise UsageError(
+                f"{artifact.file}: its checkpoint, whose float model is the baseline, is neither beside it nor in the "
+                "folder above: name it with ‹checkpoint›"
+            )
+        found[path.resolve()] = None
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise UsageError(f"what is compared must be of one checkpoint, not of {names}: bench them one at a time")
+    return next(iter(found))
+
+
+def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
+    """Those asked for; else the one that the artifact was exported for; else all that take it."""
+    if engines:
+        return names_of_engines(artifact, engines)
+    own = known_engines().get(str(artifact.record["options"].get("target")))
+    return names_of_engines(artifact, [own.name] if own and own.runs_its_export else None)
+
+
+def _precision(entry: _Entry) -> str:
+    return entry.artifact.record["precision"]
+
+
+def _is_float(entry: _Entry) -> bool:
+    return _precision(entry) in (FLOAT32, *HALF_TYPES)
+
+
+def _candidates(
+    entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, whose: str
+) -> list[BenchCandidate]:
+    """One candidate for each float type that the engine offers; the baseline always runs in float32 too.
+
+    `whose` is added to the names of float ones.
+    """
+    engine, policy = entry.engine, entry.artifact.card.policy
+    backend = engine_named(engine)
+    kinds: Sequence[str | None] = [None]
+    if backend.float_types:
+        offered = function(backend.float_types)()
+        kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered]
+        if _precision(entry) == FLOAT32:
+            kinds = list(dict.fromkeys((FLOAT32, *kinds)))
+    has_own = _has_float_baseline(backend, options.device)
+    baseline = (f"{engine} {backend.float_form}" if has_own else REFERENCE) + whose
+    candidates = []
+    for kind in kinds:
+        if _is_float(entry):
+            words = [engine, kind or _precision(entry)]
+        else:
+            words = [
+                engine,
+                _precision(entry),
+                policy["name"] if policy else "",
+                f"+{kind}" if kind not in (None, FLOAT32) else "",
+            ]
+        how = on_its_device(engine, replace(options, float_type=kind))
+        load = partial(artifact_engine, str(entry.artifact.file), backend, how)
+        name = " ".join(filter(None, words)) + (whose if _is_float(entry) else "")
+        candidates.append(BenchCandidate(name, load, entry.artifact.file, baseline))
+    return candidates
+
+
+def _named_apart(candidates: Sequence[BenchCandidate]) -> list[BenchCandidate]:
+    """The second of a name also gets that of its file, or a number; the first, perhaps a baseline, keeps it."""
+    names: set[str] = set()
+    apart = []
+    for candidate in candidates:
+        choices = [candidate.name, *([f"{candidate.name} ({candidate.file.stem})"] if candidate.file else [])]
+        choices += [f"{candidate.name} ({number})" for number in range(2, len(candidates) + 2)]
+        name = next(choice for choice in choices if choice not in names)
+        names.add(name)
+        apart.append(replace(candidate, name=name))
+    return apart

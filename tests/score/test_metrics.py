@@ -1,0 +1,117 @@
+"""Every figure of an evaluation against arithmetic that was written down a second time, in numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.data.loader import Batch
+from swin_quant.score.metrics import evaluate
+
+CPU = torch.device("cpu")
+
+
+def scores(logits, labels, sizes):
+    """Evaluate engines that look their logits up: `logits` {name: [N, classes]}, fed in batches of `sizes`."""
+    ends = np.cumsum(sizes)
+    batches = []
+    for end, size in zip(ends, sizes, strict=True):
+        places = torch.arange(end - size, end)
+        batches.append(Batch(places, torch.as_tensor(labels[end - size : end]), places.tolist(), []))
+    tables = {name: torch.as_tensor(table) for name, table in logits.items()}
+    engines = {name: lambda places, table=table: table[places] for name, table in tables.items()}
+    return evaluate(engines, batches, CPU)
+
+
+def reference(table, base, labels):
+    """acc1, acc5, loss, agreement, sqnr, delta, standard error of the delta."""
+    table, base = table.astype(np.float64), base.astype(np.float64)
+    order = np.argsort(-table, axis=1, kind="stable")
+    right = order[:, 0] == labels
+    before = base.argmax(1) == labels
+    top5 = [label in row[:5] for label, row in zip(labels, order, strict=True)]
+    largest = table.max(1, keepdims=True)
+    log_sum = np.log(np.exp(table - largest).sum(1)) + largest[:, 0]
+    loss = (log_sum - table[np.arange(len(labels)), labels]).mean()
+    noise = ((table - base) ** 2).sum()
+    difference = right.astype(float) - before.astype(float)
+    return {
+        "acc1": 100 * right.mean(),
+        "acc5": 100 * np.mean(top5),
+        "loss": loss,
+        "agreement": 100 * (order[:, 0] == base.argmax(1)).mean(),
+        "sqnr_db": 10 * math.log10((base**2).sum() / noise) if noise else None,
+        "delta_acc1": 100 * difference.mean(),
+        "delta_acc1_se": 100 * difference.std() / math.sqrt(len(labels)),
+    }
+
+
+@settings(max_examples=50)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    classes=st.integers(2, 12),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    noise=st.sampled_from([0.0, 0.1, 3.0]),
+    scale=st.sampled_from([0.1, 1.0, 50.0]),
+)
+def test_figures_are_those_of_numpy(seed, classes, sizes, noise, scale):
+    random = np.random.default_rng(seed)
+    count = sum(sizes)
+    base = (scale * random.normal(size=(count, classes))).astype(np.float32)
+    other = base + (noise * random.normal(size=base.shape)).astype(np.float32)
+    labels = random.integers(0, classes, count)
+    found = scores({"float32": base, "int8": other}, labels, sizes)
+    for name, table in (("float32", base), ("int8", other)):
+        assert found[name].pictures == count
+        for key, value in reference(table, base, labels).items():
+            expected = None if value is None else pytest.approx(value, rel=1e-6, abs=1e-9)
+            assert getattr(found[name], key) == expected, (name, key)
+
+
+def test_the_standard_error_is_paired():
+    """Of 100 pictures the second engine loses 3 and gains 1: only those 4 disagree, whatever the accuracy is."""
+    labels = np.zeros(100, dtype=np.int64)
+    base, other = np.tile([1.0, 0.0], (100, 1)), np.tile([1.0, 0.0], (100, 1))
+    base[:21] = other[:20] = [0.0, 1.0]  # picture 20 is gained
+    other[97:] = [0.0, 1.0]  # and the last 3 are lost
+    score = scores({"float32": base, "int8": other}, labels, [100])["int8"]
+    assert score.delta_acc1 == pytest.approx(-2.0)
+    assert score.delta_acc1_se == pytest.approx(100 * math.sqrt((0.04 - 0.02**2) / 100))
+
+
+def test_fewer_than_five_classes_are_all_in_the_top_five():
+    score = scores({"float32": np.random.default_rng(0).normal(size=(6, 3))}, np.array([0, 1, 2, 0, 1, 2]), [6])
+    assert score["float32"].acc5 == 100
+
+
+def test_batches_without_a_readable_picture_count_nothing():
+    table = np.eye(4, dtype=np.float32)
+    assert scores({"float32": table}, np.arange(4), [0, 3, 0, 1])["float32"].acc1 == 100
+    with pytest.raises(SwinQuantError, match="no picture to score"):
+        scores({"float32": table}, np.arange(4), [0, 0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_name_the_engine(value):
+    bad = np.zeros((4, 3), dtype=np.float32)
+    bad[2, 1] = value
+    with pytest.raises(SwinQuantError, match="engine int8: logits hold NaN or infinity"):
+        scores({"float32": np.zeros((4, 3), dtype=np.float32), "int8": bad}, np.zeros(4, dtype=np.int64), [4])
+
+
+def test_latency_leaves_out_the_first_batch_and_is_unknown_where_there_is_no_other():
+    table = np.zeros((4, 3), dtype=np.float32)
+    assert scores({"float32": table}, np.zeros(4, dtype=np.int64), [4])["float32"].ms_per_picture is None
+    assert scores({"float32": table}, np.zeros(4, dtype=np.int64), [2, 2])["float32"].ms_per_picture > 0
+
+
+def test_half_precision_logits_are_scored_in_float():
+    exact = np.array([[1.0, 2.0, 3.0]], dtype=np.float32)
+    engines = {"float32": lambda _: torch.tensor(exact), "bfloat16": lambda _: torch.tensor(exact).bfloat16()}
+    batch = Batch(torch.zeros(1, 3, 2, 2), torch.tensor([2]), [0], [])
+    found = evaluate(engines, [batch], CPU)
+    assert found["bfloat16"].loss == found["float32"].loss and found["bfloat16"].sqnr_db is None

@@ -1,0 +1,123 @@
+"""Who competes: the float models always, each under a name of its own."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from swin_quant.backends.openvino import engine as openvino
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.config.portable import portable_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+from swin_quant.saving import save_with_card
+from swin_quant.tasks.bench_candidates import REFERENCE, bench_candidates
+from swin_quant.tasks.export import export_checkpoint
+
+MICRO = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, tiny_config, tiny_model):
+    """A function that writes a calibrated micro model of a seed into a folder of its own."""
+    import torch
+
+    def make(seed):
+        cfg, model = tiny_config(**MICRO), tiny_model(seed=seed, **MICRO)
+        policy = load_policy("ft-mode1")
+        apply_policy(model, policy)
+        calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
+        card = RunCard("micro", portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy.to_dict())
+        file = tmp_path_factory.mktemp("checkpoint") / "micro_calib.pth"
+        save_with_card(model, file, card)
+        return file
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def first(checkpoint):
+    return checkpoint(0)
+
+
+@pytest.fixture(scope="module")
+def exported(first):
+    """An int8 and a float export for OpenVINO, beside the checkpoint."""
+    return [
+        str(export_checkpoint(first, "openvino", first.parent, precision=precision)[0].file)
+        for precision in ("int8", "float")
+    ]
+
+
+@pytest.fixture
+def names(tmp_path):
+    def of(paths, engines=None, float_types=("float32",), checkpoint=None):
+        found = bench_candidates(paths, engines, float_types, checkpoint, tmp_path, 1).candidates
+        return [one.name for one in found], {one.name: one.baseline for one in found}
+
+    return of
+
+
+@pytest.mark.slow
+def test_a_float_export_that_is_given_is_the_baseline(names, exported, tmp_path):
+    found, baselines = names(exported)
+    assert found == [REFERENCE, "openvino float32", "openvino int8 cpu"]
+    assert baselines == {
+        REFERENCE: None,
+        "openvino float32": "openvino float32",
+        "openvino int8 cpu": "openvino float32",
+    }
+    assert list(tmp_path.iterdir()) == []  # nothing had to be exported
+
+
+@pytest.mark.slow
+def test_the_baseline_runs_in_float32_whatever_else_is_asked_for(names, exported, monkeypatch):
+    monkeypatch.setattr(openvino, "float_types", lambda: ["float32", "bfloat16"])
+    found, _ = names(exported, float_types=["bfloat16"])
+    assert found == [REFERENCE, "openvino float32", "openvino bfloat16", "openvino int8 cpu +bfloat16"]
+    found, _ = names(exported, float_types=None)
+    assert found[3:] == ["openvino int8 cpu", "openvino int8 cpu +bfloat16"]
+
+
+@pytest.mark.slow
+def test_two_of_a_name_are_told_apart(names, exported, first):
+    policy = load_policy("cpu")
+    again = export_checkpoint(first, "onnx", first.parent / "again", policy=policy)[0].file
+    found, _ = names([*exported, str(again)], ["openvino"], checkpoint=str(first))
+    assert found[2:] == ["openvino int8 cpu", f"openvino int8 cpu ({again.stem})"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_exported_for_the_engines_asked_for(names, first, tmp_path):
+    found, _ = names([str(first)], ["onnxruntime"])
+    assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 onnxruntime"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["onnxruntime_float", "onnxruntime_int8"]
+
+
+@pytest.mark.slow
+def test_float_candidates_with_the_weights_of_qat_are_called_so(names, first, tmp_path_factory):
+    """They are baselines of latency, not the original that accuracy is compared with."""
+    file = shutil.copy(first, tmp_path_factory.mktemp("qat") / first.name)
+    card = RunCard.read(first.with_suffix(".json"))
+    training = dict.fromkeys(("seed", "world", "step_pictures", "steps", "pictures"), 1)
+    training |= {"recipe": {}, "device": "cpu", "pictures_sha256": "0" * 64, "epochs": []}
+    training |= dict.fromkeys(("start", "teacher", "best_epoch"))
+    replace(card, training=training).write(file.with_suffix(".json"))
+    found, baselines = names([str(file)], ["onnxruntime"])
+    assert found[:2] == [f"{REFERENCE}, QAT weights", "onnxruntime float32, QAT weights"]
+    assert len(found) == 3 and "QAT" not in found[2]
+    assert set(baselines.values()) == {None, "onnxruntime float32, QAT weights"}
+
+
+def test_a_checkpoint_is_not_tried_on_other_engines(names, first):
+    with pytest.raises(UsageError, match="engine tensorrt: a checkpoint is tried on onnxruntime, openvino"):
+        names([str(first)], ["tensorrt"])
+
+
+@pytest.mark.slow
+def test_models_of_two_checkpoints_are_not_compared(names, exported, checkpoint):
+    with pytest.raises(UsageError, match="must be of one checkpoint"):
+        names([*exported, str(checkpoint(1))])
