@@ -48,7 +48,7 @@ from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.report.bench import markdown, table_of
-from swin_quant.report.screen import print_table
+from swin_quant.report.table import print_table
 from swin_quant.score.bench import BenchPlan, measure, noise
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores

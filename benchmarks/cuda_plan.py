@@ -14,9 +14,8 @@ from swin_quant.backends.cuda.fusions import ALL, APART
 from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
-from swin_quant.report.column import Column, ReportTable, figure
-from swin_quant.report.markdown import markdown
 from swin_quant.report.plan import fusion_table, plan_table
+from swin_quant.report.table import Column, ReportTable, figure, markdown
 from swin_quant.tasks.plan import plan
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_plan.md"

@@ -28,7 +28,7 @@ from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.report.html import html_facts
+from swin_quant.report.table import html_facts
 from swin_quant.saving import finish, save_with_card
 from swin_quant.score.torch_engines import torch_engines
 

@@ -154,7 +154,7 @@ def _log_dump(file: str, count: int) -> None:
 
 def _show(args: argparse.Namespace, found: Differences) -> None:
     from swin_quant.report.alignment import as_data, table_of
-    from swin_quant.report.screen import print_table
+    from swin_quant.report.table import print_table
 
     if args.json != "-":
         print_table(table_of(found, args.only))

@@ -49,14 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.report.analyze import analysis_text
-    from swin_quant.report.records import json_text
-    from swin_quant.report.screen import has_colors, print_text, width
+    from swin_quant.report.table import has_colors, json_text, print_text, screen_width
 
     if world.size > 1:
         raise UsageError("analyze runs in one process: start it without torchrun")
     analysis = _of_file(args) if str(args.checkpoint).endswith(".onnx") else _of_model(args)
     if args.json != "-":
-        print_text(analysis_text(analysis, width(80), has_colors()))
+        print_text(analysis_text(analysis, screen_width(80), has_colors()))
     if args.json:
         put(args.json, json_text(analysis.to_dict()))
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise UsageError("bench runs in one process: start it without torchrun")
     from swin_quant.base.progress import log
     from swin_quant.report import bench as table
-    from swin_quant.report.screen import print_table
+    from swin_quant.report.table import print_table
     from swin_quant.score.bench import BenchPlan, load_pictures
     from swin_quant.tasks.bench import bench
 

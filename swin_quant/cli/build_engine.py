@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.base.progress import log
     from swin_quant.report.layers import table_of
-    from swin_quant.report.screen import print_table
+    from swin_quant.report.table import print_table
     from swin_quant.report.verification import table_of as table_of_records
     from swin_quant.tasks.build_engine import build_engine, verify_engine
     from swin_quant.tasks.verify import Verifying, failures

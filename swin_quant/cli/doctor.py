@@ -22,14 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.report.records import json_text
-    from swin_quant.report.screen import has_colors, print_text, width
+    from swin_quant.report.table import has_colors, json_text, print_text, screen_width
     from swin_quant.tasks.doctor import doctor
 
     if not world.is_main:
         return
     found = doctor()
     if args.json != "-":
-        print_text(found.text(width(80), has_colors()))
+        print_text(found.text(screen_width(80), has_colors()))
     if args.json:
         put(args.json, json_text(found.to_dict()))

@@ -142,7 +142,7 @@ def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> Run
 def _show_features(
     args: argparse.Namespace, subject: Subject, cfg: CfgNode, card: RunCard, baseline: Baseline | None, world: World
 ) -> None:
-    from swin_quant.report.records import json_text
+    from swin_quant.report.table import json_text
     from swin_quant.tasks.evaluate_features import score_features
 
     if getattr(args, "answers", None):

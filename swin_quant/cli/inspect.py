@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.onnx_file import read_model
     from swin_quant.backends.onnx_inspect import inspect_model
     from swin_quant.report.inspect import inspection_text
-    from swin_quant.report.screen import has_colors, print_text, width
+    from swin_quant.report.table import has_colors, print_text, screen_width
 
     if not world.is_main:
         return
@@ -47,6 +47,6 @@ def run(args: argparse.Namespace, world: World) -> None:
         named = str(error).startswith(args.model)
         raise error if named else SwinQuantError(f"{args.model}: {error}") from error
     if args.json != "-":
-        print_text(inspection_text(report, width(), has_colors()))
+        print_text(inspection_text(report, screen_width(), has_colors()))
     if args.json:
         put(args.json, json.dumps(finite({"file": Path(args.model).name, **report.to_dict()}), indent=2))

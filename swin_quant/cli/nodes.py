@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.report import nodes
-    from swin_quant.report.screen import print_table, print_text
+    from swin_quant.report.table import print_table, print_text
     from swin_quant.tasks.nodes import nodes_of
 
     cfg = options.config_of(args)

@@ -22,9 +22,9 @@ def output_dir(args: argparse.Namespace, cfg: CfgNode) -> Path:
 
 def print_table(cards: Sequence[RunCard]) -> None:
     """The accuracy-delta table on standard output."""
-    from swin_quant.report.accuracy.render import print_terminal
+    from swin_quant.report.accuracy.render import AccuracyTable
 
-    print_terminal(cards)
+    AccuracyTable.of(cards).show()
 
 
 def show(cards: Sequence[RunCard], args: argparse.Namespace) -> None:

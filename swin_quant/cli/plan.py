@@ -39,8 +39,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
     from swin_quant.base.progress import log
     from swin_quant.report.plan import FILES, plan_text
-    from swin_quant.report.records import json_text
-    from swin_quant.report.screen import NARROW, has_colors, print_text, width
+    from swin_quant.report.table import NARROW, has_colors, json_text, print_text, screen_width
     from swin_quant.tasks.plan import plan
 
     if world.size > 1:
@@ -55,6 +54,6 @@ def run(args: argparse.Namespace, world: World) -> None:
             atomic_write_bytes(folder / name, write(found).encode())
             log.info("plan: %s", folder / name)
     if args.json != "-":
-        print_text(plan_text(found, width(NARROW), has_colors()))
+        print_text(plan_text(found, screen_width(NARROW), has_colors()))
     if args.json:
         put(args.json, json_text(found.to_dict()))

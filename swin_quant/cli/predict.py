@@ -114,7 +114,7 @@ def _of_checkpoint(args: argparse.Namespace, world: World) -> Answering:
 
 def _write(target: str | None, by: Answering, found: Predictions) -> None:
     from swin_quant.report.predictions import table_of
-    from swin_quant.report.screen import print_table
+    from swin_quant.report.table import print_table
 
     answers = found.answers.items()
     content: dict[str, Any] = {

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.base.progress import log
     from swin_quant.report.accuracy.render import AccuracyTable
-    from swin_quant.report.screen import print_text
+    from swin_quant.report.table import print_text
     from swin_quant.tasks.report import is_card, read_cards, with_results
 
     if not world.is_main:

@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.quant.search import Budget
-    from swin_quant.report.screen import print_table
     from swin_quant.report.search import as_json, table_of
+    from swin_quant.report.table import print_table
     from swin_quant.tasks.measuring import Measuring
     from swin_quant.tasks.search import PolicySearch, search
     from swin_quant.tasks.sensitivity import Sampling

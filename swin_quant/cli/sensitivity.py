@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.report import sensitivity as shown
-    from swin_quant.report.records import json_text
-    from swin_quant.report.screen import print_table, print_text
+    from swin_quant.report.table import json_text, print_table, print_text
     from swin_quant.tasks.sensitivity import Sampling, measure_checkpoint
 
     if not args.checkpoint:

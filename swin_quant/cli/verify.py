@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.base.progress import log
     from swin_quant.cards.paths import card_path
-    from swin_quant.report.screen import print_table
+    from swin_quant.report.table import print_table
     from swin_quant.report.verification import table_of
     from swin_quant.tasks.verify import Verifying, failures, verify_artifact
 

@@ -10,7 +10,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.model import Model
 from swin_quant.operators.analysis import Analysis
 from swin_quant.report.analyze import analysis_text, sections
-from swin_quant.report.html import html_table
+from swin_quant.report.table import html_table
 from swin_quant.tasks.analyze import MACHINE, analyze_module
 
 _WIDTH = 100

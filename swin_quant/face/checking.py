@@ -12,8 +12,7 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.face.exporting import Exported
 from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
-from swin_quant.report.html import html_table
-from swin_quant.report.terminal import terminal
+from swin_quant.report.table import html_table, terminal
 from swin_quant.report.verification import table_of
 from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.predict import Guess, answering_artifact, answering_model

@@ -14,8 +14,7 @@ from swin_quant.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.report.column import Value
-from swin_quant.report.html import html_facts
+from swin_quant.report.table import Value, html_facts
 from swin_quant.saving import place_for
 from swin_quant.score.engine import Engine, EngineOptions
 from swin_quant.ship.repository import Serving

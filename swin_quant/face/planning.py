@@ -5,8 +5,8 @@ from typing import Any
 
 from swin_quant.backends.cuda.planning import CudaPlan
 from swin_quant.model import Model
-from swin_quant.report.html import html_table
 from swin_quant.report.plan import fusion_table, plan_table, plan_text
+from swin_quant.report.table import html_table
 from swin_quant.tasks.plan import BATCH, GPU
 from swin_quant.tasks.plan import plan as plan_config
 

@@ -2,8 +2,7 @@
 
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, Rule
-from swin_quant.report.column import Column, ReportTable, field
-from swin_quant.report.html import html_table
+from swin_quant.report.table import Column, ReportTable, field, html_table
 
 _COLUMNS: tuple[Column[Rule], ...] = (
     Column("enable", "enable", lambda rule: ", ".join(rule.enable) or None, may_lack=True),

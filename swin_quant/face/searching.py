@@ -19,10 +19,8 @@ from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
-from swin_quant.report.column import ReportTable
-from swin_quant.report.html import html_table
 from swin_quant.report.search import table_of
-from swin_quant.report.terminal import terminal
+from swin_quant.report.table import ReportTable, html_table, terminal
 from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.measured_on import MeasuredOn, of_pictures
 from swin_quant.tasks.measuring import Measuring

@@ -15,10 +15,8 @@ from swin_quant.data.picture_set import PictureSet, Source, batches
 from swin_quant.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
-from swin_quant.report.column import ReportTable
-from swin_quant.report.html import html_table
 from swin_quant.report.sensitivity import KINDS, CostRow, profile_of, rows_of, table_of
-from swin_quant.report.terminal import terminal
+from swin_quant.report.table import ReportTable, html_table, terminal
 from swin_quant.tasks.sensitivity import Sampling, measure, measure_batches, recorded_as
 
 _WIDTH, _TOP = 140, 8

@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from swin_quant.base.files import finite
-from swin_quant.report.column import Column, ReportTable, field, figure
-from swin_quant.report.records import records
+from swin_quant.report.table import Column, ReportTable, field, figure, records
 from swin_quant.score.alignment import Aligned, Differences
 
 

@@ -10,9 +10,7 @@ from swin_quant.operators.analysis import Analysis, Checked, Operator
 from swin_quant.operators.roofline import Limit
 from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, Status, unknown_everywhere
 from swin_quant.operators.variation import sentence, training_sentence
-from swin_quant.report.column import Column, ReportTable, field, figure
-from swin_quant.report.markdown import escaped, markdown
-from swin_quant.report.terminal import bullets, styled, terminal
+from swin_quant.report.table import Column, ReportTable, bullets, escaped, field, figure, markdown, styled, terminal
 
 MARKS = {SUPPORTED: "yes", REPLACED: "other", UNSUPPORTED: "no", NOT_KNOWN: "?"}
 _STYLES = {SUPPORTED: "green", REPLACED: "", UNSUPPORTED: "red", NOT_KNOWN: "yellow"}

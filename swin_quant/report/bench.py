@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from swin_quant.base.errors import one_line
-from swin_quant.report import markdown as md
-from swin_quant.report.column import Column, ReportTable, field, figure
-from swin_quant.report.records import comma_separated, json_text
+from swin_quant.report import table as tables
+from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, json_text
 from swin_quant.score.bench import BenchReport, BenchRow
 
 SCHEMA = "swin-quant/bench/1"
@@ -68,7 +67,7 @@ def notes(report: BenchReport) -> list[str]:
 
 def markdown(report: BenchReport) -> str:
     """A pipe table of GitHub's Markdown, and a list of notes."""
-    return md.markdown(table_of(report))
+    return tables.markdown(table_of(report))
 
 
 def as_csv(report: BenchReport) -> str:

@@ -8,8 +8,7 @@ from swin_quant.backends.onnx_inspect.attention import Verdict
 from swin_quant.backends.onnx_inspect.gemms import FLOAT8, QUANTIZED, Gemm
 from swin_quant.backends.onnx_inspect.report import Inspection
 from swin_quant.base.errors import listed, one_line
-from swin_quant.report.column import Column, ReportTable, field
-from swin_quant.report.terminal import folded, styled, terminal
+from swin_quant.report.table import Column, ReportTable, field, folded, styled, terminal
 
 Line = tuple[str, str]  # text and style
 

@@ -1,7 +1,7 @@
 """The table of a TensorRT engine's products: what the graph asked for, and what runs."""
 
 from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
-from swin_quant.report.column import Column, ReportTable, field
+from swin_quant.report.table import Column, ReportTable, field
 
 COLUMNS: tuple[Column[LayerRow], ...] = (
     Column("name", "product", field("name"), fold=True),

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.report.column import Column, ReportTable, field
-from swin_quant.report.html import html_table
-from swin_quant.report.terminal import folded, styled, terminal
+from swin_quant.report.table import Column, ReportTable, field, folded, html_table, styled, terminal
 
 _MARKS = {"good": "ok", "missing": "-", "caution": "!"}
 _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}

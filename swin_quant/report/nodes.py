@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from swin_quant.quant.listing import NodeRow
-from swin_quant.report.column import Column, ReportTable, field
-from swin_quant.report.records import comma_separated, json_text, records
+from swin_quant.report.table import Column, ReportTable, comma_separated, field, json_text, records
 
 
 def _granularity(row: NodeRow) -> str:

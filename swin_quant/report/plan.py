@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from swin_quant.backends.cuda.floors import Floor
 from swin_quant.backends.cuda.fusions import APART
 from swin_quant.backends.cuda.planning import FP16, INT8, PLANNED, CudaPlan
-from swin_quant.report.column import Column, ReportTable, field, figure
-from swin_quant.report.markdown import escaped, markdown
-from swin_quant.report.records import comma_separated, json_text
-from swin_quant.report.terminal import folded, terminal
+from swin_quant.report.table import (
+    Column,
+    ReportTable,
+    comma_separated,
+    escaped,
+    field,
+    figure,
+    folded,
+    json_text,
+    markdown,
+    terminal,
+)
 
 ALL = "all"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from swin_quant.report.column import Column, ReportTable, field, figure
+from swin_quant.report.table import Column, ReportTable, field, figure
 
 
 @dataclass(frozen=True)

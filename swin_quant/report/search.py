@@ -3,8 +3,7 @@
 from swin_quant.base.errors import listed
 from swin_quant.base.files import finite
 from swin_quant.quant.search import SearchResult, TriedPolicy
-from swin_quant.report.column import Column, ReportTable, field, figure
-from swin_quant.report.records import json_text, records
+from swin_quant.report.table import Column, ReportTable, field, figure, json_text, records
 
 COLUMNS: tuple[Column[TriedPolicy], ...] = (
     Column("policy", "policy", field("policy"), fold=True),

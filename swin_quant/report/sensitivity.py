@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swin_quant.cards.costs import GroupRecord, LossRecord, SensitivityRecord
-from swin_quant.report.column import Column, ReportTable, Value, field, figure
-from swin_quant.report.records import comma_separated
+from swin_quant.report.table import Column, ReportTable, Value, comma_separated, field, figure
 
 KINDS = ("role", "stage", "block", "layer", "node")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.report.column import Column, ReportTable, Value, figure
+from swin_quant.report.table import Column, ReportTable, Value, figure
 from swin_quant.score.difference import INT8_LEVELS
 
 _STYLES = {"pass": "green", "FAIL": "red", None: ""}

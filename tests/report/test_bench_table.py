@@ -8,7 +8,7 @@ import json
 import pytest
 
 from swin_quant.report import bench
-from swin_quant.report.terminal import terminal
+from swin_quant.report.table import terminal
 from swin_quant.score.bench import BenchPlan, BenchReport, BenchRow
 
 PLAIN = BenchRow("torch float32", "torch", "float32", None, 1, 12.345, 13.5, 81.0, 40, None, None, 512.4, 300.0, 4.25,

@@ -4,9 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from swin_quant.report.column import Column, ReportTable, figure
-from swin_quant.report.html import html_facts, html_table
-from swin_quant.report.markdown import markdown
+from swin_quant.report.table import Column, ReportTable, figure, html_facts, html_table, markdown
 
 
 class Reader(HTMLParser):

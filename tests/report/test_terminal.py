@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from swin_quant.report.column import Column, ReportTable, figure
-from swin_quant.report.screen import has_colors
-from swin_quant.report.terminal import folded, terminal
+from swin_quant.report.table import Column, ReportTable, figure, folded, has_colors, terminal
 
 NAMES = ("layers.0.blocks.0.attn.qkv._input_quantizer", "a name of several words that is long", "x")
 COLUMNS = (

@@ -1,23 +1,38 @@
-"""The rows of the accuracy-delta table, from run cards."""
+"""Rows and columns of the accuracy-delta table, made from run cards.
 
-from collections.abc import Hashable, Iterable, Mapping
+The columns are those of FasterTransformer's guide (docs/reference, section 5.3), and more that an honest reading needs.
+Three deltas printed in that guide contradict their own columns; here a delta is always computed.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CORRECTED, ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
 from swin_quant.quant.policies import told_apart
+from swin_quant.report.table import Column, Value, figure
 from swin_quant.score.engine import EAGER, HALF_TYPES
+
+LEGEND = (
+    "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized, or an artifact on its "
+    "engine; Δ = (I) - float32, from unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, "
+    "not distinguishable from no change"
+)
+WEIGHTS_LEGEND = (
+    "float32 and (H): of the float checkpoint that the run began with; PTQ: calibrated only, which QAT started from; "
+    "corrected: by passes behind the calibration"
+)
+OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
 
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One quantized result, or one of an artifact on its engine, beside torch's float results on the same pictures.
+    """One result, quantized or of an artifact on its engine, beside torch's float results on the same pictures.
 
-    `quantized` is None for a data set on which a card has torch's float results only. `own` is the fastest float
-    result of the row's engine with the same checkpoint, from whichever card has it. `policy` is what that of
-    `quantized` is called beside the others. `others` are float results of torch that no column shows, such as those of
-    a second half-precision type.
+    `quantized`: None if a card has only torch's float results on a data set. `own`: the fastest float result of the
+    row's engine with the same checkpoint, from any of the cards. `policy`: the name of the policy of `quantized`,
+    unique among the rows. `others`: torch's float results that no column shows, e.g. a second half-precision type.
     """
 
     card: RunCard
@@ -31,7 +46,7 @@ class AccuracyRow:
 
     @property
     def measured(self) -> list[Result]:
-        """The results that the row shows: float32, half, quantized, without those that there are not."""
+        """The results that the row has among float32, half, quantized."""
         return [result for result in (self.float32, self.half, self.quantized) if result]
 
     @property
@@ -41,7 +56,7 @@ class AccuracyRow:
 
     @property
     def weights(self) -> str | None:
-        """Whose weights the quantized result is of, in words; None where all are the original's."""
+        """Whose weights the quantized result has, in words; None for the original's."""
         kind = self.quantized.weights if self.quantized else None
         if kind in UNQUANTIZED and self.quantized and is_float(self.quantized):
             return UNQUANTIZED[kind]
@@ -49,7 +64,7 @@ class AccuracyRow:
 
     @property
     def calibrator(self) -> str | None:
-        """The methods that found the ranges, with their percentile where they have one."""
+        """The methods that found the ranges, each with its percentile if it has one."""
         record = self.card.calibration
         if record is None or self.quantized is None or is_float(self.quantized):
             return None
@@ -68,7 +83,7 @@ class AccuracyRow:
 
     @property
     def stale(self) -> bool:
-        """Whether the recorded comparison is not of these two results: its standard error is then not of our delta."""
+        """Whether the recorded comparison is with another float result: its standard error is not our delta's then."""
         delta, recorded = self.delta("acc1"), self.quantized.delta_acc1 if self.quantized else None
         return delta is not None and recorded is not None and abs(delta - recorded) > 1e-6
 
@@ -80,14 +95,16 @@ class AccuracyRow:
 
     @property
     def distinguishable(self) -> bool | None:
-        """Whether the top-1 delta is more than two standard errors from zero; None if that is not known."""
+        """Whether the top-1 delta is more than two standard errors from zero; None if that is unknown."""
         delta, error = self.delta("acc1"), self.delta_acc1_se
         return None if delta is None or error is None else abs(delta) > 2 * error
 
 
 def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
-    """A row for each quantized result and each of an artifact, of each card and data set, in the order of the cards."""
-    cards = list(cards)
+    """A row for each result, card and data set, in the order of the cards.
+
+    The result of a PTQ checkpoint stands in its own card and in the card of the QAT that began with it: it has one row.
+    """
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
     rows = [row for row in rows if not _is_ptq(row) or _measurement(row, _start(row.card)) not in known]
@@ -97,12 +114,12 @@ def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
 
 
 def is_float(result: Result) -> bool:
-    """Whether a result is of float32 or half precision."""
+    """Whether a result has float32 or half precision."""
     return result.precision == "float32" or result.precision in HALF_TYPES
 
 
 def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
-    """What tells one list of pictures from another."""
+    """The identity of a list of pictures."""
     return dataset["name"], dataset["split"], str(dataset["sha256"]), str(dataset["pictures"])
 
 
@@ -118,15 +135,20 @@ def _rows_of_card(card: RunCard) -> Iterable[AccuracyRow]:
         others = tuple(result for result in baselines if result not in (float32, half))
         rows: list[Result | None] = [result for result in group if not _is_baseline(result)]
         made = (AccuracyRow(card, group[0].dataset, float32, half, one, others=others) for one in rows or [None])
-        yield from sorted(made, key=_is_last)
+        yield from sorted(made, key=_is_unquantized_qat)
 
 
 def _is_baseline(result: Result) -> bool:
     return is_float(result) and result.engine == EAGER and result.weights in (None, ORIGINAL)
 
 
+def _is_unquantized_qat(row: AccuracyRow) -> bool:
+    """Rows of QAT's weights without quantization come last."""
+    return bool(row.weights and row.quantized and row.quantized.engine == EAGER)
+
+
 def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
-    """What was measured of the checkpoint `record` by the row's quantized result."""
+    """The identity of the row's quantized result, if it was measured with the checkpoint `record`."""
     result = row.quantized
     if result is None or record is None:
         return None
@@ -134,7 +156,7 @@ def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[obj
 
 
 def _is_ptq(row: AccuracyRow) -> bool:
-    """Whether a row is of the very checkpoint that QAT started from, with its own ranges."""
+    """Whether a row has the unchanged checkpoint that QAT started from, with its own ranges."""
     return row.weights == "PTQ" and row.quantized is not None and row.quantized.calibrator is None
 
 
@@ -143,33 +165,28 @@ def _start(card: RunCard) -> CheckpointRecord | None:
 
 
 def _fastest(rows: Iterable[AccuracyRow]) -> dict[Hashable, Result]:
-    """The fastest float result of each engine, of the same weights on the same pictures."""
+    """The fastest float result of each engine, with the same weights on the same pictures."""
     found: dict[Hashable, Result] = {}
     for row in rows:
         if row.quantized and is_float(row.quantized):
-            key = _engine_of_weights(row)
+            key = _engine_and_weights(row)
             found[key] = min(found.get(key, row.quantized), row.quantized, key=_latency)
     return found
 
 
 def _own(row: AccuracyRow, fastest: Mapping[Hashable, Result]) -> Result | None:
     is_quantized = row.quantized is not None and not is_float(row.quantized)
-    return fastest.get(_engine_of_weights(row)) if is_quantized else None
+    return fastest.get(_engine_and_weights(row)) if is_quantized else None
 
 
 def _latency(result: Result) -> tuple[bool, float]:
     return result.ms_per_picture is None, result.ms_per_picture or 0.0
 
 
-def _engine_of_weights(row: AccuracyRow) -> Hashable:
+def _engine_and_weights(row: AccuracyRow) -> Hashable:
+    record = row.card.checkpoint or row.card.source  # the calibrated checkpoint, or the float one
     engine = row.quantized.engine if row.quantized else None
-    return engine, _weights(row.card), dataset_key(row.dataset)
-
-
-def _weights(card: RunCard) -> tuple[str, str | None]:
-    """Which weights a card is about: those of its calibrated checkpoint, or of the float one."""
-    record = card.checkpoint or card.source
-    return card.name, record["sha256"] if record else None
+    return engine, row.card.name, record["sha256"] if record else None, dataset_key(row.dataset)
 
 
 def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
@@ -178,6 +195,71 @@ def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
     return None if result is None or result.policy is None else (result.policy, result.policy_sha256)
 
 
-def _is_last(row: AccuracyRow) -> bool:
-    """QAT's weights unquantized come after what they are for."""
-    return bool(row.weights and row.quantized and row.quantized.engine == EAGER)
+def _of(result: str, field: str) -> Callable[[AccuracyRow], Value]:
+    return lambda row: getattr(getattr(row, result), field, None)
+
+
+def _delta_with_error(row: AccuracyRow) -> str:
+    delta, error = row.delta("acc1"), row.delta_acc1_se
+    text = f"{delta:+.3f}" if error is None else f"{delta:+.3f} ±{error:.3f}"
+    return f"{text} ~" if row.distinguishable is False else text
+
+
+def _verdict(row: AccuracyRow) -> str:
+    if row.distinguishable is None:
+        return ""
+    return "dim" if not row.distinguishable else "red" if (row.delta("acc1") or 0) < 0 else "green"
+
+
+def _resolution(row: AccuracyRow) -> int | None:
+    size = row.card.preprocess.get("size")
+    return size if type(size) is int else None
+
+
+COLUMNS: tuple[Column[AccuracyRow], ...] = (
+    Column("name", "name", lambda row: row.card.name),
+    figure("resolution", "resolution", _resolution, "{0}x{0}"),
+    Column("dataset", "dataset", lambda row: row.place),
+    Column("policy", "policy", lambda row: row.policy),
+    Column("precision", "type", _of("quantized", "precision")),
+    Column("weights", "weights", lambda row: row.weights, may_lack=True),
+    Column("calibrator", "calibrator", lambda row: row.calibrator),
+    figure("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
+    figure("acc1", "acc@1", _of("float32", "acc1"), "{:.3f}"),
+    figure("acc5", "acc@5", _of("float32", "acc5"), "{:.3f}"),
+    Column("half_precision", "half (H)", _of("half", "precision")),
+    figure("half_acc1", "acc@1(H)", _of("half", "acc1"), "{:.3f}"),
+    figure("quantized_acc1", "acc@1(I)", _of("quantized", "acc1"), "{:.3f}"),
+    figure("quantized_acc5", "acc@5(I)", _of("quantized", "acc5"), "{:.3f}"),
+    Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=_delta_with_error, style=_verdict),
+    Column("delta_acc1_se", "", lambda row: row.delta_acc1_se),
+    figure("delta_acc5", "Δ acc@5", lambda row: row.delta("acc5"), "{:+.3f}"),
+    figure("agreement", "agree %", _of("quantized", "agreement"), "{:.2f}"),
+    figure("sqnr_db", "SQNR dB", _of("quantized", "sqnr_db"), "{:.1f}"),
+    figure("ms", "ms", _of("float32", "ms_per_picture"), "{:.3f}"),
+    figure("half_ms", "ms(H)", _of("half", "ms_per_picture"), "{:.3f}"),
+    figure("quantized_ms", "ms(I)", _of("quantized", "ms_per_picture"), "{:.3f}"),
+    Column("engine", "engine", _of("quantized", "engine")),
+    Column("own_precision", "float (E)", _of("own", "precision"), may_lack=True),
+    figure("own_acc1", "acc@1(E)", _of("own", "acc1"), "{:.3f}", may_lack=True),
+    figure("own_ms", "ms(E)", _of("own", "ms_per_picture"), "{:.3f}", may_lack=True),
+    Column("device", "", lambda row: row.measured[-1].device),
+    Column("batch_size", "", lambda row: row.measured[-1].batch_size),
+)
+COLUMN = {column.key: column for column in COLUMNS}
+
+# The columns of a short table: SHORT, then those of SHARED whose cells differ; a cell that all rows share is said once.
+SHORT = ("name", "policy", "weights", "acc1", "quantized_acc1", "delta_acc1", "agreement", "ms", "quantized_ms")
+SHARED = ("dataset", "pictures", "resolution", "precision", "calibrator", "engine", "device", "batch_size")
+
+
+def notes_column(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> Column[AccuracyRow]:
+    """The column of footnote numbers; `marks` has them by the row's index."""
+    of_row = {id(row): marks[index] for index, row in enumerate(rows) if index in marks}
+    return Column("notes", "note", lambda row: of_row.get(id(row)), may_lack=True, blank="", style=lambda row: "dim")
+
+
+def legend(rows: Sequence[AccuracyRow]) -> list[str]:
+    """The meaning of the columns that a table has."""
+    more = ((WEIGHTS_LEGEND, any(row.weights for row in rows)), (OWN_LEGEND, any(row.own for row in rows)))
+    return [LEGEND, *(text for text, due in more if due)]

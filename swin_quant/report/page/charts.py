@@ -1,14 +1,22 @@
-"""The charts of a checkpoint: its nodes, its depth, its accuracy beside its latency."""
+"""The charts of the page, as Vega-Lite specifications (https://vega.github.io/vega-lite/).
 
-from collections.abc import Sequence
+`assets/charts.json` holds their looks; the functions here fill in values and titles. Colours are viridis and the
+Okabe-Ito set, which people with any colour vision tell apart; shapes, labels or the tables repeat what a colour says.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
 
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import Result
+from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.accuracy.footnotes import is_simulated
 from swin_quant.report.page.data import NodeSummary, PageData
-from swin_quant.report.page.spec import OKABE_ITO, Spec, spec
 
-# What the picture of the network can be coloured by: field, title, what is drawn dark.
+Spec = dict[str, Any]
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+# The figures that colour the network: title, field of NodeSummary.
 FIGURES = {
     "SQNR of the node's own values, dB": "sqnr_db",
     "what it costs the logits, dB": "costs_db",
@@ -16,135 +24,139 @@ FIGURES = {
     "amax": "amax",
     "bits": "bits",
 }
+# The curves of a training: key of an epoch's record, title.
+EPOCHS = {
+    "train_loss": "training loss",
+    "val_loss": "validation loss",
+    "acc1": "top-1, %",
+    "amax_drift": "mean |change| of amax",
+    "clipped_share": "share of values clipped",
+}
+
+
+def asset(name: str) -> str:
+    """The text of a file that comes with the page."""
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _spec(chart: str, title: str, values: Sequence[Any] = ()) -> Spec:
+    """A chart of assets/charts.json with its title and the rows that it shows; the page gives rows to an empty one."""
+    data = {"data": {"values": list(values)}} if values else {}
+    # The title starts at the chart's own left edge, or a phone cuts it off.
+    head = {"title": {"text": title, "anchor": "start", "frame": "bounds", "fontSize": 12}} if title else {}
+    looks = json.loads(asset("charts.json"))[chart]
+    return {"$schema": SCHEMA, **head, "description": title, "background": None, **data, **looks}
 
 
 def network(nodes: Sequence[NodeSummary]) -> Spec:
-    """Units as rows, their nodes as columns, coloured by a figure that the reader chooses."""
+    """Units as rows and their nodes as columns, coloured by a figure that the reader chooses."""
     figures = {title: key for title, key in FIGURES.items() if any(getattr(node, key) is not None for node in nodes)}
     values = [
-        {"node": n.name, "unit": n.row, "part": n.column, "state": n.kind if n.on else "float", **{
-            key: getattr(n, key) for key in figures.values()}}
-        for n in nodes
-    ]  # fmt: skip
+        {"node": node.name, "unit": node.row, "part": node.column, "state": node.kind if node.on else "float"}
+        | {key: getattr(node, key) for key in figures.values()}
+        for node in nodes
+    ]
+    spec = _spec("network", "The network: every node, coloured by a figure", values)
+    spec["params"][0]["value"] = next(iter(figures), "")
+    spec["params"][0]["bind"]["options"] = list(figures)
     chosen = " : ".join(f"figure == {title!r} ? datum.{key}" for title, key in figures.items()) + " : null"
-    return {
-        **spec("The network: every node, coloured by a figure", values),
-        "params": [
-            {"name": "figure", "value": next(iter(figures), ""), "bind": {
-                "input": "select", "options": list(figures), "name": "colour by "}},
-        ],
-        "transform": [{"calculate": chosen, "as": "chosen"}],
-        "mark": {"type": "rect", "cursor": "pointer", "strokeWidth": 1},
-        "width": {"step": 26},
-        "height": {"step": 18},
-        "encoding": {
-            "x": {"field": "part", "type": "nominal", "sort": None, "title": None,
-                  "axis": {"labelAngle": -50, "orient": "top", "labelLimit": 160}},
-            "y": {"field": "unit", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 160}},
-            "color": {
-                "condition": {"test": "isValid(datum.chosen)", "field": "chosen", "type": "quantitative",
-                              "scale": {"scheme": "viridis"}, "legend": {"title": None}},
-                "value": "#8884",
-            },
-            "opacity": {"condition": {"test": "datum.state == 'float'", "value": 0.3}, "value": 1},
-            "tooltip": [{"field": key, "type": "nominal"} for key in ("node", "state")]
-            + [{"field": key, "type": "quantitative", "title": title, "format": ".4~g"}
-               for title, key in figures.items()],
-        },
-    }  # fmt: skip
+    spec["transform"][0]["calculate"] = chosen
+    spec["encoding"]["tooltip"] += [
+        {"field": key, "type": "quantitative", "title": title, "format": ".4~g"} for title, key in figures.items()
+    ]
+    return spec
 
 
 def values_of_a_node() -> Spec:
     """The template of a histogram; the page gives it `bins` of {low, high, count} and `ends` of {at, what}."""
-    return {
-        **spec("", []),
-        "width": "container",
-        "height": 200,
-        "layer": [
-            {
-                "data": {"name": "bins"},
-                "mark": {"type": "bar", "binSpacing": 0, "color": OKABE_ITO[0], "clip": True},
-                "encoding": {
-                    "x": {"field": "low", "type": "quantitative", "title": "value"},
-                    "x2": {"field": "high"},
-                    "y": {"field": "count", "type": "quantitative", "title": "how often",
-                          "scale": {"type": "symlog"}, "axis": {"format": "~s", "tickCount": 5}},
-                    "y2": {"datum": 0},
-                    "tooltip": [{"field": each, "type": "quantitative", "format": ".4~g"}
-                                for each in ("low", "high", "count")],
-                },
-            },
-            {
-                "data": {"name": "levels"},
-                "mark": {"type": "rule", "opacity": 0.45, "strokeWidth": 0.6},
-                "encoding": {"x": {"field": "at", "type": "quantitative"}},
-            },
-            {
-                "data": {"name": "ends"},
-                "mark": {"type": "rule", "color": OKABE_ITO[1], "strokeWidth": 2, "strokeDash": [5, 3]},
-                "encoding": {"x": {"field": "at", "type": "quantitative"},
-                             "tooltip": [{"field": "what"}, {"field": "at", "type": "quantitative"}]},
-            },
-        ],
-    }  # fmt: skip
+    return _spec("values", "")
 
 
 def depth(subject: PageData) -> Spec | None:
-    """SQNR of each block's output, in their order."""
+    """The SQNR of each block's output, in the order of the blocks."""
     record = next((card.sensitivity for card in subject.cards if card.sensitivity), None)
     if record is None:
         return None
     values = [{"block": name, "dB": sqnr} for name, sqnr in record["profile"].items() if sqnr is not None]
-    return {
-        **spec(f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values),
-        "width": "container",
-        "height": 220,
-        "mark": {"type": "line", "point": True, "color": OKABE_ITO[0]},
-        "encoding": {
-            "x": {"field": "block", "type": "nominal", "sort": None, "title": "output of"},
-            "y": {"field": "dB", "type": "quantitative", "title": "SQNR, dB", "scale": {"zero": False}},
-            "tooltip": [{"field": "block"}, {"field": "dB", "type": "quantitative", "format": ".2f"}],
-        },
-    }
+    return _spec("depth", f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values)
 
 
 def accuracy_and_latency(subjects: Sequence[PageData]) -> Spec | None:
-    """Every result with a latency that is an engine's own, no simulation's: top-1 against milliseconds a picture."""
-    measured = [
-        (card, result)
-        for card, result in _results(subjects)
+    """Top-1 against milliseconds a picture, for every result whose latency is an engine's and not a simulation's."""
+    values: list[dict[str, Any]] = [
+        {
+            "ms": result.ms_per_picture,
+            "top-1": result.acc1,
+            "engine": result.engine,
+            "what": " ".join(filter(None, (card.name, result.policy, result.weights, result.precision))),
+            "type": result.precision,
+            "±": result.delta_acc1_se,
+            "Δ top-1": result.delta_acc1,
+        }
+        for subject in subjects
+        for card in subject.cards
+        for result in card.measured()
         if result.ms_per_picture is not None and not is_simulated(result.engine)
     ]
-    values = [
-        {"ms": result.ms_per_picture, "top-1": result.acc1, "engine": result.engine,
-         "what": " ".join(str(word) for word in (card.name, result.policy, result.weights, result.precision) if word),
-         "type": result.precision, "±": result.delta_acc1_se, "Δ top-1": result.delta_acc1}
-        for card, result in measured
-    ]  # fmt: skip
     if len(values) < 2:
         return None
-    shown = [result.acc1 for _, result in measured]
-    middle, half = (min(shown) + max(shown)) / 2, max(1.0, 0.55 * (max(shown) - min(shown)))  # hundredths are no abyss
-    figures = [{"field": key, "type": "quantitative", "format": ".3~f"} for key in ("top-1", "Δ top-1", "±", "ms")]
-    return {
-        **spec("Accuracy against latency, of what was measured", values),
-        "width": "container",
-        "height": 300,
-        "mark": {"type": "point", "filled": True, "size": 90},
-        "encoding": {
-            "x": {"field": "ms", "type": "quantitative", "title": "ms a picture"},
-            "y": {
-                "field": "top-1",
-                "type": "quantitative",
-                "title": "top-1, %",
-                "scale": {"domain": [middle - half, middle + half], "nice": False},
-            },
-            "color": {"field": "engine", "type": "nominal", "scale": {"range": OKABE_ITO}},
-            "shape": {"field": "type", "type": "nominal"},
-            "tooltip": [{"field": "what"}, {"field": "engine"}, *figures],
-        },
-    }
+    spec = _spec("latency", "Accuracy against latency, of what was measured", values)
+    low, high = min(row["top-1"] for row in values), max(row["top-1"] for row in values)
+    middle, half = (low + high) / 2, max(1.0, 0.55 * (high - low))  # or hundredths of a point would look like an abyss
+    spec["encoding"]["y"]["scale"]["domain"] = [middle - half, middle + half]
+    return spec
 
 
-def _results(subjects: Sequence[PageData]) -> list[tuple[RunCard, Result]]:
-    return [(card, result) for subject in subjects for card in subject.cards for result in card.measured()]
+def searched(record: TriedPolicies) -> Spec:
+    """The policies that a search tried: divergence from float against milliseconds, the front as a line.
+
+    Below 1e-5 nats the axis is linear, which gives float32 itself a place on it.
+    """
+    values = [
+        {
+            "policy": one["policy"],
+            "ms": one["ms"],
+            "KL": one["loss"]["kl"],
+            "SQNR": one["loss"]["sqnr_db"],
+            "agree": one["loss"]["agreement"],
+            "drop": one["loss"]["drop"],
+            "nodes": one["nodes"],
+            "is": "found" if one["found"] else "front" if one["front"] else "beaten",
+            "front": one["front"],
+        }
+        for one in record["tried"]
+    ]
+    title = f"Policies tried for {record['engine']}, batch {record['batch']}, {record['pictures']} pictures"
+    return _spec("search", title, values)
+
+
+def training(cards: Sequence[RunCard]) -> Spec | None:
+    """The curves of trainings, a colour for each run: losses, top-1, and how ranges moved."""
+    values = [
+        {"epoch": epoch["epoch"], "run": run, "what": title, "value": epoch[key]}
+        for run, card in _named_apart(cards).items()
+        if card.training
+        for key, title in EPOCHS.items()
+        for epoch in card.training["epochs"]
+        if isinstance(epoch.get(key), (int, float))
+    ]
+    if not values:
+        return None
+    runs = list(dict.fromkeys(one["run"] for one in values))
+    spec = _spec("training", f"Training of {runs[0]}" if len(runs) == 1 else "Training", values)
+    spec["facet"]["sort"] = list(EPOCHS.values())
+    legend = {"orient": "bottom", "columns": 1, "labelLimit": 500} if len(runs) > 1 else None
+    spec["spec"]["encoding"]["color"]["legend"] = legend
+    return spec
+
+
+def _named_apart(cards: Sequence[RunCard]) -> Mapping[str, RunCard]:
+    """Cards by the model's name, with file and time behind it where several models have one name."""
+    names = [card.name for card in cards]
+
+    def unique(card: RunCard) -> str:
+        if names.count(card.name) == 1 or not card.checkpoint:
+            return card.name
+        return f"{card.name}, {card.checkpoint['file']}, {card.created}"
+
+    return {unique(card): card for card in cards}

@@ -1,4 +1,4 @@
-"""What the page shows of a checkpoint, as plain data: its nodes, their values, and pictures seen otherwise."""
+"""The data of the page: a checkpoint's cards, its nodes with their values, pictures that INT8 classifies otherwise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ class Bins:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One quantizer node. What is not known is None.
+    """One quantizer node; an unknown figure is None.
 
-    `row` and `column`: where it stands in the picture of the network. `kind`: what its values are when it is on, `int8`
-    or `fp8`. `low`, `high`: the range in effect (of a weight with a range per row: the widest). `clipped`: percent of
-    its values beyond that. `sqnr_db`: what the grid keeps of its own values. `costs_db`: by how much the logits' SQNR
-    rises without it. `engines`: what it is in each artifact.
+    `row`, `column`: its place in the picture of the network. `kind`: the type of its values when it is on, `int8` or
+    `fp8`. `low`, `high`: the range in effect; for a weight with a range per row, the widest. `clipped`: percent of its
+    values outside the range. `sqnr_db`: SQNR of its quantized values. `costs_db`: the rise of the logits' SQNR without
+    it. `engines`: its type in each artifact.
     """
 
     name: str
@@ -45,7 +45,7 @@ class NodeSummary:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network takes a picture for: names and percent, best first."""
+    """The classes that a network finds most probable for a picture: names and percent, best first."""
 
     names: Sequence[str]
     percent: Sequence[float]
@@ -53,7 +53,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A picture that float and the quantized model see differently; `thumbnail` is a JPEG in base64."""
+    """A picture that the float and the quantized model classify differently; `thumbnail` is a JPEG in base64."""
 
     picture: str
     label: str
@@ -65,10 +65,10 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class PageData:
-    """A checkpoint: the cards that speak of it, and what its own file and the statistics beside it tell.
+    """A checkpoint: its cards, and the nodes that its file and the statistics beside it describe.
 
-    `missing`: why nodes or their values are not shown. Of `compared` pictures, float and the model under `policy` name
-    `otherwise` differently; `disagreements` are the worst of those.
+    `missing`: why nodes or their values are not shown. The float model and the model under `policy` classify
+    `otherwise` of `compared` pictures differently; `disagreements` are the worst of these.
     """
 
     title: str

@@ -1,11 +1,10 @@
-"""The page: sections around the tables and charts, one file, nothing fetched, all text escaped."""
+"""The page: sections with tables and charts, in one file that fetches nothing; all text is escaped."""
 
 import html
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any
 
 from swin_quant.base.errors import one_line
@@ -14,12 +13,28 @@ from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.accuracy.render import as_html
-from swin_quant.report.page import charts, run_charts
+from swin_quant.report.page import charts
+from swin_quant.report.page.charts import asset
 from swin_quant.report.page.data import Disagreement, NodeSummary, PageData, Seen
-from swin_quant.report.page.differences import differences
+from swin_quant.report.table import Column, ReportTable, html_table
 
 _NOT_ON_THE_PAGE = ("resolution", "acc5", "quantized_acc5", "delta_acc5", "half_precision", "half_acc1", "pictures")
 MOST_NODES = 2000  # rows that a browser sorts within a second
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
+# The parts of a card that say what was decided or given; results have tables of their own.
+_PARTS = (
+    "config",
+    "preprocess",
+    "source",
+    "checkpoint",
+    "policy",
+    "calibration",
+    "training",
+    "artifact",
+    "versions",
+)
+_NO_SETTINGS = ("files", "advice", "epochs", "passes", "others", "path", "check", "unreadable")
+_LONGEST_SETTING = 80  # characters
 _COLUMNS = (
     ("name", "node", False),
     ("role", "role", False),
@@ -35,11 +50,12 @@ _COLUMNS = (
 
 
 def page(subjects: Sequence[PageData]) -> str:
-    """The whole page. UsageError where the library that draws is not installed."""
+    """The whole page. UsageError if the library that draws charts is not installed."""
     drawing = library("vl_convert", "report").javascript_bundle(_SNIPPET)
     cards = [card for subject in subjects for card in subject.cards]
     shown = next((subject for subject in subjects if subject.nodes), None)
-    sections = dict(_sections(subjects, cards, shown))
+    drawn = _charts(subjects, cards, shown)
+    sections = dict(_sections(subjects, cards, shown, drawn))
     names = list(dict.fromkeys(subject.title for subject in subjects))
     title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
     parts = {
@@ -51,29 +67,21 @@ def page(subjects: Sequence[PageData]) -> str:
             for key, (heading, body) in sections.items()
         ),
         "footer": "Every figure was measured, or is left out. Written by `swin-quant report`.",
-        "style": _asset("page.css"),
-        "facts": _json(_facts(subjects, shown)),
+        "style": asset("page.css"),
+        "facts": _json(_facts(shown, drawn)),
         "library": drawing.replace("</script", "<\\/script"),
-        "script": _asset("page.js"),
+        "script": asset("page.js"),
     }
-    return re.sub(r"\{\{([a-z]+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
+    return re.sub(r"\{\{([a-z]+)\}\}", lambda place: parts[place[1]], asset("page.html"))
 
 
-# What the bundle is to leave where the page's script finds it.
-_SNIPPET = "window.vegaEmbed = vegaEmbed;"
-
-
-def _asset(name: str) -> str:
-    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
-
-
-def _facts(subjects: Sequence[PageData], shown: PageData | None) -> dict[str, Any]:
-    """What the page's script reads."""
+def _facts(shown: PageData | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The data that the page's script reads."""
     nodes = shown.nodes[:MOST_NODES] if shown else ()
     engines = list(dict.fromkeys(title for node in nodes for title in node.engines))
     columns = [*_COLUMNS, *((title, title, False) for title in engines)]
     return {
-        "charts": {place: spec for place, spec in _charts(subjects, shown).items() if spec},
+        "charts": {place: spec for place, spec in drawn.items() if spec},
         "columns": [{"key": key, "title": title, "number": number} for key, title, number in columns],
         "nodes": [_row(node) for node in nodes],
         "bins": {node.name: asdict(node.bins) for node in nodes if node.bins},
@@ -88,22 +96,20 @@ def _row(node: NodeSummary) -> dict[str, Any]:
     return {**row, "state": node.kind if node.on else "float", **node.engines}
 
 
-def _charts(subjects: Sequence[PageData], shown: PageData | None) -> dict[str, Any]:
-    cards = [card for subject in subjects for card in subject.cards]
-    trained = [card for card in cards if card.training]
+def _charts(subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
+    """The chart of each place on the page; None where there is nothing to draw."""
     return {
         "latency-chart": charts.accuracy_and_latency(subjects),
         "network-chart": charts.network(shown.nodes) if shown else None,
         "depth-chart": next((spec for subject in subjects if (spec := charts.depth(subject))), None),
-        "training-chart": run_charts.training(trained),
-        **{f"search-chart-{number}": run_charts.searched(record) for number, record in enumerate(_searches(cards))},
+        "training-chart": charts.training([card for card in cards if card.training]),
+        **{f"search-chart-{number}": charts.searched(record) for number, record in enumerate(_searches(cards))},
     }
 
 
 def _sections(
-    subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None
+    subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    drawn = _charts(subjects, shown)
     yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards, _NOT_ON_THE_PAGE)}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
@@ -127,12 +133,44 @@ def _sections(
 
 
 def _searches(cards: Sequence[RunCard]) -> list[TriedPolicies]:
-    """Those of all cards that were timed, each once: an artifact's card has the searches of its checkpoint, too."""
+    """The timed searches of all cards, each once: an artifact's card repeats the searches of its checkpoint."""
     found: list[TriedPolicies] = []
     for record in (record for card in cards for record in card.searches):
         if record not in found and all(one["ms"] is not None for one in record["tried"]):
             found.append(record)
     return found
+
+
+def differences(cards: Sequence[RunCard]) -> str:
+    """An HTML table of the settings that differ between cards: a line for each setting, a column for each card."""
+    flat = [dict(_settings(card)) for card in cards]
+    names = dict.fromkeys(name for each in flat for name in each)
+    keys = [name for name in names if len({each.get(name) for each in flat}) > 1]
+    columns: list[Column[str]] = [Column("setting", "setting", str)]
+    for number, (card, each) in enumerate(zip(cards, flat, strict=True)):
+        columns.append(Column(str(number), _file(card), each.get))
+    return html_table(ReportTable(columns, keys)) if keys else "<p>Nothing.</p>"
+
+
+def _settings(card: RunCard) -> Iterator[tuple[str, str]]:
+    content = card.to_dict()
+    for part in _PARTS:
+        yield from _leaves(part, content.get(part))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key not in _NO_SETTINGS:
+                yield from _leaves(f"{name}.{key}", each)
+    elif value is not None:
+        text = str(value)
+        yield name, text if len(text) <= _LONGEST_SETTING else f"{text[: _LONGEST_SETTING - 1]}…"
+
+
+def _file(card: RunCard) -> str:
+    """The file that a card is about; the model's name if there is none."""
+    return card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
 
 
 def _lead(cards: Sequence[RunCard]) -> str:
@@ -188,20 +226,19 @@ def _picture(one: Disagreement) -> str:
 
 
 def _card(card: RunCard) -> str:
-    what = card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
     content = json.dumps(finite(_without_paths(card.to_dict())), indent=1, ensure_ascii=False)
-    return f"<details><summary>{_text(what)}</summary><pre>{html.escape(content)}</pre></details>"
+    return f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
 
 
 def _without_paths(value: Any) -> Any:
-    """Without `path`s, which are this machine's and no reader's."""
+    """A copy without `path`s, which mean something on this machine alone."""
     if isinstance(value, dict):
         return {key: _without_paths(each) for key, each in value.items() if key != "path"}
     return [_without_paths(each) for each in value] if isinstance(value, list) else value
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    """JSON that no HTML parser takes for anything else."""
+    """JSON that an HTML parser cannot mistake for markup."""
     text = json.dumps(finite(content), ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -14,12 +14,10 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy.columns import COLUMNS
 from swin_quant.report.accuracy.footnotes import footnotes
-from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, print_terminal, render
-from swin_quant.report.accuracy.rows import rows_of
-from swin_quant.report.accuracy.terminal import terminal
-from swin_quant.report.screen import print_text
+from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, render, terminal
+from swin_quant.report.accuracy.rows import COLUMNS, rows_of
+from swin_quant.report.table import print_text
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
@@ -211,8 +209,8 @@ def test_printing_to_a_terminal_of_another_encoding_does_not_fail(monkeypatch):
 
 def test_the_width_of_the_terminal_is_used(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    print_terminal(realistic())
+    AccuracyTable.of(realistic()).show()
     narrow = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "160")
-    print_terminal(realistic())
+    AccuracyTable.of(realistic()).show()
     assert max(map(cell_len, narrow.splitlines())) <= 80 < max(map(cell_len, capsys.readouterr().out.splitlines()))

@@ -6,8 +6,7 @@ import pytest
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy.columns import COLUMNS
-from swin_quant.report.accuracy.rows import rows_of
+from swin_quant.report.accuracy.rows import COLUMNS, rows_of
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
 CIFAR = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}

@@ -1,0 +1,292 @@
+"""A table as data, and every form that it is written in: terminal, Markdown, HTML, CSV, JSON.
+
+Columns say which value of a row they show and how. Text for people is rounded; CSV and JSON have every value unrounded.
+"""
+
+import csv
+import html
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from swin_quant.base.errors import one_line
+from swin_quant.base.files import finite
+
+Row = TypeVar("Row")
+Value: TypeAlias = str | int | float | None
+BLANK = "-"
+GAP = 2  # spaces between columns on a terminal
+NARROW, WIDE = 100, 140  # columns of text for a file or a pipe, which have no width
+_NARROWEST = 10  # a column that may fold is narrowed no further
+_CONSOLE = Console(file=None, width=80)
+_RIGHT, _LEFT = "text-align: right", "text-align: left"
+# The styles of cells and rows: ANSI code, CSS.
+STYLES = {
+    "bold": (1, "font-weight: bold"),
+    "dim": (2, "opacity: 0.6"),
+    "red": (31, "color: #b00"),
+    "green": (32, "color: #080"),
+    "yellow": (33, "color: #850"),
+}
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """One column: its key for programs, its title for people (empty: programs only), its value and its look.
+
+    `form` formats the value by str.format; `show` replaces it where a cell shows more than its value. A missing value
+    is shown as `blank`; a column that `may_lack` values is left out for people where no row has one. `fold`: a narrow
+    terminal may break its text. `style` gives one of STYLES for a cell.
+    """
+
+    key: str
+    title: str
+    of: Callable[[Row], Value]
+    form: str = ""
+    show: Callable[[Row], str] | None = None
+    right: bool = False
+    may_lack: bool = False
+    fold: bool = False
+    blank: str = BLANK
+    style: Callable[[Row], str] | None = None
+
+    def value(self, row: Row) -> Value:
+        """The recorded value, unrounded; None where there is none. Text is one printable line."""
+        value = self.of(row)
+        return one_line(value) if isinstance(value, str) else value
+
+    def cell(self, row: Row) -> str:
+        """The value as people read it."""
+        value = self.value(row)
+        if value is None or value == "":
+            return self.blank
+        if self.show:
+            return self.show(row)
+        return self.form.format(value) if self.form else str(value)
+
+
+@dataclass(frozen=True)
+class ReportTable(Generic[Row]):
+    """Columns, rows, and remarks below them. `style` gives one of STYLES for a whole row."""
+
+    columns: Sequence[Column[Row]]
+    rows: Sequence[Row]
+    remarks: Sequence[str] = ()
+    style: Callable[[Row], str] | None = None
+
+
+def figure(key: str, title: str, of: Callable[[Row], Value], form: str = "{}", may_lack: bool = False) -> Column[Row]:
+    """A column of numbers, aligned to the right and rounded by `form`."""
+    return Column(key, title, of, form, right=True, may_lack=may_lack)
+
+
+def field(name: str) -> Callable[[Any], Value]:
+    """A function that reads a field of a row: an attribute, or the key of a mapping."""
+
+    def value(row: Any) -> Value:
+        found: Value = row[name] if isinstance(row, Mapping) else getattr(row, name)
+        return found
+
+    return value
+
+
+def shown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
+    """The columns of a table for people: those with a title, unless they may lack values and no row has one."""
+    return [c for c in columns if c.title and not (c.may_lack and all(c.value(row) is None for row in rows))]
+
+
+def terminal(table: ReportTable[Row], width: int, color: bool = False) -> str:
+    """The table and its remarks for a terminal of `width` columns, with ANSI styles if `color`.
+
+    Figures are never cut or folded: a narrow terminal folds names first, then wraps lines.
+    """
+    columns = shown(table.columns, table.rows)
+    lines = grid(columns, table.rows, widths_of(columns, table.rows, width), color, style=table.style)
+    return "".join(f"{line}\n" for line in (*lines, *bullets(table.remarks, width, color)))
+
+
+def widths_of(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
+    """The width that each column needs; columns that may fold are narrowed until all fit into `width`, if they can."""
+    rows = list(rows)
+    texts = ([column.title, *map(column.cell, rows)] for column in columns)
+    widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in texts]
+    can_fold = [index for index, column in enumerate(columns) if column.fold]
+    while width is not None and can_fold and total(widths) > width:
+        widest = max(can_fold, key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def total(widths: Sequence[int]) -> int:
+    """The width of columns side by side."""
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def grid(
+    columns: Sequence[Column[Row]],
+    rows: Iterable[Row],
+    widths: Sequence[int],
+    color: bool = False,
+    rule: bool = False,
+    style: Callable[[Row], str] | None = None,
+) -> Iterator[str]:
+    """The lines of columns side by side: titles, a `rule` if wanted, rows."""
+    titles = [column.title.split("\n") for column in columns]
+    height = max(map(len, titles), default=0)
+    padded = [[""] * (height - len(title)) + title for title in titles]
+    yield from _side_by_side(padded, columns, widths, ["bold" * color] * len(columns))
+    if rule:
+        yield "─" * total(widths)
+    for row in rows:
+        cells = [folded(column.cell(row), width) for column, width in zip(columns, widths, strict=True)]
+        of_row = style(row) if style and color else ""
+        styles = [(color and column.style and column.style(row)) or of_row for column in columns]
+        yield from _side_by_side(cells, columns, widths, styles)
+
+
+def _side_by_side(
+    cells: Sequence[Sequence[str]], columns: Sequence[Column[Row]], widths: Sequence[int], styles: Sequence[str]
+) -> Iterator[str]:
+    for number in range(max(map(len, cells), default=0)):
+        line = ""
+        for cell, column, width, style in zip(cells, columns, widths, styles, strict=True):
+            text = cell[number] if number < len(cell) else ""
+            room = " " * (width - cell_len(text))
+            line += (room + styled(text, style) if column.right else styled(text, style) + room) + " " * GAP
+        yield line.rstrip()
+
+
+def bullets(sentences: Iterable[str], width: int, color: bool = False) -> Iterator[str]:
+    """The lines of a list of sentences."""
+    for sentence in sentences:
+        first, *more = folded(sentence, width - GAP)
+        yield from (styled(line, "dim" * color) for line in (f"* {first}", *(f"  {line}" for line in more)))
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, broken between words; a longer word is broken where it must be."""
+    lines = text.split("\n")
+    if all(cell_len(line) <= width for line in lines):
+        return lines
+    return [line.plain.rstrip() for line in Text(text).wrap(_CONSOLE, max(1, width), overflow="fold")]
+
+
+def styled(text: str, style: str) -> str:
+    """Text in one of STYLES for a terminal; unchanged if `style` is empty."""
+    return f"\x1b[{STYLES[style][0]}m{text}\x1b[0m" if style and text else text
+
+
+def screen_width(otherwise: int = WIDE) -> int:
+    """The columns of the terminal; `otherwise` if standard output is none."""
+    return shutil.get_terminal_size((otherwise, 0)).columns
+
+
+def has_colors() -> bool:
+    """Whether to write ANSI styles (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def print_text(text: str) -> None:
+    """Print to standard output; a character that its encoding lacks becomes a question mark."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def print_table(table: ReportTable[Row]) -> None:
+    """Print a table as wide as the terminal."""
+    print_text(terminal(table, screen_width(), has_colors()))
+
+
+def markdown(table: ReportTable[Row]) -> str:
+    """A pipe table of GitHub's Markdown, and a list of the remarks."""
+    columns = shown(table.columns, table.rows)
+    lines: Iterable[list[str]] = (
+        [column.title for column in columns],
+        ["---:" if column.right else "---" for column in columns],
+        *([_markdown_cell(column, row) for column in columns] for row in table.rows),
+    )
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return text + "\n" + "".join(f"* {escaped(remark)}\n" for remark in table.remarks)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows unchanged; underscores inside words need no backslash and stay readable."""
+    text = re.sub(r"[\\`*~\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", html.escape(text, quote=False))
+    return text.replace("|", "&#124;").replace("\n", " ")  # parsers differ on a backslash before a pipe
+
+
+def _markdown_cell(column: Column[Row], row: Row) -> str:
+    cell = column.cell(row)
+    return escaped(cell) if isinstance(column.value(row), str) else cell
+
+
+def html_table(table: ReportTable[Row], heading: str = "") -> str:
+    """An optional heading, a <table>, and a list of the remarks. Text is escaped."""
+    columns = shown(table.columns, table.rows)
+    titles = [(column.title, _RIGHT if column.right else _LEFT) for column in columns]
+    lines = [_html_line("th", titles)] if any(column.title.strip() for column in columns) else []
+    for row in table.rows:
+        whole = table.style(row) if table.style else ""
+        lines.append(_html_line("td", [(column.cell(row), _css(column, row, whole)) for column in columns]))
+    said = "".join(f"<li>{_html_text(remark)}</li>" for remark in table.remarks)
+    head = f"<p><b>{_html_text(heading)}</b></p>" if heading else ""
+    below = f"<ul>{said}</ul>" if said else ""
+    return f"<div>{head}<table>{''.join(lines)}</table>{below}</div>"
+
+
+def html_facts(heading: str, facts: Mapping[str, Value]) -> str:
+    """A table of two columns, names and values; a fact without a value is left out."""
+    columns: tuple[Column[tuple[str, Value]], ...] = (
+        Column("what", " ", lambda fact: fact[0], style=lambda _: "dim"),
+        Column("value", " ", lambda fact: fact[1]),
+    )
+    return html_table(ReportTable(columns, [fact for fact in facts.items() if fact[1] not in (None, "")]), heading)
+
+
+def _html_line(tag: str, cells: list[tuple[str, str]]) -> str:
+    return "<tr>" + "".join(f'<{tag} style="{css}">{_html_text(cell)}</{tag}>' for cell, css in cells) + "</tr>"
+
+
+def _css(column: Column[Row], row: Row, whole: str) -> str:
+    own = column.style(row) if column.style else ""
+    return "; ".join((_RIGHT if column.right else _LEFT, *(STYLES[style][1] for style in (whole, own) if style)))
+
+
+def _html_text(text: str) -> str:
+    return html.escape(text).replace("\n", "<br>")
+
+
+def comma_separated(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
+    """CSV (RFC 4180): keys, then values; a missing value is empty."""
+    output = io.StringIO()
+    writer = csv.writer(output)
+    writer.writerow([column.key for column in columns])
+    writer.writerows([_no_formula(column.value(row)) for column in columns] for row in rows)
+    return output.getvalue()
+
+
+def records(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[dict[str, Value]]:
+    """A mapping for each row; a missing value is None."""
+    return [{column.key: column.value(row) for column in columns} for row in rows]
+
+
+def json_text(content: Any) -> str:
+    """JSON (RFC 8259), indented. Infinity and NaN become null; ASCII, since a file's name may be no valid Unicode."""
+    return json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
+
+
+def _no_formula(value: Value) -> Value:
+    """Quote text that a spreadsheet would take for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
