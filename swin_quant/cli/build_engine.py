@@ -45,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.base.progress import log
-    from swin_quant.report.layers import table_of
     from swin_quant.report.table import print_table
-    from swin_quant.report.verification import table_of as table_of_records
+    from swin_quant.report.verification import products_table, table_of
     from swin_quant.tasks.build_engine import build_engine, verify_engine
     from swin_quant.tasks.verify import Verifying, failures
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace, world: World) -> None:
                     workers=args.workers, max_unreadable=args.max_unreadable)  # fmt: skip
     shown = None if args.no_verify else partial(_pictures, args)
     built = build_engine(args.model, options, args.output, shown, args.checkpoint)
-    print_table(table_of(built.layers))
+    print_table(products_table(built.layers))
     if lost := built.layers.lost:
         wanted = " and ".join(dict.fromkeys(row.wanted for row in lost))
         log.warning("%s in the graph, not in the engine: %s", wanted, listed(row.name for row in lost))
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace, world: World) -> None:
             "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
         )
         return
-    print_table(table_of_records(records))
+    print_table(table_of(records))
     if failed := failures(records):
         raise SwinQuantError(
             f"{built.artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.quant.search import Budget
-    from swin_quant.report.search import as_json, table_of
+    from swin_quant.report.costs import search_json, search_table
     from swin_quant.report.table import print_table
     from swin_quant.tasks.measuring import Measuring
     from swin_quant.tasks.search import PolicySearch, search
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     asked = PolicySearch(of, budget, args.max_ms)
     result = search(asked)
     if args.json:
-        put(args.json, as_json(result))
+        put(args.json, search_json(result))
     if args.json != "-":
-        print_table(table_of(result, asked.limits, f"{args.engine}, batch {batch}"))
+        print_table(search_table(result, asked.limits, f"{args.engine}, batch {batch}"))
     if not result.met:
         raise SwinQuantError(f"the budget cannot be met ({asked.limits}): the best that was found is {result.file}")

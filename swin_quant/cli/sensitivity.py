@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.report import sensitivity as shown
+    from swin_quant.report import costs
     from swin_quant.report.table import json_text, print_table, print_text
     from swin_quant.tasks.sensitivity import Sampling, measure_checkpoint
 
@@ -68,11 +68,11 @@ def run(args: argparse.Namespace, world: World) -> None:
         return
     profile = bool(record["profile"]) if not args.kind else PROFILE in args.kind
     if args.format == "csv":
-        print_text(shown.as_csv(record, groups) if groups else shown.profile_as_csv(record))
+        print_text(costs.sensitivity_csv(record, groups) if groups else costs.profile_csv(record))
         return
     if groups:
-        print_table(shown.table_of(record, groups, args.top or None))
+        print_table(costs.sensitivity_table(record, groups, args.top or None))
     if groups and profile:
         print()
     if profile:
-        print_table(shown.profile_of(record))
+        print_table(costs.profile_table(record))

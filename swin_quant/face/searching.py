@@ -19,7 +19,7 @@ from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
-from swin_quant.report.search import table_of
+from swin_quant.report.costs import search_table
 from swin_quant.report.table import ReportTable, html_table, terminal
 from swin_quant.score.engine import EngineOptions
 from swin_quant.tasks.measured_on import MeasuredOn, of_pictures
@@ -68,7 +68,7 @@ class Search:
         return html_table(self._table())
 
     def _table(self) -> ReportTable[TriedPolicy]:
-        return table_of(self.result, self.asked.limits, f"{self.asked.of.engine}, batch {self.asked.of.batch}")
+        return search_table(self.result, self.asked.limits, f"{self.asked.of.engine}, batch {self.asked.of.batch}")
 
 
 def search(

@@ -15,7 +15,7 @@ from swin_quant.data.picture_set import PictureSet, Source, batches
 from swin_quant.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
-from swin_quant.report.sensitivity import KINDS, CostRow, profile_of, rows_of, table_of
+from swin_quant.report.costs import KINDS, CostRow, profile_table, rows_of, sensitivity_table
 from swin_quant.report.table import ReportTable, html_table, terminal
 from swin_quant.tasks.sensitivity import Sampling, measure, measure_batches, recorded_as
 
@@ -39,8 +39,8 @@ class Costs:
         return "".join(map(html_table, self._tables()))
 
     def _tables(self) -> list[ReportTable[Any]]:
-        tables: list[ReportTable[Any]] = [table_of(self.record, KINDS, _TOP)]
-        return [*tables, profile_of(self.record)] if self.record["profile"] else tables
+        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, KINDS, _TOP)]
+        return [*tables, profile_table(self.record)] if self.record["profile"] else tables
 
 
 def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy | None = None) -> Costs:

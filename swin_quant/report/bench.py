@@ -1,4 +1,4 @@
-"""The table of a bench: the same rows for terminals, as Markdown, CSV and JSON, rounded for people only."""
+"""The table of a bench: the same rows for a terminal, as Markdown, CSV and JSON."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -41,12 +41,12 @@ COLUMNS: tuple[Column[BenchRow], ...] = (
 
 
 def table_of(report: BenchReport) -> ReportTable[BenchRow]:
-    """The table with its notes; without accuracy where the pictures had no labels."""
+    """The table with its notes; without accuracy if the pictures had no labels."""
     return ReportTable(COLUMNS, report.rows, notes(report))
 
 
 def notes(report: BenchReport) -> list[str]:
-    """What the figures mean and were measured with."""
+    """The meaning of the figures, and what they were measured with."""
     plan, versions = report.plan, report.versions
     bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
     libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
@@ -71,12 +71,12 @@ def markdown(report: BenchReport) -> str:
 
 
 def as_csv(report: BenchReport) -> str:
-    """CSV: every field of a row, unrounded, empty where nothing was measured."""
+    """CSV: every field of a row, unrounded."""
     return comma_separated(COLUMNS, report.rows)
 
 
 def as_json(report: BenchReport) -> str:
-    """JSON: everything, unrounded, with the type that each matrix product runs in."""
+    """JSON: the whole report, unrounded, with the type that each matrix product runs in."""
     return json_text({"schema": SCHEMA, **asdict(report)})
 
 

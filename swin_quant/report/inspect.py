@@ -1,4 +1,4 @@
-"""What is in an ONNX graph, for a terminal: a line for each block, then what engines will not fuse."""
+"""The report on an ONNX graph for a terminal: a line for each block, then the patterns that engines do not fuse."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Line = tuple[str, str]  # text and style
 
 @dataclass(frozen=True)
 class BlockRow:
-    """The products of a block, and its attention where it has one; `why` it is not one int8 kernel."""
+    """The products of a block, and its attention if it has one; `why` it is not one int8 kernel."""
 
     block: str
     gemms: list[Gemm]
@@ -24,7 +24,7 @@ class BlockRow:
 
     @property
     def floats(self) -> str:
-        """Products that are not quantized, by the part of their name that the block's does not say."""
+        """The products that are not quantized, by the part of their name behind the block's."""
         names = (gemm.name for gemm in self.gemms if gemm.format is None)
         return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
 
@@ -40,7 +40,7 @@ def _style(row: BlockRow) -> str:
 
 
 def _share(row: BlockRow, format: str) -> str | None:
-    """How many products are of a format; None where none is, but for int8 where none is of either."""
+    """The share of products in a format; None if there are none, but 0 of int8 if there are none of float8 either."""
     counts = Counter(gemm.format for gemm in row.gemms)
     return f"{counts[format]}/{len(row.gemms)}" if counts[format] or (format, counts[FLOAT8]) == ("int8", 0) else None
 

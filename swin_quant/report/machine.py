@@ -1,4 +1,4 @@
-"""What was found on a machine: by topic, with what to do about it."""
+"""The facts that `swin-quant doctor` finds on a machine, by topic, each with its remedy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
 
 @dataclass(frozen=True)
 class MachineFact:
-    """One fact. `state` is good, missing (not there, and need not be) or caution; `remedy`: what to do about it."""
+    """One fact. `state`: good, missing (absent, and not required) or caution; `remedy`: what to do about it."""
 
     topic: str
     name: str
@@ -23,21 +23,21 @@ class MachineFact:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """All that was found; printed, what `swin-quant doctor` prints."""
+    """All facts; printed as `swin-quant doctor` prints them."""
 
     found: Sequence[MachineFact]
 
     @property
     def cautions(self) -> list[MachineFact]:
-        """What costs accuracy, time or a script of the user's."""
+        """The facts that cost accuracy or time, or break a script of the user's."""
         return [one for one in self.found if one.state == "caution"]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The facts for JSON."""
         return {"schema": "swin-quant/doctor/1", "found": [asdict(one) for one in self.found]}
 
     def text(self, width: int = 80, color: bool = False) -> str:
-        """Topics with their facts, then what to do, a paragraph each."""
+        """Topics with their facts, then the remedies, a paragraph each."""
         return "".join(f"{line}\n" for line in self._lines(width, color)).lstrip("\n")
 
     def __str__(self) -> str:

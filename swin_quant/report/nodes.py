@@ -26,7 +26,7 @@ COLUMNS: tuple[Column[NodeRow], ...] = (
 
 
 def table_of(rows: Sequence[NodeRow]) -> ReportTable[NodeRow]:
-    """Every node on a line, those that are off dimmed."""
+    """A line for each node; nodes that are off are dimmed."""
     said = f"{sum(row.enabled for row in rows)} of {len(rows)} nodes are on"
     return ReportTable(COLUMNS, rows, [said], style=lambda row: "" if row.enabled else "dim")
 

@@ -1,8 +1,9 @@
-"""A plan of the CUDA engine: equal launches in one line, then what fusions would save."""
+"""Tables of a plan of the CUDA engine: its launches, equal ones on one line, and the savings of fusions."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from swin_quant.backends.cuda.floors import Floor
 from swin_quant.backends.cuda.fusions import APART
@@ -25,16 +26,12 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class PlanRow:
-    """Launches of one name but for the number of their block, and of one size. Sums over them."""
+    """Launches of one size whose names differ in the number of the block alone. `us_of`: their sum, by precision."""
 
     name: str
+    us_of: Mapping[str, float]
     count: int
     floors: Mapping[str, Floor]
-    us_of: Mapping[str, float]
-
-    @property
-    def gain(self) -> float:
-        return self.us_of[FP16] / self.us_of[INT8]
 
 
 @dataclass(frozen=True)
@@ -42,26 +39,22 @@ class FusionRow:
     """A choice of fusions in all precisions."""
 
     name: str
+    us_of: Mapping[str, float]
     launches: int
     mb: float
-    us_of: Mapping[str, float]
     saves: float
-
-    @property
-    def gain(self) -> float:
-        return self.us_of[FP16] / self.us_of[INT8]
 
 
 def plan_table(plan: CudaPlan) -> ReportTable[PlanRow]:
-    """Every launch, equal ones together, and their sum."""
+    """Every launch, equal ones on one line, and their sum."""
     columns: list[Column[PlanRow]] = [
         Column("name", "launch", field("name"), fold=True),
         figure("count", "n", field("count")),
         figure("mb", "MB each", _of_each(lambda floor: floor.bytes / 1e6), "{:.2f}"),
         figure("gop", "GOP each", _of_each(lambda floor: floor.operations / 1e9 or None), "{:.3f}"),
-        *(figure(f"{p}_us", f"{p} µs", _us(p), "{:.1f}") for p in plan.precisions),
+        *_times(plan, "{:.1f}"),
         Column("bound", "int8 bound", lambda row: row.floors[INT8].bound if row.name != ALL else None, blank=""),
-        figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
+        figure("gain", "at most", _gain, "{:.2f}x"),
     ]
     remarks = [
         f"{PLANNED}: the floors of {plan.model}, batch {plan.batch}, by the peaks of {plan.machine.description} "
@@ -74,35 +67,35 @@ def plan_table(plan: CudaPlan) -> ReportTable[PlanRow]:
 
 
 def fusion_table(plan: CudaPlan) -> ReportTable[FusionRow]:
-    """What each choice of fusions comes to."""
+    """Each choice of fusions with its time."""
     columns: list[Column[FusionRow]] = [
         Column("name", "fusion", field("name"), fold=True),
         figure("launches", "launches", field("launches")),
         figure("mb", "int8 MB", field("mb"), "{:.0f}"),
-        *(figure(f"{p}_us", f"{p} µs", _us_fused(p), "{:.0f}") for p in plan.precisions),
+        *_times(plan, "{:.0f}"),
         figure("saves", "int8 saves", field("saves"), "{:.0%}"),
-        figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
+        figure("gain", "at most", _gain, "{:.2f}x"),
     ]
     return ReportTable(columns, fusion_rows(plan), [f"{PLANNED}; saves: of the sum of floors, each launch apart"])
 
 
 def plan_rows(plan: CudaPlan) -> list[PlanRow]:
-    """Equal launches together, in the order of the first; the sum last."""
+    """Equal launches on one row, in the order of the first; the sum last."""
     found: dict[tuple[str, int], list[Mapping[str, Floor]]] = {}
     for launch in plan.launches:
         name = re.sub(r"blocks\.\d+", "blocks.*", launch.name)
         found.setdefault((name, launch.floors[INT8].bytes), []).append(launch.floors)
-    rows = [PlanRow(name, len(same), same[0], _sums(plan, same)) for (name, _), same in found.items()]
-    return [*rows, PlanRow(ALL, len(plan.launches), {}, {p: plan.us(p) for p in plan.precisions})]
+    rows = [PlanRow(name, _sums(plan, same), len(same), same[0]) for (name, _), same in found.items()]
+    return [*rows, PlanRow(ALL, {p: plan.us(p) for p in plan.precisions}, len(plan.launches), {})]
 
 
 def fusion_rows(plan: CudaPlan) -> list[FusionRow]:
-    """One for each choice."""
+    """A row for each choice of fusions."""
     rows = []
     apart = next(one.us for one in plan.fusions[INT8] if one.name == APART)
     for same in zip(*plan.fusions.values(), strict=True):
         us = {p: one.us for p, one in zip(plan.precisions, same, strict=True)}
-        rows.append(FusionRow(same[0].name, same[0].launches, same[0].bytes / 1e6, us, 1 - us[INT8] / apart))
+        rows.append(FusionRow(same[0].name, us, same[0].launches, same[0].bytes / 1e6, 1 - us[INT8] / apart))
     return rows
 
 
@@ -122,23 +115,18 @@ def headline(plan: CudaPlan) -> str:
 
 
 def plan_markdown(plan: CudaPlan, level: int = 1) -> str:
-    """Both tables."""
+    """Both tables under a heading."""
     return (
         f"{'#' * level} {escaped(plan.model)}, batch {plan.batch}\n\n{escaped(headline(plan))}.\n\n"
         f"{markdown(plan_table(plan))}\n{markdown(fusion_table(plan))}"
     )
 
 
-def _as_csv(plan: CudaPlan) -> str:
-    table = plan_table(plan)
-    return comma_separated(table.columns, table.rows)
-
-
-def _as_json(plan: CudaPlan) -> str:
-    return json_text(plan.to_dict())
-
-
-FILES: dict[str, Callable[[CudaPlan], str]] = {"plan.md": plan_markdown, "plan.csv": _as_csv, "plan.json": _as_json}
+FILES: dict[str, Callable[[CudaPlan], str]] = {
+    "plan.md": plan_markdown,
+    "plan.csv": lambda plan: comma_separated(plan_table(plan).columns, plan_rows(plan)),
+    "plan.json": lambda plan: json_text(plan.to_dict()),
+}
 
 
 def _sums(plan: CudaPlan, same: Sequence[Mapping[str, Floor]]) -> dict[str, float]:
@@ -149,9 +137,12 @@ def _of_each(value: Callable[[Floor], float | None]) -> Callable[[PlanRow], floa
     return lambda row: value(row.floors[INT8]) if row.floors else None
 
 
-def _us(precision: str) -> Callable[[PlanRow], float]:
-    return lambda row: row.us_of[precision]
+def _times(plan: CudaPlan, form: str) -> list[Column[Any]]:
+    def us(precision: str) -> Callable[[PlanRow | FusionRow], float]:
+        return lambda row: row.us_of[precision]
+
+    return [figure(f"{p}_us", f"{p} µs", us(p), form) for p in plan.precisions]
 
 
-def _us_fused(precision: str) -> Callable[[FusionRow], float]:
-    return lambda row: row.us_of[precision]
+def _gain(row: PlanRow | FusionRow) -> float:
+    return row.us_of[FP16] / row.us_of[INT8]

@@ -1,4 +1,4 @@
-"""The table of a model's answers: the most probable classes of each picture."""
+"""The table of predictions: the most probable classes of each picture."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ COLUMNS: tuple[Column[AnswerRow], ...] = (
 
 
 def table_of(answers: Mapping[str, Iterable[tuple[float, int, str]]], by: str) -> ReportTable[AnswerRow]:
-    """The classes of each picture as (probability, index, name), best first; `by` says who answered."""
+    """The classes of each picture as (probability, index, name), best first; `by` names the model."""
     rows = [
         AnswerRow(None if rank else picture, 100 * probability, index, name)
         for picture, best in answers.items()

@@ -1,20 +1,13 @@
-"""The table of a verification: how far each engine's logits are from those of its checkpoint."""
+"""Tables on what an artifact became: how far its logits are from its checkpoint's, and its products in TensorRT."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.report.table import Column, ReportTable, Value, figure
+from swin_quant.report.table import Column, ReportTable, field, figure
 from swin_quant.score.difference import INT8_LEVELS
 
 _STYLES = {"pass": "green", "FAIL": "red", None: ""}
-
-
-def _of(key: str) -> Callable[[VerificationRecord], Value]:
-    def value(record: VerificationRecord) -> Value:
-        found: Value = record[key]  # type: ignore[literal-required]  # keys of columns, not of users
-        return found
-
-    return value
 
 
 def _verdict(record: VerificationRecord) -> str | None:
@@ -22,17 +15,23 @@ def _verdict(record: VerificationRecord) -> str | None:
 
 
 COLUMNS: tuple[Column[VerificationRecord], ...] = (
-    Column("engine", "engine", _of("engine")),
-    Column("precision", "type", _of("precision")),
-    Column("reference", "against", _of("reference")),
-    figure("mean", "mean", _of("mean"), "{:.5f}"),
-    figure("max", "max", _of("max"), "{:.5f}"),
+    Column("engine", "engine", field("engine")),
+    Column("precision", "type", field("precision")),
+    Column("reference", "against", field("reference")),
+    figure("mean", "mean", field("mean"), "{:.5f}"),
+    figure("max", "max", field("max"), "{:.5f}"),
     figure("steps", "max/step", lambda record: record["max"] / record["step"] if record["step"] else None, "{:.2f}"),
-    figure("agreement", "agree %", _of("agreement"), "{:.2f}"),
+    figure("agreement", "agree %", field("agreement"), "{:.2f}"),
     figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}"),
-    figure("sqnr_db", "SQNR dB", _of("sqnr_db"), "{:.1f}"),
-    figure("tolerance", "limit", _of("tolerance"), "{:g}"),
+    figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
+    figure("tolerance", "limit", field("tolerance"), "{:g}"),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
+)
+_PRODUCTS: tuple[Column[LayerRow], ...] = (
+    Column("name", "product", field("name"), fold=True),
+    Column("wanted", "in the graph", field("wanted")),
+    Column("ran", "in the engine", field("ran")),
+    Column("layer", "layer", field("layer"), fold=True, blank="not found"),
 )
 
 
@@ -41,6 +40,14 @@ def table_of(records: Sequence[VerificationRecord]) -> ReportTable[VerificationR
     pictures, scale = records[0]["pictures"], f"amax / {INT8_LEVELS}"
     if "cosine" in records[0]:
         said = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
-        return ReportTable(COLUMNS, records, [said])
-    said = f"|Δlogit| on {pictures} pictures; step: of int8 over the reference's logits, {scale}"
+    else:
+        said = f"|Δlogit| on {pictures} pictures; step: of int8 over the reference's logits, {scale}"
     return ReportTable(COLUMNS, records, [said])
+
+
+def products_table(report: LayerReport) -> ReportTable[LayerRow]:
+    """The products of a TensorRT engine, a line each, coloured if not in the graph's type."""
+    counts = report.counts()
+    ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
+    said = f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat"
+    return ReportTable(_PRODUCTS, report.rows, [said], style=lambda row: "" if row.wanted == row.ran else "yellow")

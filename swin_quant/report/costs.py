@@ -1,0 +1,147 @@
+"""Tables of what quantization costs: of each group of nodes, of each block, and of each policy that a search tried."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swin_quant.base.errors import listed
+from swin_quant.base.files import finite
+from swin_quant.cards.costs import GroupRecord, LossRecord, SensitivityRecord
+from swin_quant.quant.search import SearchResult, TriedPolicy
+from swin_quant.report.table import Column, ReportTable, Value, comma_separated, field, figure, json_text, records
+
+KINDS = ("role", "stage", "block", "layer", "node")
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """A group of nodes; `gain_db`: the rise of the logits' SQNR without it, None if it has no end."""
+
+    group: GroupRecord
+    gain_db: float | None
+
+    @property
+    def kind(self) -> str:
+        return self.group["kind"]
+
+    @property
+    def name(self) -> str:
+        return self.group["name"]
+
+
+def _of(which: str, key: str) -> Callable[[CostRow], Value]:
+    def value(row: CostRow) -> Value:
+        loss: LossRecord = row.group[which]  # type: ignore[literal-required]  # keys of columns, not of users
+        found: Value = loss[key]  # type: ignore[literal-required]
+        return found
+
+    return value
+
+
+COSTS: tuple[Column[CostRow], ...] = (
+    Column("kind", "kind", field("kind")),
+    Column("name", "name", field("name"), fold=True),
+    figure("nodes", "nodes", lambda row: row.group["nodes"]),
+    figure("gain_db", "off wins\ndB", lambda row: row.gain_db, "{:+.2f}"),
+    figure("without_sqnr_db", "all but it\nSQNR dB", _of("without", "sqnr_db"), "{:.1f}"),
+    figure("without_agreement", "agree %", _of("without", "agreement"), "{:.1f}"),
+    figure("without_drop", "", _of("without", "drop")),
+    figure("without_kl", "", _of("without", "kl")),
+    figure("alone_sqnr_db", "only it\nSQNR dB", _of("alone", "sqnr_db"), "{:.1f}"),
+    figure("alone_agreement", "agree %", _of("alone", "agreement"), "{:.1f}"),
+    figure("alone_drop", "", _of("alone", "drop")),
+    figure("alone_kl", "KL", _of("alone", "kl"), "{:.1e}"),
+)
+_DEPTH: tuple[Column[tuple[str, float | None]], ...] = (
+    Column("block", "output of", lambda row: row[0], fold=True),
+    figure("sqnr_db", "SQNR dB", lambda row: row[1], "{:.1f}"),
+)
+_TRIED: tuple[Column[TriedPolicy], ...] = (
+    Column("policy", "policy", field("policy"), fold=True),
+    figure("nodes", "nodes on", field("nodes")),
+    figure("ms", "ms", field("ms"), "{:.3f}", may_lack=True),
+    figure("sqnr_db", "SQNR dB", lambda row: row.loss.sqnr_db, "{:.1f}"),
+    figure("agreement", "agree %", lambda row: row.loss.agreement, "{:.2f}"),
+    figure("drop", "expected\ndrop", lambda row: row.loss.drop, "{:.3f}"),
+    figure("drop_error", "±", lambda row: row.loss.drop_error, "{:.3f}"),
+    figure("kl", "KL", lambda row: row.loss.kl, "{:.1e}"),
+    Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
+)
+
+
+def rows_of(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> list[CostRow]:
+    """Kind by kind, the costliest first: the group without which the logits are nearest to the float model's."""
+    overall = record["overall"]["sqnr_db"]
+    rows = [CostRow(group, _gain(group["without"]["sqnr_db"], overall)) for group in record["groups"]]
+    rows = [row for row in rows if row.kind in kinds]
+    return sorted(rows, key=lambda row: (kinds.index(row.kind), -_height(row.group["without"]["sqnr_db"])))
+
+
+def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int | None = None) -> ReportTable[CostRow]:
+    """The `top` rows of each kind."""
+    rows = rows_of(record, kinds)
+    shown = [row for row in rows if [one for one in rows if one.kind == row.kind].index(row) < (top or len(rows))]
+    overall = record["overall"]
+    sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"
+    said = [
+        f"{record['policy']}, {record['pictures']} pictures, all nodes on: {sqnr}, agreement "
+        f"{overall['agreement']:.1f} %, expected drop of top-1 {overall['drop']:.2f} points, KL {overall['kl']:.1e}",
+    ]
+    if len(shown) < len(rows):
+        said.append(f"{len(shown)} of {len(rows)} rows: those that cost most; CSV and JSON have all")
+    return ReportTable(COSTS, shown, said)
+
+
+def profile_table(record: SensitivityRecord) -> ReportTable[tuple[str, float | None]]:
+    """The SQNR of each block's output, in the order of the blocks."""
+    return ReportTable(_DEPTH, list(record["profile"].items()))
+
+
+def profile_csv(record: SensitivityRecord) -> str:
+    """A line for each block."""
+    return comma_separated(_DEPTH, list(record["profile"].items()))
+
+
+def sensitivity_csv(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> str:
+    """A line for each group of these kinds."""
+    return comma_separated(COSTS, rows_of(record, kinds))
+
+
+def _height(sqnr_db: float | None) -> float:
+    return float("inf") if sqnr_db is None else sqnr_db
+
+
+def _gain(without: float | None, overall: float | None) -> float | None:
+    return without - overall if without is not None and overall is not None else None
+
+
+def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[TriedPolicy]:
+    """A line for each policy that was measured."""
+    timed = any(one.ms is not None for one in result.candidates)
+    better = "is faster" if timed else "leaves fewer nodes float"
+    said = [
+        f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none {better} and as near",
+        f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
+    ]
+    if not timed:
+        said.append("no latency was measured: the kernels of this engine do not run here")
+    if layers := [f"{unit.name} ({unit.sqnr_db:.1f} dB alone)" for unit in result.left_float]:
+        said.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
+    style = {True: "bold", False: ""}
+    return ReportTable(_TRIED, result.candidates, said, style=lambda row: style[row.is_found])
+
+
+def search_json(result: SearchResult) -> str:
+    """JSON: the policy's file, whether the budget was met, the layers that it leaves float, and the candidates."""
+    layers = [
+        {"layer": unit.name, "sqnr_db": finite(unit.sqnr_db), "saved_ms": unit.saved_ms} for unit in result.left_float
+    ]
+    return json_text(
+        {
+            "policy": str(result.file),
+            "met": result.met,
+            "pictures": result.pictures,
+            "left_float": layers,
+            "cost_ms": result.cost_ms,
+            "candidates": records(_TRIED, result.candidates),
+        }
+    )
