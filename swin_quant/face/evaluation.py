@@ -25,9 +25,9 @@ from swin_quant.quant.policy import Policy
 from swin_quant.report.accuracy.render import as_html, render
 from swin_quant.score.baseline import Baseline, engines_beside, find_baseline, missing, unnamed_baseline
 from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.metrics import BASELINE, results_of, warn_of_guessing
 from swin_quant.score.metrics import evaluate as score
-from swin_quant.score.metrics import warn_of_guessing
-from swin_quant.score.scoring import BASELINE, dataset_record, results_of, score_pictures
+from swin_quant.score.scoring import dataset_record, score_pictures
 
 
 @dataclass(frozen=True)

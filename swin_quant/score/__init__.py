@@ -1,1 +1,1 @@
-"""Anything that maps images to logits, and the loops that carry pictures through it."""
+"""Engines (anything that maps images to logits), the loop that carries pictures through them, metrics, latency."""

@@ -1,20 +1,104 @@
-"""How far two traces are apart, tensor by tensor, and where they part."""
+"""What a network computes on its way, tensor by tensor, and how far two such traces are apart."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from swin_quant.score.traces import GROUPS, Trace
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.quant.outputs import Output
+from swin_quant.quant.watch import watching
+from swin_quant.score.engine import Engine
+
+# `group/name` -> tensor, in the order computed; the first axis is the batch, or a multiple of it (windows).
+Trace: TypeAlias = dict[str, Tensor]
+
+GROUPS = ("input", "weights", "forward", "output", "loss", "gradients", "update")  # in the order of a training step
+IMAGES, LABELS, LOGITS, LOSS = "input/images", "input/labels", "output/logits", "loss/loss"
+_BARE = {"images": IMAGES, "labels": LABELS, "logits": LOGITS, "loss": LOSS}
+_WEIGHTS = "_weight_quantizer"
+
+
+@contextmanager
+def tracing(model: nn.Module) -> Iterator[Trace]:
+    """Yield a trace that every forward pass inside fills with the output of each module, as `forward/<module>`.
+
+    A module that hands on its input (a node that is off, dropout) is left out, and weight nodes are.
+    """
+    modules = {name: module for name, module in model.named_modules() if name and not name.endswith(_WEIGHTS)}
+    found: Trace = {}
+
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point() and not _handed_on(inputs, output):
+            found[f"forward/{name}"] = output.detach()
+
+    with watching(modules, look):
+        yield found
+
+
+@contextmanager
+def taking(images: Tensor, name: str) -> Iterator[None]:
+    """Turn an error into a SwinQuantError that names the model and the shape of the images that it refuses."""
+    try:
+        yield
+    except (RuntimeError, UsageError) as error:
+        why = str(error).splitlines()[0]
+        raise SwinQuantError(f"{name}: does not take images of {list(images.shape)}: {why}") from error
+
+
+def torch_trace(model: nn.Module, engine: Engine, name: str) -> Callable[[Tensor], Trace]:
+    """A function from images [B, 3, H, W] to the trace of `model` while `engine`, which runs it, computes.
+
+    It raises SwinQuantError, with `name` for the model, if the model refuses the images.
+    """
+
+    def run(images: Tensor) -> Trace:
+        with torch.inference_mode(), tracing(model) as found, taking(images, name):
+            output = engine(images)
+        return {**found, **of_output(output)}
+
+    return run
+
+
+def of_output(output: Output) -> Trace:
+    """A model's output as a trace: `output/logits`, or the maps of a backbone as `output/map.0`, ..."""
+    if isinstance(output, Tensor):
+        return {LOGITS: output.float()}
+    return {f"output/map.{place}": part.float() for place, part in enumerate(output)}
+
+
+def _handed_on(inputs: tuple[Any, ...], output: Tensor) -> bool:
+    given = inputs[0] if inputs else None
+    return isinstance(given, Tensor) and (given.data_ptr(), given.shape) == (output.data_ptr(), output.shape)
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Trace:
+    """A dumped trace. A name without a group belongs to the forward pass, but for images, labels, logits, loss."""
+    found: Trace = {}
+    for name, array in arrays.items():
+        known = name.partition("/")[0] in GROUPS and "/" in name
+        key = name if known else _BARE.get(name, f"forward/{name}")
+        native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+        found[key] = torch.from_numpy(native if native.dtype.kind != "u" else native.astype(np.int64))
+    return found
+
+
+def to_arrays(trace: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """A trace to dump, as `from_arrays` reads it."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in trace.items()}
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """One tensor of both sides: largest and mean |Δ|, cosine, and SQNR in dB of B against A (inf: equal).
+    """One tensor that both sides have: largest and mean |Δ|, cosine, and SQNR of B against A in dB (inf: equal).
 
-    `problem`: why it could not be compared; the figures are NaN then.
+    `problem`: why it was not compared; the figures are NaN then.
     """
 
     group: str
@@ -26,12 +110,12 @@ class Aligned:
     problem: str | None = None
 
     def below(self, limit: float) -> bool:
-        """Whether the sides differ here: an SQNR below `limit` dB, or none."""
+        """Whether the sides differ: the SQNR is below `limit` dB, or there is none."""
         return self.problem is not None or not self.sqnr_db >= limit
 
 
 class _Apart:
-    """What is summed up over batches, in float64."""
+    """Sums over batches, in float64."""
 
     def __init__(self) -> None:
         self.count, self.largest = 0, 0.0
@@ -65,14 +149,14 @@ class _Apart:
 
 
 class Tally:
-    """Compares what two sides compute, batch by batch."""
+    """Compares the traces of two sides batch by batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Apart] = {}
-        self.only: tuple[set[str], set[str]] = (set(), set())  # what just one side has
+        self.only: tuple[set[str], set[str]] = (set(), set())  # names that just one side has
 
     def add(self, a: Trace, b: Trace) -> None:
-        """One batch: names that both have, in A's order."""
+        """Add one batch: the tensors that both have, in A's order."""
         for mine, names in zip(self.only, (a.keys() - b.keys(), b.keys() - a.keys()), strict=True):
             mine |= names
         for name in a:
@@ -80,7 +164,7 @@ class Tally:
                 self._sums.setdefault(name, _Apart()).add(a[name], b[name])
 
     def rows(self) -> list[Aligned]:
-        """Group by group, and within one in the order computed."""
+        """A row for each tensor, group by group, in the order computed."""
         split = [(name.partition("/")[0], name.partition("/")[2], sums) for name, sums in self._sums.items()]
         return [sums.row(group, name) for group, name, sums in sorted(split, key=lambda row: GROUPS.index(row[0]))]
 
@@ -89,7 +173,7 @@ class Tally:
 class Differences:
     """Two sides compared: a row for each tensor that both have, in the order computed.
 
-    `below`: the SQNR in dB under which they are said to differ. `only`: how many tensors just A, just B has.
+    `below`: the SQNR in dB below which they differ. `only`: the number of tensors that just A, just B has.
     """
 
     a: str
@@ -101,17 +185,17 @@ class Differences:
 
     @property
     def first(self) -> Aligned | None:
-        """The first tensor that differs: what computes it is at fault, or what it reads besides."""
+        """The first tensor that differs: the module that computes it is at fault, or its other inputs."""
         return next((row for row in self.rows if row.below(self.below)), None)
 
     @property
     def drop(self) -> tuple[Aligned, Aligned] | None:
-        """Where the SQNR of the forward pass falls most from one tensor to the next that is worse than all before."""
+        """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next that is worse."""
         return largest_drop([row for row in self.rows if row.group in ("forward", "output") and not row.problem])
 
 
 def largest_drop(rows: Iterable[Aligned]) -> tuple[Aligned, Aligned] | None:
-    """(the worst so far, the one that is worse yet by the most dB); None where nothing gets worse."""
+    """(the worst tensor so far, the next worse one) with the most dB between them; None if nothing gets worse."""
     best: tuple[float, Aligned, Aligned] | None = None
     worst: Aligned | None = None
     for row in rows:

@@ -1,8 +1,8 @@
-"""What the figures of a checkpoint are compared with, as loaded models and as engines.
+"""The baseline of a checkpoint, as loaded models and as engines.
 
-A checkpoint that was only calibrated is its own baseline, its nodes off. One that was trained with nodes on (QAT), or
-whose weights a pass corrected, is compared with the float model that it came from. Its own weights
-unquantized and, beside QAT, the calibrated model (PTQ) are scored as well, and are never the baseline.
+A checkpoint that was only calibrated is its own baseline, with its nodes off. A checkpoint that was trained with nodes
+on (QAT), or whose weights a pass corrected, is compared with the float model that it came from. Its own weights without
+quantization and, beside QAT, the calibrated model (PTQ) are scored as well, and are never the baseline.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,10 @@ from swin_quant.score.torch_engines import torch_engines
 
 @dataclass(frozen=True)
 class Baseline:
-    """Of a checkpoint with weights of its own: its original float model and, of QAT, the calibrated one that it started
-    from, where found, with what found its ranges, if they are others. `whose`: what its weights are called, qat or ptq.
+    """The models beside a checkpoint whose weights are not the original's; None for a model that is not found.
+
+    `original`: the float model. `ptq`: for QAT, the calibrated model that it started from; `ptq_calibrator`: the
+    methods that found its ranges, if they were searched again. `whose`: the name of its own weights, qat or ptq.
     """
 
     original: Classifier | None = None
@@ -46,12 +48,12 @@ class Baseline:
 
 
 def unnamed_baseline(card: RunCard) -> Baseline | None:
-    """Where only the model itself is wanted, not called the original if it is none."""
+    """A baseline without models, so that a model with weights of its own is not called the original."""
     return Baseline(whose=whose_weights(card) or QAT) if card.has_own_weights else None
 
 
 def whose_weights(card: RunCard) -> str | None:
-    """What the weights of a card's model are called in results; None: they are the original's."""
+    """The name of a card's weights in results, qat or ptq; None for the original's."""
     return QAT if card.is_qat else PTQ if card.has_own_weights else None
 
 
@@ -60,13 +62,13 @@ def find_baseline(
     folders: Sequence[Path],
     cfg: CfgNode,
     policies: Sequence[Policy] = (),
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     given: str | None = None,
 ) -> Baseline | None:
-    """What the checkpoint of `card` is compared with; None if that is itself, since its weights are the original's.
+    """The baseline of the checkpoint of `card`; None if its weights are the original's, which it is compared with.
 
-    `given` names the original, else it is looked for in `folders` and where the card says; a warning says if it is not
-    found. SwinQuantError if `given` is another file than the card's, or of another architecture.
+    `given` names the original; without it, `folders` and the card's path are searched, and a missing original is warned
+    of. SwinQuantError if `given` is another file than the card's, or has another architecture.
     """
     file = original_of(card, folders, given) if given or card.has_own_weights else None
     whose = whose_weights(card)
@@ -80,14 +82,14 @@ def find_baseline(
 
 
 def load_original(cfg: CfgNode, file: str | Path, world: World) -> tuple[Classifier, Source]:
-    """The float model in `file`, ranges left out; SwinQuantError if it has another architecture or other classes."""
+    """The float model in `file`, without ranges. SwinQuantError for another architecture or number of classes."""
     model = _built(cfg)
     source = load_float(model, file, replace_head=None)
     return model.to(world.device), source
 
 
 def missing(card: RunCard) -> str:
-    """Why there is no delta, and what to do about it."""
+    """Why there is no delta, and the remedy."""
     kind = "QAT" if card.is_qat else "calibration with passes"
     if card.source is None:
         return f"no delta: the run card names no float checkpoint that this {kind} began with"
@@ -100,7 +102,7 @@ def missing(card: RunCard) -> str:
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
 ) -> tuple[Classifier | None, str | None]:
-    """What QAT started from, its ranges found again where they are not for the bits in use; and how that was done."""
+    """The model that QAT started from, and the methods that found ranges again for nodes whose bits have changed."""
     if not policies:
         return None, None
     start = ptq_of(card, folders)
@@ -121,9 +123,9 @@ def _load_ptq(
 
 
 def _found_again(model: Classifier, start: Start) -> str | None:
-    """Ranges for the bits of nodes that had others, searched in the statistics beside the checkpoint: by which methods.
+    """Search ranges for nodes whose bits have changed, in the statistics beside the checkpoint; returns the methods.
 
-    None where all are for their bits, or nothing was counted, or passes chose them.
+    None if no bits have changed, if there are no statistics, or if passes chose the ranges.
     """
     record = start.card.calibration if start.card else None
     kept = record.get("statistics") if record else None
@@ -174,6 +176,6 @@ def engines_beside(
 
 
 def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
-    """float32 and `half` of what QAT came from, by label; none where that was not found."""
+    """float32 and `half` of the original, by label; no engine if it was not found."""
     engines = torch_engines(baseline.original, device, half) if baseline.original else {}
     return {key: replace(engine, weights=ORIGINAL) for key, engine in engines.items()}

@@ -1,4 +1,4 @@
-"""A whole bench: line up, compare logits, time in interleaved rounds; one row for each candidate and batch."""
+"""A bench: candidates timed in interleaved rounds and their logits compared; a row for each candidate and batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,14 +21,15 @@ from swin_quant.score.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usa
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import EngineOptions
 from swin_quant.score.interleave import Timing, interleave
+from swin_quant.score.run_engines import evenly
 
 
 @dataclass(frozen=True)
 class BenchRow:
     """One candidate at one batch. Latencies in ms of a batch, memory and file in MB, agreement and acc1 in percent.
 
-    `speedup` is over `baseline`, the candidate of that name, at the same batch: the median of the rounds' ratios.
-    `sqnr_db` and `agreement` compare with the first candidate; None: it is that, or equal, or was not measured.
+    `speedup` is over `baseline`, a candidate's name, at the same batch: the median of the ratios within rounds.
+    `sqnr_db` and `agreement` compare with the first candidate; None for that one, for equal logits, and if unmeasured.
     `failure` says why there is no latency.
     """
 
@@ -57,7 +58,7 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How much is measured: in each of `rounds`, each candidate for `seconds` at least, with so many `threads`."""
+    """The extent of a bench: `rounds`, each with at least `seconds` for each candidate, on `threads` threads."""
 
     batches: Sequence[int] = (1, 8, 32)
     rounds: int = 5
@@ -65,10 +66,7 @@ class BenchPlan:
     threads: int = field(default_factory=usable_cores)
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("‹rounds›", self.rounds),
-            *(("‹batch›", b) for b in self.batches),
-        ):
+        for flag, value in (("‹rounds›", self.rounds), *(("‹batch›", batch) for batch in self.batches)):
             if value < 1:
                 raise UsageError(f"{flag} {value}: must be at least 1")
         EngineOptions(threads=self.threads)
@@ -78,7 +76,7 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class BenchPictures:
-    """What logits are compared on: images float32 [N, 3, side, side], labels int64 [N] or None, their name."""
+    """Pictures to compare logits on: float32 [N, 3, side, side], labels int64 [N] or None; `note` names them."""
 
     images: Tensor
     labels: Tensor | None
@@ -87,9 +85,9 @@ class BenchPictures:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Rows, the first candidate of each batch being the reference, and what they were measured with.
+    """Rows, the first candidate of each batch being the reference, and the circumstances of the measurement.
 
-    `cautions`: what engines say of this CPU that no figure does.
+    `gemms`: the type of each matrix product, by candidate. `cautions`: warnings of engines about this CPU.
     """
 
     name: str
@@ -105,7 +103,7 @@ class BenchReport:
 
 
 def noise(count: int, channels: int, side: int) -> BenchPictures:
-    """Seeded pictures for where there are no others: good for latency, and for differences of logits only."""
+    """Seeded noise, good enough to measure latency and differences of logits when there are no pictures."""
     images = torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(0))
     return BenchPictures(images, None, f"{count} seeded noise pictures, not real ones")
 
@@ -113,10 +111,7 @@ def noise(count: int, channels: int, side: int) -> BenchPictures:
 def measure(
     name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, side: int, pictures: BenchPictures
 ) -> BenchReport:
-    """Time `candidates` and compare their logits with those of the first.
-
-    The core for other benchmarks too: a candidate is any picklable function that makes an engine.
-    """
+    """Time `candidates` and compare their logits with those of the first."""
     examined: dict[str, tuple[Tensor, dict[str, Any]]] = {}
     chunk = min(len(pictures.images), max(plan.batches))
 
@@ -128,18 +123,18 @@ def measure(
     reference = candidates[0].name
     compared = {one: _compare(logits, examined, reference, pictures) for one, (logits, _) in examined.items()}
     by_name = {candidate.name: candidate for candidate in candidates}
+    details_of = {one: details for one, (_, details) in examined.items()}
     rows = [
-        _row(by_name[timing.candidate], timing, timings, examined.get(timing.candidate, (None, {}))[1],
-             compared.get(timing.candidate, {}))
-        for timing in timings
-    ]  # fmt: skip
-    gemms = {one: details["gemms"] for one, (_, details) in examined.items() if "gemms" in details}
-    cautions = list(dict.fromkeys(said for _, details in examined.values() if (said := details.get("caution"))))
+        _row(by_name[one.candidate], one, timings, details_of.get(one.candidate, {}), compared.get(one.candidate, {}))
+        for one in timings
+    ]
+    gemms = {one: details["gemms"] for one, details in details_of.items() if "gemms" in details}
+    cautions = list(dict.fromkeys(said for details in details_of.values() if (said := details.get("caution"))))
     return BenchReport(name, rows, reference, plan, pictures.note, gemms=gemms, cautions=cautions)
 
 
 def _compare(logits: Tensor, examined: Any, reference: str, pictures: BenchPictures) -> dict[str, float | None]:
-    """`acc1` where there are labels; `sqnr_db` and `agreement` with the reference's logits."""
+    """`acc1` if there are labels; `sqnr_db` and `agreement` with the reference's logits."""
     found: dict[str, float | None] = {}
     if pictures.labels is not None and (known := pictures.labels >= 0).any():
         found["acc1"] = 100 * (logits.argmax(1) == pictures.labels)[known].double().mean().item()
@@ -150,21 +145,14 @@ def _compare(logits: Tensor, examined: Any, reference: str, pictures: BenchPictu
 
 
 def _row(
-    candidate: BenchCandidate,
-    timing: Timing,
-    timings: Sequence[Timing],
-    details: Any,
-    compared: dict[str, float | None],
+    candidate: BenchCandidate, timing: Timing, timings: Sequence[Timing], details: Any, compared: dict[str, Any]
 ) -> BenchRow:
     same = (other for other in timings if other.batch == timing.batch and other.candidate == candidate.baseline)
     base = next(same, None)
-    identity = timing.identity
     return BenchRow(
         candidate=candidate.name,
-        engine=identity.engine if identity else None,
-        precision=identity.precision if identity else None,
-        policy=identity.policy if identity else None,
         batch=timing.batch,
+        **{key: getattr(timing.identity, key, None) for key in ("engine", "precision", "policy", "before_mb")},
         p50_ms=timing.p50_ms,
         p90_ms=timing.p90_ms,
         images_per_s=timing.images_per_s,
@@ -172,14 +160,9 @@ def _row(
         baseline=candidate.baseline,
         speedup=timing.speedup(base) if base else None,
         peak_mb=timing.peak_mb,
-        before_mb=identity.before_mb if identity else None,
         file_mb=candidate.file.stat().st_size / 1e6 if candidate.file and candidate.file.is_file() else None,
-        int8_gemms=details.get("int8_gemms"),
-        all_gemms=details.get("all_gemms"),
-        sqnr_db=compared.get("sqnr_db"),
-        agreement=compared.get("agreement"),
-        acc1=compared.get("acc1"),
-        library=details.get("library"),
+        **{key: details.get(key) for key in ("int8_gemms", "all_gemms", "library")},
+        **{key: compared.get(key) for key in ("sqnr_db", "agreement", "acc1")},
         failure=timing.failure,
     )
 
@@ -189,8 +172,7 @@ def load_pictures(file: str, data_path: str, split: str, zip_mode: bool, count: 
     preprocess = Preprocess.from_dict(RunCard.read(card_path(file)).preprocess)
     source = open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no")
     count = min(count, len(source))
-    chosen = [index * len(source) // count for index in range(count)]
-    batch = next(load_batches(source, preprocess, [chosen]))
+    batch = next(load_batches(source, preprocess, [evenly(len(source), count)]))
     if not batch.indices:
         raise SwinQuantError(f"{data_path}: none of {count} pictures can be read: {listed(batch.unreadable)}")
     if batch.unreadable:

@@ -1,4 +1,4 @@
-"""A candidate in a process of its own, which does what it is asked and nothing between: peak memory is its own."""
+"""A candidate of a bench, and the process that runs it alone: its peak memory is the candidate's own."""
 
 import logging
 import multiprocessing
@@ -24,9 +24,9 @@ _ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
 
 @dataclass(frozen=True)
 class BenchCandidate:
-    """Who is measured. `load`, picklable, makes the engine; `file` is what is deployed; `baseline` names a candidate.
+    """One engine of a bench: `load`, a picklable function, makes it; `file` is deployed with it.
 
-    `baseline` is the one whose latency the candidate's is compared with, e.g. float32 on the same engine.
+    `baseline` names the candidate that its latency is compared with, e.g. float32 on the same engine.
     """
 
     name: str
@@ -37,7 +37,7 @@ class BenchCandidate:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a loaded engine says of itself, and the memory of its process before and after loading, in MB."""
+    """The names of a loaded engine, and the memory of its process before and after loading, in MB."""
 
     engine: str
     precision: str
@@ -47,15 +47,15 @@ class Identity:
 
 
 class Crash(SwinQuantError):
-    """The process of a candidate ended by itself: out of memory, or a fault in a library."""
+    """The process of a candidate has died: out of memory, or a fault in a library."""
 
 
 class Runner:
-    """The process of one candidate; a context manager. Errors in it are raised here, with the candidate's name."""
+    """The process of one candidate, as a context manager. Its errors are raised here, with the candidate's name."""
 
     def __init__(self, candidate: BenchCandidate, threads: int) -> None:
         self.name = candidate.name
-        context = multiprocessing.get_context("spawn")  # a fresh program: nothing of this one in its memory
+        context = multiprocessing.get_context("spawn")  # a fresh program, without this one's memory
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, candidate.load, threads), daemon=True)
         with _interrupts_held_back():
@@ -66,7 +66,7 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pipe.close()  # the process ends when it reads the end of the pipe
+        self._pipe.close()  # at the end of its pipe the process ends
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
@@ -89,7 +89,7 @@ class Runner:
         return torch.from_numpy(self._ask("logits", images.numpy()))
 
     def details(self) -> dict[str, Any]:
-        """All that the engine can tell of itself; may load the model again."""
+        """The engine's details; may load the model again."""
         return self._ask("details")
 
     def _ask(self, *question: Any) -> Any:
@@ -108,7 +108,7 @@ class Runner:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A program started inside never sees Ctrl-C, which is ours: we close its pipe. It inherits the signal mask."""
+    """A program started inside inherits the signal mask and never sees Ctrl-C; the parent ends it by its pipe."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -118,7 +118,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
     torch.set_num_threads(threads)
-    log.addHandler(logging.NullHandler())  # the cautions of engines are among their details
+    log.addHandler(logging.NullHandler())  # the warnings of engines are among their details
     engine: Engine | None = None
     identity: Identity | None = None
     while True:
@@ -140,7 +140,7 @@ def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
             reply = (None, answer)
         try:
             pipe.send(reply)
-        except OSError:  # nobody waits for it any more
+        except OSError:  # the parent has gone
             return
 
 

@@ -1,16 +1,16 @@
-"""What the CPU can do fast: the instructions that decide how much int8 and bfloat16 can win."""
+"""The CPU's cores, and its instructions for int8 and bfloat16, which decide how much these types can win."""
 
 import os
 import re
 from pathlib import Path
 
-# Flags of /proc/cpuinfo, x86 and ARM.
+# Flags in /proc/cpuinfo, x86 and ARM.
 INT8_FEATURES = ("avx2", "avx512bw", "avx_vnni", "avx512_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
 BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def features(wanted: tuple[str, ...], text: str | None = None) -> list[str]:
-    """Those of `wanted` that the CPU has, in that order; `text` is in place of /proc/cpuinfo."""
+    """The `wanted` features that the CPU has, in that order; `text` replaces /proc/cpuinfo."""
     if text is None:
         try:
             text = Path("/proc/cpuinfo").read_text()

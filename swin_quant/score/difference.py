@@ -1,4 +1,4 @@
-"""How far the logits of one engine are from another's."""
+"""The difference between the outputs of two engines."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ INT8_LEVELS = 127
 def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
     """Mean and largest |Δ| of logits [N, classes], the reference's int8 step, top-1 agreement in percent, SQNR in dB.
 
-    The step is amax / 127 of the reference's logits: what int8 would resolve over their range.
+    The step is amax / 127 of the reference's logits: the resolution of int8 over their range.
     """
     logits, reference = logits.double(), reference.double()
     delta = (logits - reference).abs()
@@ -30,16 +30,16 @@ def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
 
 
 def difference_of_outputs(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
-    """As `difference`, of what has no classes: embeddings or maps, batch by batch, maybe of several sizes.
-
-    In place of agreement the mean cosine of a picture's values with the reference's. Differences and step are in units
-    of the reference's mean magnitude: embeddings and maps have any scale.
-    """
+    """`difference_of_pairs` for two lists of batches."""
     return difference_of_pairs(zip(found, reference, strict=True))
 
 
 def difference_of_pairs(pairs: Iterable[tuple[Output, Output]]) -> dict[str, Any]:
-    """The same of pairs (what was found, the reference), one batch after the other: nothing is kept."""
+    """`difference` for embeddings or maps, which have no classes; pairs (output, reference) come batch by batch.
+
+    The mean cosine between a picture's values and the reference's replaces the agreement. Differences and step are in
+    units of the reference's mean magnitude, since embeddings and maps have any scale. No batch is kept.
+    """
     size = values = signal = noise = total = largest = top = cosines = pictures = 0.0
     for found, reference in pairs:
         one, other = rows(found).double(), rows(reference).double()
@@ -60,5 +60,5 @@ def difference_of_pairs(pairs: Iterable[tuple[Output, Output]]) -> dict[str, Any
 
 
 def _sqnr(signal: float, noise: float) -> float | None:
-    """In dB; None where there is no error."""
+    """In dB; None if there is no error."""
     return decibels(signal, noise) if signal and noise else None

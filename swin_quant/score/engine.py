@@ -1,4 +1,4 @@
-"""What an engine is, and those that torch itself provides: the float model, its half form, the fake-quantized one."""
+"""An engine: a function from images to logits, its name, its precision, and the options that it runs with."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,20 +10,25 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.data.prepared import Prepared
 
+FAKE_QUANT = "torch fake-quant"
+EAGER = "torch"
+HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
-MOST_THREADS = 1024  # libraries start as many as they are told to, until the process dies of it
+MOST_THREADS = 1024  # a library starts as many threads as it is told to, until the process dies
+
+# Images [B, 3, H, W] -> logits [B, classes], or another `quant.outputs.Output`.
+Run = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an artifact is run.
+    """How an artifact is run; an engine refuses an option that it does not have.
 
-    `threads` None: the library's own choice. `float_type` (float32, bfloat16, float16) is the type of what is not int8,
-    for engines that choose it themselves; None: float32, so that no engine is faster by a type that nobody asked for.
-    `device`: cpu or cuda, torch's current GPU. `optimize`: whether the library may rewrite the graph. `extensions`:
-    libraries with operators of the user's own, for engines that load such. `graphs`: how many an engine keeps that
-    compiles one for each size of batch: 2 are that of full batches and that of the last one. UsageError for an
-    impossible number or another device.
+    `threads`: None leaves the number to the library. `float_type`: float32, bfloat16 or float16 for all that is not
+    int8, in engines that offer a choice; None is float32, so that no engine is faster by a type that nobody asked for.
+    `device`: cpu, or cuda for torch's current GPU. `optimize`: whether the library may rewrite the graph. `extensions`:
+    libraries with the user's own operators. `graphs`: how many graphs an engine keeps that compiles one for each size
+    of batch; 2 are for full batches and the last one. UsageError for an impossible number or another device.
     """
 
     threads: int | None = None
@@ -38,40 +43,20 @@ class EngineOptions:
             raise UsageError(f"‹threads› {self.threads}: must be at least 1, at most {MOST_THREADS}")
         if self.device not in DEVICES:
             raise UsageError(
-                f"‹device› {self.device!r:.40}: must be {' or '.join(DEVICES)}; which GPU is said by "
-                "CUDA_VISIBLE_DEVICES or torch.cuda.set_device"
+                f"‹device› {self.device!r:.40}: must be {' or '.join(DEVICES)}; CUDA_VISIBLE_DEVICES or "
+                "torch.cuda.set_device choose the GPU"
             )
-
-
-FAKE_QUANT = "torch fake-quant"
-EAGER = "torch"
-Run = Callable[[Tensor], Any]
-"""Images [B, 3, H, W] -> logits [B, classes], or another `quant.outputs.Output`."""
-
-HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def half_type(name: str, device: torch.device) -> str | None:
-    """`auto` is float16 on a GPU and bfloat16 on a CPU; `none` leaves the half-precision engine out."""
-    if name == "auto":
-        return "float16" if device.type == "cuda" else "bfloat16"
-    if name == "none":
-        return None
-    if name not in HALF_TYPES:
-        raise UsageError(f"‹half› {name}: must be auto, none, {' or '.join(HALF_TYPES)}")
-    return name
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Images float32 [B, 3, H, W] to logits float [B, classes], at one precision and, if quantized, under one policy.
+    """Images float32 [B, 3, H, W] to logits float [B, classes] (or an embedding [B, channels], or a list of maps).
 
-    Or to what else its model gives: an embedding [B, channels], a list of maps [B, C, h, w].
-    `details` is what the engine knows of itself (versions, types that its layers really run in), for reports;
-    `weights` is whose they are, and `calibrator` how their ranges were found, as in a card's results; `device` is where
-    it runs: it takes images from anywhere, and what times it puts them there. `sizes`: the batches that it has programs
-    for, each made when it is first needed; another is filled up to the next. Without, it runs any as it is.
-    `prepared` looks at the images that it is called with; None: nobody does.
+    `precision` is one word; `policy` is set if the engine is quantized. `details`: facts for reports (versions, the
+    types that layers run in). `weights`, `calibrator`: whose weights these are and how their ranges were found, as in
+    a card's results. `device`: where it runs; images may come from any device, but what measures time puts them there.
+    `sizes`: the batch sizes that it has programs for; it fills up a batch to the next size. Empty: it runs any size.
+    `prepared` checks the images of each call; None checks nothing.
     """
 
     name: str
@@ -96,5 +81,16 @@ class Engine:
 
     @property
     def label(self) -> str:
-        """Unique among the engines of a model, but for policies of one name."""
+        """Precision and policy: unique among the engines of a model, unless two policies share a name."""
         return f"{self.precision} {self.policy}" if self.policy else self.precision
+
+
+def half_type(name: str, device: torch.device) -> str | None:
+    """`auto` is float16 on a GPU and bfloat16 on a CPU; `none` leaves the half-precision engine out."""
+    if name == "auto":
+        return "float16" if device.type == "cuda" else "bfloat16"
+    if name == "none":
+        return None
+    if name not in HALF_TYPES:
+        raise UsageError(f"‹half› {name}: must be auto, none, {' or '.join(HALF_TYPES)}")
+    return name

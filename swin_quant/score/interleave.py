@@ -1,12 +1,11 @@
-"""The measuring core: every candidate in its own process, a block of calls each in turn, round after round.
+"""Interleaved timing: every candidate in its own process, a block of calls each in turn, round after round.
 
-What slows the machine down for a while (heat, other programs) then hits all candidates alike, and a ratio of two of
-them is taken within each round.
+Heat or another program then slows down all candidates alike, and a ratio of two is taken within each round.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 
 from swin_quant.base.errors import UsageError
@@ -35,7 +34,7 @@ class Timing:
 
     @property
     def p90_ms(self) -> float | None:
-        """The 90th percentile, between the calls around it; of a single call, that call."""
+        """The 90th percentile, interpolated between calls; a single call is its own percentile."""
         if not self.rounds:
             return None
         return quantiles(self._all, n=10, method="inclusive")[-1] if self.calls > 1 else self._all[0]
@@ -66,10 +65,10 @@ def interleave(
 ) -> list[Timing]:
     """Time `candidates` on seeded pictures of `side` x `side`: in each of `rounds`, each for `seconds` at least.
 
-    The largest batch comes first, so that what cannot be done is refused before anything is measured; the result is in
-    the order of `batches`, then of `candidates`. One whose process dies is left out of that batch and says why.
-    `afterwards` is called once for each candidate, when the timing of the largest batch is done.
-    Raises what a candidate's engine raises as SwinQuantError or UsageError.
+    The largest batch comes first: an impossible one is refused before anything is measured. The result is in the order
+    of `batches`, then of `candidates`. A candidate whose process dies has a `failure` in place of that batch's times.
+    `afterwards` is called once for each candidate, after the largest batch. A SwinQuantError or UsageError of a
+    candidate's engine is raised here.
     """
     if not candidates or not batches or rounds < 1:
         raise UsageError("nothing to measure: give a candidate, a batch and a round at least")
@@ -89,45 +88,41 @@ def _one_batch(
     threads: int,
     afterwards: Callable[[Runner], None] | None,
 ) -> Iterator[Timing]:
-    blocks: dict[str, list[list[float]]] = {candidate.name: [] for candidate in candidates}
-    identities: dict[str, Identity] = {}
-    failures: dict[str, str] = {}
-    peaks: dict[str, float] = {}
+    timings = {candidate.name: Timing(candidate.name, batch) for candidate in candidates}
+    runners: dict[str, Runner] = {}
+
+    def fail(name: str, error: Crash) -> None:
+        timings[name] = Timing(name, batch, timings[name].identity, failure=str(error))
+        runners.pop(name, None)
+        log.warning("%s", error)
+
     with ExitStack() as stack:
-        runners: dict[str, Runner] = {}
         for candidate in track(candidates, f"loading, batch {batch}", len(candidates)):
+            name = candidate.name
             try:
                 runner = stack.enter_context(Runner(candidate, threads))
-                identities[candidate.name] = runner.identity()
-                runner.time(batch, side, 0.0)  # compiles, and allocates what the batch needs
-                runners[candidate.name] = runner
+                timings[name] = replace(timings[name], identity=runner.identity())
+                runner.time(batch, side, 0.0)  # compiles, and allocates the memory of this batch
+                runners[name] = runner
             except Crash as error:
-                failures[candidate.name] = str(error)
-                log.warning("%s", error)
+                fail(name, error)
         for number in track(range(rounds), f"measuring, batch {batch}", rounds):
             for name in rotated(list(runners), number):
                 try:
-                    blocks[name].append(runners[name].time(batch, side, seconds))
-                    peaks[name] = runners[name].peak_mb()
+                    timings[name].rounds.append(runners[name].time(batch, side, seconds))
+                    timings[name] = replace(timings[name], peak_mb=runners[name].peak_mb())
                 except Crash as error:
-                    failures[name] = str(error)
-                    del runners[name]
-                    log.warning("%s", error)
+                    fail(name, error)
         if afterwards:
             for runner in track(list(runners.values()), "comparing logits", len(runners)):
                 try:
                     afterwards(runner)
                 except Crash as error:
                     log.warning("%s", error)
-    for candidate in candidates:
-        name = candidate.name
-        if name in failures:
-            yield Timing(name, batch, identities.get(name), failure=failures[name])
-        else:
-            yield Timing(name, batch, identities[name], blocks[name], peaks[name])
+    yield from timings.values()
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
-    """Another one goes first in each round, so that none always runs after the same neighbour's heat."""
+    """The names, another one first in each round: no candidate always runs behind the same neighbour's heat."""
     cut = number % len(names) if names else 0
     return [*names[cut:], *names[:cut]]

@@ -1,4 +1,4 @@
-"""Jobs one after another in another process: one that hangs, dies, or spoils its GPU has failed, and no other has."""
+"""Jobs one after another in another process: a job that hangs, dies, or spoils its GPU fails alone."""
 
 import multiprocessing
 import signal
@@ -14,13 +14,13 @@ _JOIN_S = 5.0
 
 
 class JobFailed(SwinQuantError):
-    """Why a job has no result, in a line."""
+    """A job has no result; the message says why in a line."""
 
 
 class JobProcess:
-    """Runs `work(job)` for each job in one process, which is replaced after a job that it does not survive.
+    """Runs `work(job)` for each job in one process, which is replaced if a job kills it.
 
-    `work`, jobs and results must be picklable. What `work` keeps from job to job is lost with the process.
+    `work`, jobs and results must be picklable. The state that `work` keeps between jobs is lost with the process.
     """
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
@@ -29,12 +29,12 @@ class JobProcess:
         self._pipe: Any = None
 
     def do(self, job: Any, seconds: float) -> Any:
-        """The result of a job that takes no more than so many seconds, the start of the process included."""
+        """The result of a job. JobFailed if it takes more than `seconds`, the start of the process included."""
         if self._process is None:
             self._pipe, theirs = self._context.Pipe()
             self._process = self._context.Process(target=_serve, args=(theirs, self._work))
             self._process.start()
-            theirs.close()  # so that the end of the process ends the pipe
+            theirs.close()  # or the end of the process would not end the pipe
         try:
             self._pipe.send(job)
             if not self._pipe.poll(seconds):
@@ -55,14 +55,14 @@ class JobProcess:
     def close(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
-            self._process.kill()  # one in a call of a driver does not listen to less
+            self._process.kill()  # a process inside a driver ignores every other signal
             self._process.join(_JOIN_S)
             self._pipe.close()
             self._process = None
 
 
 def is_gpu_lost() -> bool:
-    """Whether an error has ended this process's use of the GPU: after a bad access every call repeats it."""
+    """Whether this process has lost the GPU: after a bad access every call repeats the error."""
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -73,7 +73,7 @@ def is_gpu_lost() -> bool:
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the process that asked ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends this one
     while True:
         try:
             job = pipe.recv()

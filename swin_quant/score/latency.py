@@ -1,4 +1,4 @@
-"""How long one call of an engine takes, on whatever device it runs."""
+"""The latency of one call of an engine, and its throughput on one batch."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def milliseconds(engine: Callable[[Tensor], Tensor], images: Tensor) -> float:
-    """Of one call on `images` [B, 3, H, W]; the device of the images is the engine's.
+    """The time of one call on `images` [B, 3, H, W], which lie on the engine's device.
 
-    On a GPU it is the time between two events of the stream, from the first kernel's place in the queue to the end of
-    the last kernel: a clock here would stop when the work is queued, not when it is done.
+    On a GPU it is the time between two events of the stream, before the first kernel and behind the last: a clock of
+    the CPU would stop when the work is queued, not when it is done.
     """
     if not images.is_cuda:
         start = time.perf_counter()
@@ -19,7 +19,7 @@ def milliseconds(engine: Callable[[Tensor], Tensor], images: Tensor) -> float:
         return 1000 * (time.perf_counter() - start)
     with torch.cuda.device(images.device):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()  # what was queued before is not this call's
+        torch.cuda.synchronize()  # or work that was queued before would be counted
         first.record()
         engine(images)
         last.record()
@@ -32,7 +32,7 @@ def throughput(
 ) -> float:
     """Images/s of `engine` on `images` [B, 3, H, W]: FasterTransformer's 50 + 30 runs (docs/reference, section 2.5).
 
-    Half of `seconds` bounds the warm-up and half the timed runs; at least one of each is done.
+    The warm-up takes at most half of `seconds`, the timed runs the other half; each has one run at least.
     """
     with torch.inference_mode():
         _repeat(engine, images, warm_up, seconds / 2)
@@ -43,10 +43,10 @@ def throughput(
 def _repeat(engine: Callable[[Tensor], Tensor], images: Tensor, times: int, seconds: float) -> tuple[int, float]:
     _wait(images)
     start = time.perf_counter()
-    for done in range(1, times + 1):  # noqa: B007
+    done = 0
+    while done < times and (done == 0 or time.perf_counter() - start <= seconds):
         engine(images)
-        if time.perf_counter() - start > seconds:
-            break
+        done += 1
     _wait(images)
     return done, time.perf_counter() - start
 

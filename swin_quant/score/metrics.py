@@ -1,30 +1,34 @@
-"""Accuracy and agreement of anything that maps pictures to logits, all engines on the same pictures in one pass.
+"""Accuracy and agreement: sums over pictures, scores from sums, results for a run card from scores.
 
-The first engine is the baseline that the others are compared with. Sums are kept per rank and added once at the end,
-so that ranks with unequal shares never wait for each other, and every picture counts exactly once.
+All engines see the same pictures in one pass; the first is the baseline of the comparisons. Each rank keeps its sums,
+which are added once at the end: ranks with unequal shares never wait, and every picture counts exactly once.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swin_quant.base.distributed import all_sum
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
+from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.data.loader import Batch
-from swin_quant.score.engine import Run
-from swin_quant.score.run_engines import Answer, run_engines
+from swin_quant.score.engine import Engine, Run
+from swin_quant.score.run_engines import EngineOutput, run_engines
 
+BASELINE = "float32"
 _WARM_UP_BATCHES = 1
+_CHANCE = 0.01  # a guesser is right as often with at least this probability
+_CERTAIN = 1e-4  # a middling model is right as rarely with at most this probability
 
 
 @dataclass
 class Sums:
-    """What one engine adds up over pictures; `gained` and `lost` are top-1 answers against the baseline."""
+    """The sums of one engine over pictures; `gained` and `lost` count top-1 answers that the baseline has not."""
 
     pictures: int = 0
     correct1: int = 0
@@ -55,7 +59,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy and agreement in percent, loss in nats, SQNR in dB (None if equal), deltas in points to the baseline.
+    """Accuracy and agreement in percent, loss in nats, SQNR in dB (None if equal), deltas to the baseline in points.
 
     `delta_acc1_se` is the paired standard error: pictures that both engines get right or wrong add nothing to it.
     """
@@ -71,16 +75,16 @@ class Score:
     ms_per_picture: float | None
 
 
-Watcher = Callable[[Batch, Mapping[str, Answer]], None]
-"""Told of every batch that has pictures, and of all engines' answers to it."""
+# Called with every batch that has pictures, and the outputs of all engines for it.
+Watcher = Callable[[Batch, Mapping[str, EngineOutput]], None]
 
 
 def evaluate(
     engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device, collective: bool = False
 ) -> dict[str, Score]:
-    """Score `engines` on this rank's batches; the result is of all ranks. `collective` as in `run_engines`.
+    """The scores of `engines` over the batches of all ranks; `batches` are this rank's. `collective`: see run_engines.
 
-    ms_per_picture is wall time of the forward passes, after a first batch of warm-up where there are more.
+    ms_per_picture is wall time of the forward passes, after a first batch of warm-up if there are more.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
     sums = tally(engines, batches, device, collective)
@@ -95,22 +99,22 @@ def tally(
     collective: bool = False,
     watch: Watcher | None = None,
 ) -> dict[str, Sums]:
-    """What each engine adds up over this rank's batches."""
+    """The sums of each engine over this rank's batches."""
     sums = {name: Sums() for name in engines}
-    for number, (batch, answers) in enumerate(run_engines(engines, batches, device, collective)):
-        labels, baseline = batch.labels.to(device), next(iter(answers.values())).logits
-        for name, answer in answers.items():
+    for number, (batch, outputs) in enumerate(run_engines(engines, batches, device, collective)):
+        labels, baseline = batch.labels.to(device), next(iter(outputs.values())).logits
+        for name, output in outputs.items():
             if number >= _WARM_UP_BATCHES:
-                sums[name].seconds += answer.seconds
+                sums[name].seconds += output.seconds
                 sums[name].timed += len(labels)
-            sums[name].add(answer.logits, labels, baseline)
+            sums[name].add(output.logits, labels, baseline)
         if watch:
-            watch(batch, answers)
+            watch(batch, outputs)
     return sums
 
 
 def scores_of(engines: Iterable[str], totals: Iterable[Sequence[float]]) -> dict[str, Score]:
-    """Scores from the fields of each engine's `Sums`, of all pictures. SwinQuantError where those are none."""
+    """Scores from the fields of each engine's `Sums` over all pictures. SwinQuantError if there are no pictures."""
     return {name: _score(name, Sums(*row)) for name, row in zip(engines, totals, strict=True)}  # type: ignore[arg-type]
 
 
@@ -133,36 +137,64 @@ def _score(name: str, total: Sums) -> Score:
     )
 
 
-_NOT_TOLD = 0.01  # of guesses, at least so large a share is as good
-_SURE = 1e-4  # of middling models, at most so large a share is as bad
+def results_of(
+    engines: Mapping[str, Engine],
+    scores: Mapping[str, Score],
+    dataset: DatasetRecord,
+    batch_size: int,
+    device: torch.device,
+    unreadable: Sequence[str] = (),
+) -> dict[str, Result]:
+    """Scores as a run card keeps them."""
+    results = {}
+    for key, score in scores.items():
+        measured = asdict(score)
+        if key == BASELINE or BASELINE not in engines:
+            measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
+        results[key] = Result(
+            engine=engines[key].name,
+            precision=engines[key].precision,
+            policy=engines[key].policy,
+            policy_sha256=engines[key].policy_sha256,
+            dataset=dataset,
+            batch_size=batch_size,
+            device=device.type,
+            unreadable=len(unreadable),
+            note=f"unreadable: {listed(unreadable)}" if unreadable else None,
+            weights=engines[key].weights,
+            calibrator=engines[key].calibrator,
+            **measured,
+        )
+    return results
 
 
 def is_guessing(right: int, pictures: int, classes: int) -> bool:
-    """Whether so many answers of `pictures` being right is no better than guessing among `classes`, in pictures enough
-    that a model halfway between guessing and perfection would hardly ever do as badly (binomial tests)."""
+    """Whether `right` correct answers are no better than guessing among `classes` (binomial tests).
+
+    The pictures must be enough: a model halfway between guessing and perfection would hardly ever do as badly.
+    """
     chance = 1 / classes
-    return 1 - _at_most(right - 1, pictures, chance) > _NOT_TOLD and _at_most(right, pictures, (1 + chance) / 2) < _SURE
+    is_chance = 1 - _at_most(right - 1, pictures, chance) > _CHANCE
+    return is_chance and _at_most(right, pictures, (1 + chance) / 2) < _CERTAIN
 
 
 def warn_of_guessing(acc1: float, pictures: int, classes: int) -> None:
-    """Say so of a float model whose top-1 accuracy is `acc1` percent, and what the causes usually are."""
+    """Warn if a float model with top-1 accuracy `acc1` percent only guesses, and name the usual causes."""
     right = round(acc1 * pictures / 100)
     if classes > 1 and is_guessing(right, pictures, classes):
         log.warning(
-            "float32 is right about %d of %d pictures: guessing among %d classes does as well. Usual causes: the data "
-            "number the classes in another order than the model (docs/data.md, Class names); pictures are prepared "
-            "otherwise than in its training (DATA.MEAN, DATA.STD, TEST.CROP); the head is a new one",
-            right, pictures, classes,
-        )  # fmt: skip
+            f"float32 is right about {right} of {pictures} pictures: guessing among {classes} classes does as well. "
+            "Usual causes: the data number the classes in another order than the model (docs/data.md, Class names); "
+            "pictures are not prepared as in the model's training (DATA.MEAN, DATA.STD, TEST.CROP); the head is new"
+        )
 
 
 def _at_most(right: int, pictures: int, chance: float) -> float:
-    """The binomial distribution: how probable so many or fewer are."""
+    """The binomial distribution: the probability of `right` or fewer hits."""
     more = pictures + 1
-    return math.fsum(
-        math.exp(
-            math.lgamma(more) - math.lgamma(n + 1) - math.lgamma(more - n)
-            + n * math.log(chance) + (pictures - n) * math.log1p(-chance)
-        )
-        for n in range(right + 1)
-    )  # fmt: skip
+
+    def log_probability(hits: int) -> float:
+        ways = math.lgamma(more) - math.lgamma(hits + 1) - math.lgamma(more - hits)
+        return ways + hits * math.log(chance) + (pictures - hits) * math.log1p(-chance)
+
+    return math.fsum(math.exp(log_probability(hits)) for hits in range(right + 1))

@@ -1,7 +1,7 @@
-"""What every engine said of every picture, kept in Parquet files while they are scored, with the sums of each file.
+"""The predictions of every engine for every picture, saved in Parquet files while they are scored.
 
-A run that was cut off goes on behind the files that are there, and scores are sums over files in their order: the same
-from any number of ranks.
+Each file has its sums beside it. A run that was cut off goes on behind the files that are there, and scores are sums
+over files in their order: any number of ranks gives the same.
 """
 
 from collections import Counter
@@ -21,33 +21,33 @@ from swin_quant.data.loader import Batch, UnreadableLimit
 from swin_quant.data.pictures import Pictures
 from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import Score, Sums, scores_of, tally
-from swin_quant.score.run_engines import Answer
+from swin_quant.score.run_engines import EngineOutput
 
 SCHEMA = "swin-quant/answer-shards/1"
 TOP = 5
+_FIELDS = len(fields(Sums))
 
 
-class _Facts(TypedDict):
-    """Of a file: the fields of each engine's `Sums`, none of which is below zero, and the names of unreadable ones."""
+class _FileRecord(TypedDict):
+    """The record of a file: the fields of each engine's `Sums`, none below zero, and the names of unreadable ones."""
 
-    sums: dict[str, Annotated[list[Annotated[float, within(least=0)]], counted(len(fields(Sums)), len(fields(Sums)))]]
+    sums: dict[str, Annotated[list[Annotated[float, within(least=0)]], counted(_FIELDS, _FIELDS)]]
     unreadable: list[str]
 
 
 @dataclass(frozen=True)
 class PredictionFolder:
-    """Where answers go, and `subject`: plain data that says whose they are, hashes above all."""
+    """Where predictions are saved; `subject`: plain data that identifies the run, above all by hashes."""
 
     how: Sharding
     subject: Mapping[str, Any]
 
-    def having(self, more: Mapping[str, Any]) -> "PredictionFolder":
+    def about(self, more: Mapping[str, Any]) -> "PredictionFolder":
         return replace(self, subject={**self.subject, **more})
 
 
-def apart(keys: Iterable[str]) -> dict[str, str]:
-    """What to call engines, or files, in what others read, where folders of this machine mean nothing: their names
-    without, and a number behind those that were there before."""
+def unique_names(keys: Iterable[str]) -> dict[str, str]:
+    """Names of engines or files for another machine: without folders, a number behind a name that occurred before."""
     seen: Counter[str] = Counter()
     called = {}
     for key in keys:
@@ -63,27 +63,27 @@ def score_and_save(
     load: Callable[[Sequence[int]], Iterator[Batch]],
     limit: UnreadableLimit,
     world: World,
-    keeping: PredictionFolder,
+    save_to: PredictionFolder,
 ) -> dict[str, Score]:
     """Scores of all pictures, and `answers-00000-of-00012.parquet` ... with `answers.json`, which names them.
 
-    Columns: picture, label, unreadable (why, else null), and one an engine, called as `apart` says: the five classes
-    it thinks most probable, best first. Every rank computes each world.size-th file. UsageError for files of others.
+    Columns: picture, label, unreadable (the reason, else null), and one for each engine under its unique name: the five
+    most probable classes, best first. Every rank computes each world.size-th file. UsageError for another run's files.
     """
     keys = list(engines)
-    engines = {name: engines[key] for key, name in apart(keys).items()}
+    engines = {name: engines[key] for key, name in unique_names(keys).items()}
     told = {key: [one.name, one.precision, one.policy, one.policy_sha256, one.weights] for key, one in engines.items()}
-    subject = {**keeping.subject, "engines": told}
-    shards = Shards(keeping.how, "answers", len(pictures), sha256_of_data(subject))
+    subject = {**save_to.subject, "engines": told}
+    shards = Shards(save_to.how, "answers", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):
-        _score_one(shards, number, engines, pictures, load, world)
-    kind = Annotated[_Facts, Must(lambda facts: facts["sums"].keys() == engines.keys(), "sums of these engines")]
+        _score_file(shards, number, engines, pictures, load, world)
+    kind = Annotated[_FileRecord, Must(lambda facts: facts["sums"].keys() == engines.keys(), "sums of these engines")]
     found = [{"number": number, **shards.facts(number, kind)} for number in shards.share(world)]
     limit.count([name for one in found for name in one["unreadable"]])
     every = sorted(gather(found), key=lambda one: one["number"])
     totals = [[sum(values) for values in zip(*(one["sums"][key] for one in every), strict=True)] for key in engines]
     if world.is_main:
-        manifest = keeping.how.folder / "answers.json"
+        manifest = save_to.how.folder / "answers.json"
         files = [file.name for file in shards.files]
         unreadable = sum(len(one["unreadable"]) for one in every)
         write_json(manifest, {"schema": SCHEMA, **subject, "unreadable": unreadable, "files": files})
@@ -91,7 +91,7 @@ def score_and_save(
     return scores_of(keys, totals)
 
 
-def _score_one(
+def _score_file(
     shards: Shards,
     number: int,
     engines: Mapping[str, Engine],
@@ -99,13 +99,12 @@ def _score_one(
     load: Callable[[Sequence[int]], Iterator[Batch]],
     world: World,
 ) -> None:
-    rows = {
-        place: {"picture": pictures.names[place], "label": pictures.labels[place]} for place in shards.places(number)
-    }
+    places = shards.places(number)
+    rows = {place: {"picture": pictures.names[place], "label": pictures.labels[place]} for place in places}
 
-    def watch(batch: Batch, answers: Mapping[str, Answer]) -> None:
-        for key, answer in answers.items():
-            for place, best in zip(batch.indices, _best(answer.logits), strict=True):
+    def watch(batch: Batch, outputs: Mapping[str, EngineOutput]) -> None:
+        for key, output in outputs.items():
+            for place, best in zip(batch.indices, _best(output.logits), strict=True):
                 rows[place][key] = best
 
     sums = tally(engines, load(list(rows)), world.device, watch=watch)

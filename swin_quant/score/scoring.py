@@ -1,10 +1,8 @@
-"""Scoring engines: accuracy and agreement of each on the same pictures, as results for a run card."""
+"""Scoring engines on the labelled pictures of a data set: the results for a run card."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
@@ -19,33 +17,30 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
 from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import Score, evaluate, warn_of_guessing
+from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.saved_predictions import PredictionFolder, score_and_save
-
-BASELINE = "float32"
 
 
 def score_engines(
     engines: Mapping[str, Engine],
     cfg: CfgNode,
     preprocess: Preprocess,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     split: str = "val",
     max_unreadable: float = 0.01,
-    keeping: PredictionFolder | None = None,
+    save_to: PredictionFolder | None = None,
     class_names: Sequence[str] = (),
 ) -> dict[str, Result]:
-    """A result for each engine, all on the same pictures in one pass, by the engines' keys.
+    """A result for each engine by its key, all on the same pictures in one pass.
 
-    An engine called `float32` comes first and is what the others are compared with; without one there are no
-    comparisons. Every rank scores its share; all return the same results. `keeping`: answers to each picture are
-    written, and what was cut off goes on.
+    An engine called `float32` comes first and is the baseline; without one there are no comparisons. Every rank scores
+    its share, and all return the same results. `save_to`: predictions are saved, and a run that was cut off goes on.
     """
     pictures = open_labelled(cfg, split, world, class_names=class_names)
     dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
-    how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable, keeping)
+    how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable, save_to)
     return score_pictures(engines, pictures, preprocess, *how)
 
 
@@ -56,20 +51,20 @@ def score_pictures(
     dataset: DatasetRecord,
     batch_size: int,
     workers: int = 0,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     max_unreadable: float = 0.01,
-    keeping: PredictionFolder | None = None,
+    save_to: PredictionFolder | None = None,
 ) -> dict[str, Result]:
-    """As `score_engines`, on labelled pictures that are open already. A float model that only guesses is warned of."""
+    """`score_engines` on labelled pictures that are open already. Warns of a float model that only guesses."""
     limit = UnreadableLimit(len(pictures), max_unreadable)
 
     def load(indices: Sequence[int]) -> Iterator[Batch]:
         batches = chunks(indices, batch_size)
         return readable_batches(pictures, preprocess, batches, limit, workers, f"scoring {', '.join(engines)}")
 
-    if keeping:
+    if save_to:
         about = {"preprocess": preprocess.to_dict(), "dataset": dataset, "batch_size": batch_size}
-        scores = score_and_save(engines, pictures, load, limit, world, keeping.having(about))
+        scores = score_and_save(engines, pictures, load, limit, world, save_to.about(about))
     else:
         scores = evaluate(engines, load(shard(range(len(pictures)), world.rank, world.size)), world.device)
     limit.count(gather(limit.names))
@@ -81,48 +76,17 @@ def score_pictures(
     return results_of(engines, scores, dataset, batch_size, world.device, sorted(limit.names))
 
 
-def results_of(
-    engines: Mapping[str, Engine],
-    scores: Mapping[str, Score],
-    dataset: DatasetRecord,
-    batch_size: int,
-    device: torch.device,
-    unreadable: Sequence[str] = (),
-) -> dict[str, Result]:
-    """Scores as a run card keeps them."""
-    results = {}
-    for key, score in scores.items():
-        measured = asdict(score)
-        if key == BASELINE or BASELINE not in engines:
-            measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
-        results[key] = Result(
-            engine=engines[key].name,
-            precision=engines[key].precision,
-            policy=engines[key].policy,
-            policy_sha256=engines[key].policy_sha256,
-            dataset=dataset,
-            batch_size=batch_size,
-            device=device.type,
-            unreadable=len(unreadable),
-            note=f"unreadable: {listed(unreadable)}" if unreadable else None,
-            weights=engines[key].weights,
-            calibrator=engines[key].calibrator,
-            **measured,
-        )
-    return results
-
-
 def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRecord:
-    """The pictures as a run card names them: without the folders of the machine."""
+    """The pictures as a run card names them: without the machine's folders."""
     return DatasetRecord(name=Path(data_path).name, split=split, pictures=len(pictures), sha256=digest(pictures.names))
 
 
 def open_labelled(
     cfg: CfgNode, split: str, world: World, cache_mode: str | None = None, class_names: Sequence[str] = ()
 ) -> Pictures:
-    """The labelled pictures of a split, their classes matched with the model's, or their number with its.
+    """The labelled pictures of a split, their classes matched with the model's by name, or by number without names.
 
-    `cache_mode` is in place of DATA.CACHE_MODE; `class_names` are the model's, where they are known.
+    `cache_mode` replaces DATA.CACHE_MODE; `class_names` are the model's, if they are known.
     """
     need_logits(cfg, "accuracy")
     return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES, class_names)
@@ -136,7 +100,7 @@ def open_split(
     classes: int | None = None,
     class_names: Sequence[str] = (),
 ) -> Pictures:
-    """The pictures of a split; with `classes`, of those of the model, else of any, and maybe without labels."""
+    """The pictures of a split. With `classes` they have the model's labels; without, any labels or none."""
     check_channels(cfg)
     return open_pictures(
         cfg.DATA.DATA_PATH,

@@ -1,4 +1,4 @@
-"""The engines that torch itself provides: the float model, its half form, the fake-quantized one."""
+"""The engines that torch runs: the float model, its half-precision form, the fake-quantized model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,12 +43,9 @@ def torch_engines(
                 precision = precision_of(model)
                 engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
     names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
-    return {
-        replace(engine, policy=names[engine.policy, engine.policy_sha256] if engine.policy else None).label: replace(
-            engine, device=str(device)
-        )
-        for engine in engines
-    }
+    policies_of = (names[engine.policy, engine.policy_sha256] if engine.policy else None for engine in engines)
+    labels = [replace(engine, policy=policy).label for engine, policy in zip(engines, policies_of, strict=True)]
+    return {label: replace(engine, device=str(device)) for label, engine in zip(labels, engines, strict=True)}
 
 
 def _run_float(model: nn.Module, images: Tensor) -> Tensor:
@@ -67,7 +64,7 @@ def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Te
 
 
 def _evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Nothing where that is the mode: to walk all modules in every call would count as the network's own time."""
+    """Evaluation mode. In that mode already it walks no modules, which would count as the network's own time."""
     return eval_mode(model) if model.training else nullcontext()
 
 
@@ -83,7 +80,7 @@ def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[N
 
 
 def precision_of(model: nn.Module) -> str:
-    """`int8` or `fp8` where every enabled node is, `W4A8` for weights and activations, `mixed` for anything else."""
+    """`int8` or `fp8` if every enabled node is, `W4A8` for weights and activations, `mixed` for anything else."""
     formats = {node.format for node in enabled_nodes(model).values()}
     if formats == {FP8}:
         return FP8

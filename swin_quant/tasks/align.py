@@ -28,11 +28,21 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy
-from swin_quant.score.alignment import Differences, Tally
+from swin_quant.score.alignment import (
+    IMAGES,
+    LABELS,
+    Differences,
+    Tally,
+    Trace,
+    from_arrays,
+    of_output,
+    taking,
+    to_arrays,
+    torch_trace,
+)
 from swin_quant.score.engine import EngineOptions
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.torch_engines import torch_engines
-from swin_quant.score.traces import IMAGES, LABELS, Trace, from_arrays, of_output, taking, to_arrays, torch_trace
 from swin_quant.tasks.deployed import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.tasks.verify import is_quantized
 from swin_quant.train.one_step import step_trace

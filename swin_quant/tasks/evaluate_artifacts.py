@@ -29,7 +29,7 @@ from swin_quant.score.baseline import (
     whose_weights,
 )
 from swin_quant.score.engine import Engine, EngineOptions, half_type
-from swin_quant.score.saved_predictions import PredictionFolder, apart
+from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import score_engines
 from swin_quant.tasks.deployed import (
     config_of,
@@ -131,7 +131,7 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     baseline = _baseline(group, scoring, world)
     engines = baseline | {key: engine for engines in deployed.values() for key, engine in engines.items()}
     cfg = _within_limits(first.cfg, engines)
-    called = apart(str(p.artifact.file) for p in group)
+    called = unique_names(str(p.artifact.file) for p in group)
     files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
     whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,
              "float_type": scoring.options.float_type}  # fmt: skip

@@ -30,7 +30,8 @@ from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, dequantize, quantize
-from swin_quant.score.scoring import BASELINE, dataset_record, open_labelled, open_split, score_pictures
+from swin_quant.score.metrics import BASELINE
+from swin_quant.score.scoring import dataset_record, open_labelled, open_split, score_pictures
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches

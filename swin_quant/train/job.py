@@ -25,7 +25,7 @@ class Job:
     batches: TrainingBatches
     validation: ValidationBatches | None
     seed: int = 0
-    world: World = World()  # noqa: RUF009
+    world: World = World()
     teacher: Classifier | None = None
     folder: Path | None = None
     snapshot: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_quant.score.traces import IMAGES, LABELS, LOGITS, LOSS, Trace, tracing
+from swin_quant.score.alignment import IMAGES, LABELS, LOGITS, LOSS, Trace, tracing
 
 _RANDOM = ("Dropout", "DropPath")
 _RUNNING = ("running_mean", "running_var")

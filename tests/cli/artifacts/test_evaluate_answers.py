@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from swin_quant.score.saved_predictions import apart
+from swin_quant.score.saved_predictions import unique_names
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FACTS = b"swin_quant.facts"
@@ -70,7 +70,7 @@ def test_nothing_that_is_written_for_others_names_a_folder_of_this_machine(run, 
 
 
 def test_files_of_one_name_are_told_apart_by_their_order():
-    assert apart(["float32", "/a/x.onnx on openvino", "/b/x.onnx on openvino", "b/y.onnx on openvino"]) == {
+    assert unique_names(["float32", "/a/x.onnx on openvino", "/b/x.onnx on openvino", "b/y.onnx on openvino"]) == {
         "float32": "float32", "/a/x.onnx on openvino": "x.onnx on openvino",
         "/b/x.onnx on openvino": "x.onnx on openvino (2)", "b/y.onnx on openvino": "y.onnx on openvino",
     }  # fmt: skip
