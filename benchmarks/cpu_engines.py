@@ -52,7 +52,7 @@ from swin_quant.report.table import print_table
 from swin_quant.score.bench import BenchPlan, measure, noise
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.bench_candidates import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 

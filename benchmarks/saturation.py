@@ -28,7 +28,8 @@ from swin_quant.report.bench import as_json
 from swin_quant.score.bench import BenchPlan, BenchReport, load_pictures, measure
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.bench_candidates import REFERENCE
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 

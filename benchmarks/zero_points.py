@@ -161,7 +161,7 @@ def measured(
     from swin_quant.report.bench import as_json
     from swin_quant.score.bench import BenchPlan, load_pictures, measure
     from swin_quant.score.candidate import BenchCandidate
-    from swin_quant.score.engine import EngineOptions
+    from swin_quant.score.options import EngineOptions
     from swin_quant.tasks.bench_candidates import REFERENCE
     from swin_quant.tasks.loaders import artifact_engine, torch_engine
 

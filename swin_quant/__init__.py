@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from swin_quant.face.alignment import Alignment as Alignment
     from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
-    from swin_quant.face.calibration import calibrate as calibrate
     from swin_quant.face.checking import Verification as Verification
     from swin_quant.face.checking import predict as predict
     from swin_quant.face.checking import verify as verify
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model as Model
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.tasks.doctor import doctor as doctor
+    from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.wrap import wrap as wrap
 
 __version__ = "0.1.0"
@@ -54,7 +54,7 @@ _FACE = {
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "analyze": ("swin_quant.face.analysis", "analyze"),
     "plan": ("swin_quant.face.planning", "plan"),
-    "calibrate": ("swin_quant.face.calibration", "calibrate"),
+    "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
     "evaluate": ("swin_quant.face.evaluation", "evaluate"),
     "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
     "wrap": ("swin_quant.verbs.wrap", "wrap"),

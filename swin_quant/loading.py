@@ -10,10 +10,11 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, called
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import card_of
+from swin_quant.cards.lineage import card_of, made_before, original
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint import Source, load_calibrated, load_float
 from swin_quant.checkpoint.class_names import names_of
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.checkpoint.sources import local_file
@@ -123,6 +124,32 @@ def load_for_scoring(
                        policy=policies[0].to_dict() if policies else None,
                        class_names=names_of(cfg, source.path, replace_head))  # fmt: skip
     return Subject(model, policies, card, card_file)
+
+
+def load_float_model(
+    cfg: CfgNode, checkpoint: str | None, world: World, replace_head: bool = False
+) -> tuple[Model, Source | None]:
+    """The float weights of a checkpoint as a new model of `cfg`, and where they came from; None: seeded random weights.
+
+    Its card knows the original that the weights came from, how they were trained and which passes they have seen.
+    """
+    torch.manual_seed(cfg.SEED)
+    module = build_model(cfg)
+    source = load_float(module, checkpoint, replace_head=replace_head) if checkpoint else None
+    before = made_before(checkpoint, source is not None and source.calibrated)
+    if checkpoint is None:
+        log.warning("no checkpoint: these are random weights, good for timing only")
+    refuse_changed_features(str(checkpoint), before, cfg)
+    card = RunCard(
+        cfg.MODEL.NAME,
+        portable_config(cfg),
+        Preprocess.from_config(cfg).to_dict(),
+        original(before, source.record() if source else None),
+        training=before.training if before else None,
+        calibration=before.calibration if before else None,
+        class_names=names_of(cfg, source.path if source else None, replace_head),
+    )
+    return Model(module.to(world.device), card=card), source
 
 
 def giving(card: RunCard, cfg: CfgNode) -> RunCard:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
@@ -29,7 +29,7 @@ from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.table import html_facts
-from swin_quant.saving import finish, save_with_card
+from swin_quant.saving import finish, place_for, save_with_card
 from swin_quant.score.torch_engines import torch_engines
 
 _SAID = ("calibrated", "policy")  # by repr, after network and size
@@ -63,6 +63,13 @@ class Model:
     @property
     def name(self) -> str:
         return self.card.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file that it is in. UsageError where it was not saved yet."""
+        if self.file is None:
+            raise UsageError(f"{self.name}: is in no file yet: `save` it first")
+        return self.file
 
     @property
     def policy(self) -> Policy | None:
@@ -150,7 +157,7 @@ class Model:
         if self.is_changed:
             self._forget_measured()
         if self.calibration and self.policy:
-            self.card = finish(self.module, path, self.card, self.calibration, World()).card
+            self.card = finish(self.module, path, self.card, self.calibration, World())
         elif self.is_calibrated and self.policy:
             self.card = save_with_card(self.module, path, self.card)
         else:
@@ -162,6 +169,15 @@ class Model:
             self.card.write(card_path(path))
         self.file, self._saved = path, _weights_digest(self.module)
         return path
+
+    def save_in(self, folder: Path, world: World) -> None:
+        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that `place_of`
+        gives."""
+        assert self.calibration is not None, "save_in: is for a model that was just calibrated"
+        (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
+        self.file = Path(place)
+        self.card = finish(self.module, self.file, self.card, self.calibration, world)
+        self._saved = _weights_digest(self.module)
 
     def _forget_measured(self) -> None:
         if self.is_calibrated:

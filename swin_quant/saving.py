@@ -1,16 +1,16 @@
-"""A calibrated model and what is written of it: checkpoint, statistics and card."""
+"""Write a calibrated model: checkpoint, statistics and run card, where nothing is replaced that another file needs."""
 
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from swin_quant.base.distributed import World, gather
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import log
@@ -28,17 +28,8 @@ from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 _MOST_PLACES = 1000
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """A calibrated model with its policy applied, where it was saved, and its card."""
-
-    model: nn.Module
-    checkpoint: Path
-    card: RunCard
-
-
-def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
-    """Write checkpoint, statistics and card, in this order."""
+def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> RunCard:
+    """Write checkpoint, statistics and card, in this order; returns the card as it was written."""
     peaks = calibration.peaks if calibration.pictures <= MOST else {}
     counted = statistics_bytes(calibration.statistics, peaks) if calibration.statistics else None
     kept = path.with_suffix(SUFFIX)
@@ -51,13 +42,7 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
             log.info("statistics: %s", kept)
         else:
             kept.unlink(missing_ok=True)  # of an earlier calibration, whose checkpoint is gone, too
-    return Calibrated(model, path, card)
-
-
-def finish_in(folder: Path, model: nn.Module, card: RunCard, calibration: Calibration, world: World) -> Calibrated:
-    """`finish` as <NAME>_calib.pth of a folder, or under the name that `place_of` gives."""
-    (place,) = gather([str(place_for(folder, model, card))] if world.is_main else [])
-    return finish(model, Path(place), card, calibration, world)
+    return card
 
 
 def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:

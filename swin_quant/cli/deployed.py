@@ -13,7 +13,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import require_file
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.options import CONFIG_KEYS, HUBS
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World

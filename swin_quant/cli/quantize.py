@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import deployed, options
-from swin_quant.cli.calibrate import plan_of
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, show
 from swin_quant.cli.search import add_budget
@@ -102,6 +101,7 @@ def run(args: argparse.Namespace, world: World) -> None:
 def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: bool) -> Quantization:
     from swin_quant.quant.search import Budget
     from swin_quant.tasks.quantization import Quantization
+    from swin_quant.verbs.calibrate import BATCH, CalibrationPlan
 
     args.checkpoint = checkpoint
     cfg = options.config_of(args)
@@ -124,7 +124,15 @@ def _asked(args: argparse.Namespace, world: World, checkpoint: str, several: boo
         args.backend,
         Path(args.output or "output") / cfg.MODEL.NAME if several else Path(output_dir(args, cfg)),
         None if automatic else options.policy_of(args),
-        plan_of(args, cfg.SEED),
+        CalibrationPlan.of(
+            args.pictures,
+            min(args.batch or BATCH, BATCH),
+            split=args.calib_split or "train",
+            seed=cfg.SEED,
+            method=options.method_of(args),
+            max_unreadable=args.max_unreadable,
+            passes=options.passes_of(args),
+        ),
         args.saturation_safe,
         deployed.engine_options(args, world),
         budget,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
-    from swin_quant.score.engine import EngineOptions
+    from swin_quant.score.options import EngineOptions
     from swin_quant.tasks.passes import PassPlan
 
 HUBS = ("timm:", "hf:")
@@ -39,6 +39,7 @@ OutputKind = Annotated[
     str | None,
     Flag("what the model gives: logits, what its head reads, or the maps of its stages", choices=OUTPUT_KINDS),
 ]
+ReplaceHead = Annotated[bool, Flag("leave out a head of another number of classes")]
 Original = Annotated[
     str | None, Flag("the float checkpoint that QAT is compared with (default: looked for)", "FILE", name="--float")
 ]
@@ -160,7 +161,7 @@ class EngineFlags:
     float_type: FloatType = None
 
     def options(self, world: World) -> EngineOptions:
-        from swin_quant.score.engine import EngineOptions
+        from swin_quant.score.options import EngineOptions
 
         return EngineOptions(
             threads=self.threads, float_type=self.float_type, device=world.device.type, extensions=self.extension

@@ -13,7 +13,7 @@ from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.alignment import table_of
 from swin_quant.report.table import html_table, terminal
 from swin_quant.score.alignment import Differences
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks import align as task
 
 _WIDTH = 140

@@ -14,7 +14,7 @@ from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.table import html_table, terminal
 from swin_quant.report.verification import table_of
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.predict import Guess, answering_artifact, answering_model
 from swin_quant.tasks.predict import predict as answers
 from swin_quant.tasks.verify import Verifying, failures, verify_artifact

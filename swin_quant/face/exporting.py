@@ -16,7 +16,8 @@ from swin_quant.quant.policy import Policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.table import Value, html_facts
 from swin_quant.saving import place_for
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
 from swin_quant.tasks.deployed import load_engines, names_of_engines

@@ -21,7 +21,7 @@ from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
 from swin_quant.report.costs import search_table
 from swin_quant.report.table import ReportTable, html_table, terminal
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.measured_on import MeasuredOn, of_pictures
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, search_record

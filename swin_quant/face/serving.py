@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.tasks.serve import Hosting, app_of
 

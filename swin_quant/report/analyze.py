@@ -1,4 +1,4 @@
-"""An analysis for a terminal and as Markdown: operators, targets, shapes, risks, limits, replacements."""
+"""An analysis, for a terminal and as Markdown: operators, targets, shapes, risks, limits, replacements."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +15,7 @@ from swin_quant.report.table import Column, ReportTable, bullets, escaped, field
 MARKS = {SUPPORTED: "yes", REPLACED: "other", UNSUPPORTED: "no", NOT_KNOWN: "?"}
 _STYLES = {SUPPORTED: "green", REPLACED: "", UNSUPPORTED: "red", NOT_KNOWN: "yellow"}
 _LEGEND = "yes: has it; other: computes it by other operators of its own; no: has it not; ?: not known, by our tables"
+_COMPUTED = "computed from the peaks of {}, never measured"
 
 OPERATORS: tuple[Column[Operator], ...] = (
     Column("name", "operator", field("name"), fold=True),
@@ -50,7 +51,7 @@ def _same(row: Checked) -> str:
 
 @dataclass(frozen=True)
 class TargetRow:
-    """An operator, and its status on each target."""
+    """An operator, and how each target takes it."""
 
     name: str
     calls: int
@@ -67,30 +68,27 @@ class Chapter:
 
 
 def sections(analysis: Analysis, full: bool = False) -> Iterator[Chapter]:
-    """All chapters in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
+    """All that there is to say, in order; `full`: the sources, and what every replaced operator becomes."""
     yield Chapter("operators", ReportTable(OPERATORS, analysis.operators, _remarks(analysis)))
     yield Chapter(
         "targets",
         _targets(analysis, " " if full else "\n"),
         [*_unknown(analysis), *(_details(analysis) if full else ())],
     )
-    if analysis.depending:
-        depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
-    else:
-        depends = "nothing asks for a value: control flow does not depend on data"
-    training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
-    shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
-    yield Chapter("shapes and control flow", None, shapes)
-    risks = [f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks]
-    if analysis.weighed and not risks:
-        risks = ["none found"]
-    yield Chapter("precision risks", None, [*risks, _looked_at(analysis)])
+    yield Chapter("shapes and control flow", None, [sentence(one) for one in analysis.variations] + [
+        f"control flow or shapes depend on data: {listed(analysis.depending)}" if analysis.depending
+        else "nothing asks for a value: control flow does not depend on data",
+        f"needed by training alone: {training_sentence({k: list(v) for k, v in analysis.training_only.items()})}",
+    ])  # fmt: skip
+    yield Chapter("precision risks", None, [
+        *(f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks),
+        *(["none found"] if analysis.weighed and not analysis.risks else []),
+        _looked_at(analysis),
+    ])  # fmt: skip
     if analysis.machine:
-        remarks = [
-            f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
-            "at most: every call on its own; if fused: all but matrix products cost nothing",
-            "bound: what limits the products in float",
-        ]
+        remarks = [_COMPUTED.format(f"{analysis.machine.description} ({analysis.machine.source})"),
+                   "at most: every call on its own; if fused: all but matrix products cost nothing",
+                   "bound: what limits the products in float"]  # fmt: skip
         yield Chapter("roofline", ReportTable(LIMITS, analysis.limits, remarks, lambda row: _bold(row)))
     if analysis.checked:
         yield Chapter("equivalent replacements", ReportTable(CHECKED, analysis.checked))
@@ -111,7 +109,7 @@ def head(analysis: Analysis) -> str:
 
 
 def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
-    """The chapters for a terminal of `width` columns."""
+    """For a terminal of `width` columns."""
     parts = ["\n".join(bullets([head(analysis)], width))[2:] + "\n"]
     for section in sections(analysis):
         parts.append(f"\n{styled(section.title, 'bold' if color else '')}\n")
@@ -121,7 +119,7 @@ def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
 
 
 def analysis_markdown(analysis: Analysis, level: int = 2) -> str:
-    """Markdown with headings from `level`, and all sources."""
+    """With all sources."""
     parts = [f"{'#' * level} {escaped(analysis.name)}\n\n{escaped(head(analysis))}.\n"]
     for section in sections(analysis, full=True):
         parts.append(f"\n{'#' * (level + 1)} {section.title}\n\n")
@@ -145,7 +143,7 @@ def _targets(analysis: Analysis, between: str) -> ReportTable[TargetRow]:
 
 
 def _broken(title: str, between: str) -> str:
-    """A title with a word on each line, which makes seven columns fit; Markdown has no lines in cells."""
+    """A title in lines of a word each, so that seven columns fit; as it is where lines cannot be."""
     return title if between == " " else re.sub(r" |(?<=[a-z])(?=[A-Z])", between, title)
 
 

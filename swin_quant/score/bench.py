@@ -19,8 +19,8 @@ from swin_quant.data.sources import open_pictures
 from swin_quant.score.candidate import BenchCandidate, Runner
 from swin_quant.score.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.score.difference import difference
-from swin_quant.score.engine import EngineOptions
 from swin_quant.score.interleave import Timing, interleave
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import evenly
 
 

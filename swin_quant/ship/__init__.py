@@ -1,1 +1,1 @@
-"""Packages: an artifact as a folder that runs without torch and without this package."""
+"""What leaves the house: an artifact as a folder that runs without torch and without this package."""

@@ -40,7 +40,7 @@ from swin_quant.score.alignment import (
     to_arrays,
     torch_trace,
 )
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.tasks.deployed import load_engines, on_its_device, one_engine, preprocess_of

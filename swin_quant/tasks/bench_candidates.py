@@ -19,7 +19,8 @@ from swin_quant.config import from_dict
 from swin_quant.config.outputs import need_logits
 from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.engine import EAGER, HALF_TYPES, EngineOptions
+from swin_quant.score.engine import EAGER, HALF_TYPES
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.loaders import artifact_engine, torch_engine

@@ -21,7 +21,6 @@ from swin_quant.config import find_config, load_config
 from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate import compared, score_model
 from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
 from swin_quant.tasks.export import export_checkpoint
@@ -29,6 +28,7 @@ from swin_quant.tasks.finetune import finetune
 from swin_quant.tasks.page import pictures_at, write_page
 from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipes import load_recipe
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 PICTURES = 360  # that the page looks at: all of val
 FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2
@@ -57,7 +57,7 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 6, w
     four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
 
     log.info("5. score float32, bfloat16, both INT8 modes, four bits and the engines on pictures apart from training")
-    card = score_model(done.model, cfg, done.card, policies, world)
+    card = score_model(done.module, cfg, done.card, policies, world)
     card.write(card_path(done.checkpoint))
     cards = {card_path(done.checkpoint): card}
     cards |= _score_checkpoints(four_bits, cfg, world)

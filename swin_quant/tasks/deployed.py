@@ -23,7 +23,8 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import Subject, load_for_scoring
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import Policy, policy_from_dict
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
 _PARENTS = 2  # the artifact's own folder, and the one above it
 

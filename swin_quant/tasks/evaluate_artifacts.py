@@ -28,7 +28,8 @@ from swin_quant.score.baseline import (
     load_original,
     whose_weights,
 )
-from swin_quant.score.engine import Engine, EngineOptions, half_type
+from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import score_engines
 from swin_quant.tasks.deployed import (

@@ -12,7 +12,7 @@ from swin_quant.quant.policy import policy_from_dict
 from swin_quant.score.baseline import engines_beside, unnamed_baseline
 from swin_quant.score.bench import noise
 from swin_quant.score.difference import difference, difference_of_outputs
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.deployed import names_of_engines
 from swin_quant.tasks.verify import is_quantized, tolerance_of
 

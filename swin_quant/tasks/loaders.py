@@ -7,7 +7,7 @@ from swin_quant.score.engine import Engine
 
 if TYPE_CHECKING:
     from swin_quant.backends.backend import Backend
-    from swin_quant.score.engine import EngineOptions
+    from swin_quant.score.options import EngineOptions
 
 
 def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> Engine:

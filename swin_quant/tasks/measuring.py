@@ -19,7 +19,7 @@ from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.score.bench import BenchPlan
 from swin_quant.score.cpu import features, usable_cores
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measured_on import MeasuredOn, drawn
 from swin_quant.tasks.sensitivity import Sampling

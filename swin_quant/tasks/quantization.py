@@ -26,21 +26,23 @@ from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
+from swin_quant.data.sources import open_unlabelled
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget
 from swin_quant.saving import place_of
-from swin_quant.score.engine import HALF_TYPES, EngineOptions
+from swin_quant.score.engine import HALF_TYPES
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.scoring import dataset_record, open_labelled
-from swin_quant.tasks.calibrate import CalibrationPlan, open_calibrating
 from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
 from swin_quant.tasks.verify import failures
+from swin_quant.verbs.calibrate import CalibrationPlan
 
 VAL = "val"
 _FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it
@@ -116,7 +118,7 @@ class Quantization:
     @cached_property
     def calibrated_on(self) -> list[str]:
         """The pictures of which the first that are readable calibrate. SwinQuantError where they are not to be had."""
-        return seeded_order(open_calibrating(self.cfg, self.plan), self.plan.seed)
+        return seeded_order(open_unlabelled(self.cfg, self.plan.split), self.plan.seed)
 
     @property
     def target(self) -> Backend:

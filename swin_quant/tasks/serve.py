@@ -24,7 +24,7 @@ from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.serving.app import Service, build_app
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.serving.server import server_of

@@ -17,7 +17,8 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
 from swin_quant.score.baseline import engines_beside, unnamed_baseline
 from swin_quant.score.difference import difference, difference_of_outputs
-from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine, EngineOptions
+from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
 from swin_quant.tasks.deployed import (
     config_of,

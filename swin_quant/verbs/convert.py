@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.shared import ModelOptions, config_of, found, one_process
+from swin_quant.cli.shared import ModelOptions, ReplaceHead, config_of, found, one_process
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class ConvertOptions:
         Flag("checkpoint: Microsoft's, timm's, Hugging Face's, calibrated or not", "CHECKPOINT", or_flag=True),
     ] = None
     model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)
-    replace_head: Annotated[bool, Flag("leave out a head of another number of classes")] = False
+    replace_head: ReplaceHead = False
     dtype: Annotated[Literal["float32", "float16", "bfloat16"], Flag("of the weights")] = "float32"
 
 

@@ -8,7 +8,7 @@ import torch
 
 from swin_quant.backends import engine_loader
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 INT8 = {"fc1.MatMul": "int8", "fc2.MatMul": "int8", "attn.qk": "int8", "attn.av": "float32", "head": "float32"}
 

@@ -12,7 +12,7 @@ import torch
 from swin_quant.backends import engine_loader
 from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from swin_quant.backends.tensorrt.layers import read_layers
 from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, default_output, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 GPU = host.Gpu(torch.device("cpu"), "Stand-in GPU", "8.6")
 ON_GPU = EngineOptions(device="cuda")

@@ -20,7 +20,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import dequantize, quantize
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.score import interleave
 from swin_quant.score.candidate import Identity, Runner
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.tasks.serve import Hosting, private_copy, service_of
 

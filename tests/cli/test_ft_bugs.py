@@ -164,7 +164,7 @@ def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
     run, float_flags, card_of, forwards, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "swin_quant.tasks.calibrate.augmented", lambda *_: pytest.fail("augmented crops without --augment")
+        "swin_quant.data.preprocess.augmented", lambda *_: pytest.fail("augmented crops without --augment")
     )
     assert run("calibrate", *float_flags, "--no-eval", "--output", tmp_path).code == 0
     assert observed(forwards) == [4] * 2

@@ -21,14 +21,14 @@ from swin_quant.config import load_config
 from swin_quant.config.portable import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
-from swin_quant.score.engine import EngineOptions
 from swin_quant.score.interleave import Timing
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks import policy_timing, quantization
 from swin_quant.tasks import quantize as quantizing
-from swin_quant.tasks.calibrate import CalibrationPlan
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.quantization import Quantization
 from swin_quant.tasks.quantize import steps
+from swin_quant.verbs.calibrate import CalibrationPlan
 
 
 def words_for(micro, pictures, folder):

@@ -138,15 +138,15 @@ def dies(victim, how):
     def before(rank):
         if rank != victim:
             return
-        from swin_quant.tasks import calibrate
+        from swin_quant.data import calibration
 
-        original = calibrate.calibration_batches
+        original = calibration.calibration_batches
 
         def batches(*arguments):
             yield next(original(*arguments))
             how()
 
-        calibrate.calibration_batches = batches
+        calibration.calibration_batches = batches
 
     return before
 
@@ -186,13 +186,13 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
 KILLED_IN_CALIBRATION = """
 import os, signal, sys
 from swin_quant import cli
-from swin_quant.tasks import calibrate
-original = calibrate.calibration_batches
+from swin_quant.data import calibration
+original = calibration.calibration_batches
 def batches(*arguments):
     yield next(original(*arguments))
     os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["RANK"] == "0":
-    calibrate.calibration_batches = batches
+    calibration.calibration_batches = batches
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -60,16 +60,16 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
 
 def waiting_in_calibration(started):
     """A hook: the first batch is served, then a sleep that only a signal ends."""
-    from swin_quant.tasks import calibrate
+    from swin_quant.data import calibration
 
-    original = calibrate.calibration_batches
+    original = calibration.calibration_batches
 
     def batches(*arguments):
         yield next(original(*arguments))
         started.touch()
         time.sleep(600)
 
-    calibrate.calibration_batches = batches
+    calibration.calibration_batches = batches
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -92,10 +92,11 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 
     def before():
         os.setpgrp()
-        from swin_quant.tasks import calibrate
+        from swin_quant.base import progress
+        from swin_quant.data import loader
 
-        calibrate.default_workers = lambda *_: 2
-        original = calibrate.track
+        loader.default_workers = lambda *_: 2
+        original = progress.track
 
         def track(items, *arguments):
             for item in original(items, *arguments):
@@ -103,7 +104,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
                 started.touch()
                 time.sleep(600)
 
-        calibrate.track = track
+        progress.track = track
 
     child = fork(["calibrate", *float_flags, "--output", tmp_path / "out"], before=before)
     while not started.exists():
@@ -115,8 +116,8 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """What a fork cannot show: start-up and the end of the interpreter. `nodes | head -1` is no error."""
-    hook = "import time, sys; from swin_quant import cli; from swin_quant.tasks import calibrate; "
-    hook += "calibrate.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
+    hook = "import time, sys; from swin_quant import cli; from swin_quant.data import calibration; "
+    hook += "calibration.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
     hook += "sys.exit(cli.main(sys.argv[1:]))"
     words = list(map(str, float_flags))
     calibrating = subprocess.Popen(
@@ -155,7 +156,7 @@ def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float
     def much(*_):
         raise error
 
-    monkeypatch.setattr("swin_quant.tasks.calibrate.calibrate_checkpoint", much)
+    monkeypatch.setattr("swin_quant.verbs.calibrate.calibrate_checkpoint", much)
     assert run("calibrate", *float_flags).error(1) == f"error: out of {memory}: lower --batch\n"
     monkeypatch.setattr("swin_quant.cli.policies.run", much)
     assert run("policies").error(1) == f"error: out of {memory}\n"

@@ -17,8 +17,9 @@ from swin_quant.report.bench import notes
 from swin_quant.score import cpu
 from swin_quant.score.bench import BenchPictures, BenchPlan, measure
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
 from swin_quant.score.interleave import Timing, interleave, rotated
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.loaders import artifact_engine
 
 SIDE = 4

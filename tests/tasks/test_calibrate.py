@@ -16,7 +16,7 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 PLAN = CalibrationPlan(batches=1, batch_size=4)
 
@@ -39,9 +39,9 @@ def test_the_model_returned_is_the_one_written(cfg, weights, tmp_path):
     again = build_model(cfg)
     load_calibrated(again, done.checkpoint)
     for name, node in named_nodes(again).items():
-        mine = named_nodes(done.model)[name]
+        mine = named_nodes(done.module)[name]
         assert torch.equal(node.amax, mine.amax) and mine.state is State.OFF and mine.observer is None
-    assert len(enabled_nodes(done.model)) == 8 * 15 + 3 * 2  # eight blocks, three mergings, mode 2
+    assert len(enabled_nodes(done.module)) == 8 * 15 + 3 * 2  # eight blocks, three mergings, mode 2
     assert json.loads(done.checkpoint.with_suffix(".json").read_text())["checkpoint"] == done.card.checkpoint
 
 
@@ -86,7 +86,7 @@ def test_a_plan_that_cannot_be(make, says):
 
 
 def test_refusals_come_before_the_first_forward(cfg, weights, tmp_path, monkeypatch):
-    monkeypatch.setattr("swin_quant.tasks.calibration_found.calibrate", lambda *_: pytest.fail("a forward"))
+    monkeypatch.setattr("swin_quant.verbs.calibration_result.calibrate", lambda *_: pytest.fail("a forward"))
     policy = load_policy("ft-mode1")
     (tmp_path / "file").write_text("x")
     with pytest.raises(SwinQuantError, match="it is a file"):

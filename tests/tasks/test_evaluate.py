@@ -18,8 +18,8 @@ from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score.engine import half_type
 from swin_quant.score.scoring import open_labelled
 from swin_quant.score.torch_engines import precision_of, torch_engines
-from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.evaluate import score_model
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 CPU = torch.device("cpu")
 MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "float"))
@@ -64,11 +64,11 @@ def test_the_float_policy_needs_no_range(cfg, weights, done, tmp_path):
 
 
 def test_engines_are_float_then_half_then_each_policy_that_enables_a_node(done):
-    engines = torch_engines(done.model, CPU, "bfloat16", [MODE1, FLOAT, MODE2])
+    engines = torch_engines(done.module, CPU, "bfloat16", [MODE1, FLOAT, MODE2])
     assert list(engines) == ["float32", "bfloat16", "int8 ft-mode1", "int8 ft-mode2"]
     images = torch.randn(2, 3, 32, 32)
     first = {label: engine(images).float() for label, engine in engines.items()}
-    assert {node.state for node in named_nodes(done.model).values()} == {State.OFF}
+    assert {node.state for node in named_nodes(done.module).values()} == {State.OFF}
     for label in reversed(engines):  # in any order: no engine leaves anything behind in the model they share
         assert torch.equal(engines[label](images).float(), first[label])
     assert len({tuple(logits.flatten().tolist()) for logits in first.values()}) == 4
@@ -91,9 +91,9 @@ def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_pictur
     ],
 )
 def test_precision_names_bits_of_weights_and_activations(done, rules, precision):
-    apply_policy(done.model, MODE1.and_then(*rules))
-    assert precision_of(done.model) == precision
-    apply_policy(done.model, MODE1)
+    apply_policy(done.module, MODE1.and_then(*rules))
+    assert precision_of(done.module) == precision
+    apply_policy(done.module, MODE1)
 
 
 def test_half_types():
@@ -104,7 +104,7 @@ def test_half_types():
 
 
 def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
-    card = score_model(done.model, cfg, done.card, [MODE1], half="none")
+    card = score_model(done.module, cfg, done.card, [MODE1], half="none")
     assert [result.policy for result in card.measured()] == [None, "ft-mode1"] and done.card.results == []
     float32, int8 = card.measured()
     assert float32.pictures == int8.pictures == int8.dataset["pictures"] == 355

@@ -15,8 +15,8 @@ from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
-from swin_quant.tasks.calibration_found import Found
 from swin_quant.tasks.passes import PassPlan, improve, standing_out
+from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant
 
 
@@ -81,7 +81,7 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
 
     model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
     images, method = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Method(AUTO)
-    found = Found(calibrate(model, [images], method), {}, method, [], [(0, images)])
+    found = CalibrationResult(calibrate(model, [images], method), {}, method, [], [(0, images)])
     step = Step(Pass(widen, type(None), keeps_function=True, of_ranges=True, judges_itself=True))
     record = found.improved(model, PassPlan((HALVE, step)), World()).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
@@ -114,7 +114,7 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(nam
         model = tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2], DROP_RATE=0.5, DROP_PATH_RATE=0.5)
         use_policy(model, "qdq").train(training)
         model.layers[0].eval()
-        first = Found(calibrate(model, [images], method), {}, method, [], [(0, images)])
+        first = CalibrationResult(calibrate(model, [images], method), {}, method, [], [(0, images)])
         found.append((first.improved(model, PassPlan(steps_of(["gptq"])), World()).method, state_of(model)))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
     (method, state), (again, other) = found

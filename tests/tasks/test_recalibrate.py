@@ -14,9 +14,9 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
-from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.tasks.passes import PassPlan
-from swin_quant.tasks.recalibrate import recalibrate
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.verbs.recalibrate import recalibrate
 
 PLAN = CalibrationPlan(batches=1, batch_size=4)
 NAME = "swin_micro_digits"

@@ -21,7 +21,8 @@ from swin_quant.base.extras import library
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.operators.roofline import Machine, gpus, load_machine
 from swin_quant.quant.fake_quant import FP8
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
 NAME = "cuda"
 REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # on a CPU

@@ -13,7 +13,7 @@ from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.sessions import as_input
 from swin_quant.backends.cuda.trouble import gpu_told
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 _QKV = {1: ("matmul_q", "matmul_k", "matmul_v"), 2: ("mha_q", "mha_k", "matmul_v")}
 Seen = Iterator[tuple[str, Tensor]]

@@ -11,7 +11,8 @@ from swin_quant.backends.fastertransformer.limits import is_fused
 from swin_quant.backends.fastertransformer.slots import trt_side
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.base.errors import UsageError
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
 NAME = "FasterTransformer (emulated)"
 ATTENTION = {"auto": None, "fused": True, "unfused": False}

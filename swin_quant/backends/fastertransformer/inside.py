@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.fastertransformer.engine import load
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:

@@ -19,7 +19,8 @@ from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.quant.outputs import Output
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
 NAME = "onnxruntime"
 _TYPES = {  # of products, by the operator that the runtime computes them with

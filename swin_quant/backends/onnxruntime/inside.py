@@ -12,7 +12,7 @@ from swin_quant.backends.onnx_inside import of_images, opened_up
 from swin_quant.backends.onnxruntime.engine import NAME, _session
 from swin_quant.backends.saturation import exact_kernels
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:

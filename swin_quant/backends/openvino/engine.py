@@ -19,7 +19,8 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.files import sha256_of
 from swin_quant.quant.outputs import Output
-from swin_quant.score.engine import HALF_TYPES, Engine, EngineOptions
+from swin_quant.score.engine import HALF_TYPES, Engine
+from swin_quant.score.options import EngineOptions
 
 NAME = "openvino"
 # Float type -> OpenVINO's word for it as a precision hint, and among the capabilities of a device.

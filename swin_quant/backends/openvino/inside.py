@@ -10,7 +10,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_file import as_input, verified
 from swin_quant.backends.onnx_inside import of_images, opened_up
 from swin_quant.backends.openvino.engine import DEFAULT_SIDE, _core, _Graphs
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:

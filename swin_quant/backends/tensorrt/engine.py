@@ -16,7 +16,8 @@ from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_json
 from swin_quant.base.reading import reads
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}

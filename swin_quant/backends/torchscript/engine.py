@@ -14,7 +14,8 @@ from swin_quant.backends.torchscript.operators import define
 from swin_quant.backends.torchscript.trust import tell
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.operators.plugins import plugins_of
-from swin_quant.score.engine import Engine, EngineOptions
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
 NAME = "TorchScript"
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_told
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.cli import calibrate, evaluate, finetune, options, training
+from swin_quant.cli import evaluate, finetune, options, training
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
 from swin_quant.quant.names import INT8_MODES
@@ -19,6 +20,7 @@ from swin_quant.quant.names import INT8_MODES
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
+    from swin_quant.model import Model
 
 HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
@@ -113,9 +115,9 @@ def run(args: argparse.Namespace, world: World) -> None:
         return
     if args.calib:
         with called(batch="--calib-batchsz"), memory_told():
-            card = calibrate.run(args, world)
+            model, card = _calibrate(args, world)
         _say_accuracy(card, args, world, log_file)
-        args.checkpoint = args.made
+        args.checkpoint = str(model.checkpoint)
     if args.train:
         if args.distill:
             for flag, value in FT_DISTILLATION.items():
@@ -125,6 +127,27 @@ def run(args: argparse.Namespace, world: World) -> None:
         _say_accuracy(finetune.run(args, world), args, world, log_file)
     elif args.eval and not args.calib:
         _say_accuracy(evaluate.run(args, world), args, world, log_file)
+
+
+def _calibrate(args: argparse.Namespace, world: World) -> tuple[Model, RunCard | None]:
+    from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_and_score
+
+    if not args.checkpoint:
+        raise UsageError("no checkpoint: name one by --resume or --pretrained")
+    cfg, policies = options.config_of(args), options.policies_of(args)
+    plan = CalibrationPlan(
+        args.num_calib_batch,
+        args.calib_batchsz,
+        args.calib_split or "train",
+        cfg.SEED,
+        args.calib_augment,
+        options.method_of(args),
+        args.max_unreadable,
+        options.passes_of(args),
+    )
+    folder = Path(args.calib_output_path) if args.calib_output_path else output_dir(args, cfg)
+    half = None if args.no_eval else args.half
+    return calibrate_and_score(cfg, args.checkpoint, policies, plan, folder, world, half, args.replace_head)
 
 
 def _settle(args: argparse.Namespace) -> None:
@@ -142,7 +165,6 @@ def _settle(args: argparse.Namespace) -> None:
     args.lr = args.qat_lr if args.lr is None else args.lr
     args.go_on = args.go_on or args.resume == AUTO
     args.checkpoint = args.pretrained or (None if args.resume == AUTO else args.resume)
-    args.sample = args.num_calib_batch, args.calib_batchsz
 
 
 def _refuse(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.operators.roofline import load_machine
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, quantize
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from tests.backends.cuda.conftest import pictures
 
 FT = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")]

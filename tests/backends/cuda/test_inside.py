@@ -8,7 +8,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.align import align, of_artifact, of_model
 from tests.backends.cuda.conftest import pictures
 

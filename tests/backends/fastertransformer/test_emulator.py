@@ -18,7 +18,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.quant.policies import load_policy
 from swin_quant.score.torch_engines import torch_engines
-from swin_quant.tasks.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 f32, f16 = np.float32, np.float16
 
@@ -326,9 +326,9 @@ def test_a_trained_model_on_real_pictures(trained, tmp_path, attention, mode):
     policy = load_policy(f"ft-mode{mode}")
     card = RunCard(kind, {}, {}, policy=policy.to_dict())
     engine = load(
-        open_artifact(export(done.model, card, tmp_path, FasterTransformerOptions()).file), attention=attention
+        open_artifact(export(done.module, card, tmp_path, FasterTransformerOptions()).file), attention=attention
     )
-    fake = torch_engines(done.model, torch.device("cpu"), None, [policy])[f"int8 ft-mode{mode}"]
+    fake = torch_engines(done.module, torch.device("cpu"), None, [policy])[f"int8 ft-mode{mode}"]
     with torch.inference_mode():
         expected, got = fake(pictures), engine(pictures)
     assert (got - expected).abs().mean() < 0.04  # measured 0.014 to 0.019

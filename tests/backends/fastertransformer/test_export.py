@@ -21,7 +21,7 @@ from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 
 def names(folder):

@@ -20,7 +20,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.operators.attention import attention
 from swin_quant.operators.plugins import Plugging, plugins_of
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 SPECS = (
     "roll=swin_quant::Roll",

@@ -31,7 +31,7 @@ import numpy, torch
 from swin_quant.base import progress
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 engine, folder, *files = sys.argv[1:]
 progress.set_up()

@@ -12,7 +12,7 @@ from swin_quant.backends.onnx_inspect.report import inspect_model
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import enabled_nodes
-from swin_quant.score.engine import EngineOptions
+from swin_quant.score.options import EngineOptions
 
 KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
 POLICY = "zero points"

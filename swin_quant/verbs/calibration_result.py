@@ -1,6 +1,6 @@
-"""What a calibration found: improved by passes, checked against float, and recorded."""
+"""The result of a calibration: improved by passes, checked against float, recorded, with advice."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -11,13 +11,14 @@ from swin_quant.base.files import finite
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import (
+    AdviceRecord,
     CalibrationRecord,
     CheckRecord,
     PassRecord,
     SearchRecord,
 )
 from swin_quant.checkpoint.range_bits import bits_record
-from swin_quant.quant.advice import Findings, advise, figures_of
+from swin_quant.quant.advice import Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
 from swin_quant.quant.eval_mode import eval_mode
@@ -25,14 +26,18 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.standouts import Standout
-from swin_quant.tasks.advice import told
 from swin_quant.tasks.passes import PassPlan, choose, improve, of_weights, standing_out
+
+_NOWHERE = Scratch()
+_SHOWN = 5  # lines of advice on the screen, beside warnings
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a calibration found, how it is recorded, this rank's numbered batches, its part of the first pictures, for
-    the check, and the channels that stand out of what the passes left."""
+class CalibrationResult:
+    """A calibration and its record; this rank's numbered batches, and its part of the first pictures for the check.
+
+    `standouts`: the channels that still stand out behind the passes.
+    """
 
     calibration: Calibration
     record: CalibrationRecord
@@ -42,14 +47,12 @@ class Found:
     standouts: Sequence[Standout] = ()
 
     def improved(
-        self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None,
-        scratch: Scratch = Scratch(),  # noqa: B008
-    ) -> "Found":  # fmt: skip
-        """What is found behind the passes of `plan`, and recorded with those that the weights have seen `before`.
+        self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None, scratch: Scratch = _NOWHERE
+    ) -> "CalibrationResult":
+        """The result behind the passes of `plan`, recorded with the passes that the weights have seen `before`.
 
-        Calibrator auto chooses between them: behind those after which ranges are observed anew.
+        Calibrator auto chooses methods between passes: behind the last one after which ranges are observed anew.
         """
-        plan = plan.for_model(model)
         earlier = of_weights(before)
         if len(_sizes(self.images)) > 1:
             return self._of_several_sizes(plan, earlier)
@@ -58,15 +61,15 @@ class Found:
             calibration, done = improve(model, self.calibration, self.images, method, first, world, scratch)
             if method.is_auto:
                 method = choose(model, calibration, self.images, method, world)
-                record = {**record, **found_by(method, model, calibration)}
+                record = {**record, **search_record(method, model, calibration)}
             calibration, more = improve(model, calibration, self.images, method, then, world, scratch)
             if passes := [*earlier, *done, *more]:
-                again = found_by(method, model, calibration)
+                again = search_record(method, model, calibration)
                 record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
             standouts = standing_out(model, self.images, passes, world)
         return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
 
-    def _of_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "Found":
+    def _of_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "CalibrationResult":
         if plan.steps or self.method.is_auto:
             what = "‹passes›" if plan.steps else "‹calibrator› auto"
             raise UsageError(
@@ -80,7 +83,7 @@ class Found:
         passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
         nodes = named_nodes(model)
         found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.standouts)
-        record: CalibrationRecord = {**self.record, "advice": told(advise(found), world)}
+        record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found), world)}
         if check is None:
             return record
         if world.is_main and not check.better and check.sqnr_db >= RUIN_DB:
@@ -101,24 +104,39 @@ def _sizes(images: Sequence[tuple[int, Tensor]]) -> set[tuple[int, ...]]:
     return {tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in images if len(batch)])}
 
 
-def calibrate_numbered(
-    model: nn.Module, batches: Iterable[tuple[int, Tensor]], method: Method, batch_size: int
-) -> tuple[Calibration, list[CheckBatch], list[tuple[int, Tensor]]]:
-    """Calibrate on (number, images [B, 3, H, W]); also the first pictures with their float logits, and all batches."""
-    shown: list[tuple[int, Tensor]] = []
+def calibrated_on(
+    model: nn.Module,
+    batches: Iterable[tuple[int, Tensor]],
+    method: Method,
+    batch_size: int,
+    record: Callable[[], CalibrationRecord],
+) -> CalibrationResult:
+    """Calibrate on (number, images [B, 3, H, W]); `record` gives what is known of the pictures once they were seen."""
+    kept: list[tuple[int, Tensor]] = []
     some: list[CheckBatch] = []
 
     def images() -> Iterator[Tensor]:
         for numbered in batches:
-            shown.append(numbered)
+            kept.append(numbered)
             yield numbered[1]
 
     def keep(logits: Tensor) -> None:
-        number, batch = shown[-1]
+        number, batch = kept[-1]
         if (wanted := PICTURES - number * batch_size) > 0:
             some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
 
-    return calibrate(model, images(), method, keep), some, shown
+    calibration = calibrate(model, images(), method, keep)
+    whole: CalibrationRecord = {
+        **record(),
+        "exact": method.exact,
+        "pictures": calibration.pictures,
+        "beyond_half": calibration.beyond_half,
+        "check": None,
+        "statistics": None,
+        "advice": [],
+        **search_record(method, model, calibration),
+    }
+    return CalibrationResult(calibration, whole, method, some, kept)
 
 
 def _methods(model: nn.Module, method: Method) -> list[str]:
@@ -128,8 +146,8 @@ def _methods(model: nn.Module, method: Method) -> list[str]:
     return sorted({method.for_node(node.name, node.bits) for node in on})
 
 
-def found_by(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
-    """What a calibration record says of the search itself."""
+def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
+    """How ranges were found in what was observed."""
     methods = _methods(model, method)
     return {
         "method": "+".join(methods),
@@ -137,3 +155,18 @@ def found_by(method: Method, model: nn.Module, calibration: Calibration) -> Sear
         "dead_nodes": calibration.dead,
         **bits_record(model, method),
     }
+
+
+def tell_advice(advice: Sequence[Advice], world: World) -> list[AdviceRecord]:
+    """Say it on rank 0, warnings first and then a handful of hints; all of it as a run card keeps it."""
+    hints = [one for one in advice if not one.warns]
+    if world.is_main:
+        for one in advice:
+            if one.warns:
+                log.warning(one.text)
+        for one in hints[:_SHOWN]:
+            log.info("advice: %s", one.text)
+        if len(hints) > _SHOWN:
+            log.info("advice: %d more in the run card", len(hints) - _SHOWN)
+    plain = str.maketrans("", "", "‹›")  # a card does not know what a front door calls its fields
+    return [AdviceRecord(kind=one.kind, text=one.text.translate(plain), nodes=list(one.nodes)) for one in advice]

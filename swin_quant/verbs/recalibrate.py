@@ -12,6 +12,7 @@ from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
 from swin_quant.loading import refuse_changed_features
+from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise
 from swin_quant.quant.calibration import Method, set_ranges
@@ -19,9 +20,7 @@ from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_calibration
-from swin_quant.saving import Calibrated, finish_in
-from swin_quant.tasks.advice import told
-from swin_quant.tasks.calibration_found import found_by
+from swin_quant.verbs.calibration_result import search_record, tell_advice
 
 
 def recalibrate(
@@ -32,7 +31,7 @@ def recalibrate(
     method: Method,
     output: str | Path,
     world: World = World(),  # noqa: B008
-) -> Calibrated:
+) -> Model:
     """What `calibrate_checkpoint` would give on the same pictures, to the bit.
 
     `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
@@ -74,11 +73,11 @@ def recalibrate(
     found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
     shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
     still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
-    advice = told([*advise(found), *still], world)
+    advice = tell_advice([*advise(found), *still], world)
     gather([])  # before rank 0 may replace what the others still read
     searched.pop("node_methods", None)
     searched.pop("tried_percentile", None)
-    searched = {**searched, **found_by(method, model, calibration), "advice": advice}
+    searched = {**searched, **search_record(method, model, calibration), "advice": advice}
     searched.pop("check", None)  # of the ranges before
     card = RunCard(
         name=cfg.MODEL.NAME,
@@ -90,7 +89,10 @@ def recalibrate(
         calibration=searched,
         class_names=before.class_names,
     )
-    return finish_in(Path(output), model, card, calibration, world)
+    done = Model(model, card=card)
+    done.calibration = calibration
+    done.save_in(Path(output), world)
+    return done
 
 
 def calibrated_beside(statistics: str | Path) -> Path:

@@ -1,0 +1,486 @@
+"""Find the range of every node of a float model on pictures (PTQ): calibrated checkpoint, run card, score."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from swin_quant.base.errors import SwinQuantError, UsageError, called
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.quant.names import DEFAULT_PERCENTILE
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from yacs.config import CfgNode
+
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.records import CalibrationRecord, SourceRecord
+    from swin_quant.data.picture_set import PictureSet, Source
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.data.preprocess import Transform
+    from swin_quant.model import Model
+    from swin_quant.quant.calibration import Method
+    from swin_quant.quant.passes.scratch import Scratch
+    from swin_quant.quant.policy import Policy
+    from swin_quant.tasks.passes import PassPlan
+
+HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
+EXAMPLES = """examples:
+  swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
+  swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out    (any model of timm)
+  swin-quant calibrate my.pth --cfg my.yaml --data-path data --calibrator mse --pictures 160
+  torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
+  swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
+                                                         (in what an earlier one counted: no pictures are read)"""
+PICTURES, BATCH = 80, 8  # how many calibrate, and how many of them at a time at most
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Which pictures calibrate."""
+
+    pictures: Annotated[int | None, Flag(f"how many calibrate (default {PICTURES})", "N")] = None
+    split: Annotated[str | None, Flag("pictures to sample (default train)", "SPLIT")] = None
+    augment: Annotated[bool, Flag("augmented training crops")] = False
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Which checkpoint is calibrated, on which pictures, under which policies it is scored."""
+
+    checkpoint: Annotated[
+        str | None, Flag("float checkpoint: Microsoft's, timm's, Hugging Face's, ours", "CHECKPOINT", or_flag=True)
+    ] = None
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    replace_head: shared.ReplaceHead = False
+    output_kind: shared.OutputKind = None
+    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
+    sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
+    ranges: Annotated[shared.RangeOptions, Group("ranges")] = field(default_factory=shared.RangeOptions)
+    passes: Annotated[shared.PassOptions, Group("passes: what wins accuracy back, behind the calibration")] = field(
+        default_factory=shared.PassOptions
+    )
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    output: shared.Output = None
+    no_eval: Annotated[bool, Flag("do not score the result on the val split")] = False
+    statistics: Annotated[str | None, Flag("search ranges anew in what a calibration left: *.stats.npz", "FILE")] = None
+    random_weights: Annotated[bool, Flag("without a checkpoint: time untrained weights")] = False
+
+
+OPTIONS = CalibrateOptions
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
+
+    batches: int = PICTURES // BATCH
+    batch_size: int = BATCH
+    split: str = "train"
+    seed: int = 0
+    augment: bool = False
+    method: Method = field(default_factory=lambda: _default("quant.calibration", "Method"))
+    max_unreadable: float = 0.01
+    passes: PassPlan = field(default_factory=lambda: _default("tasks.passes", "PassPlan"))
+
+    def __post_init__(self) -> None:
+        for name, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
+            if value < 1:
+                raise UsageError(f"{name} {value}: must be at least 1")
+
+    @classmethod
+    def of(cls, pictures: int | None = None, at_most: int = BATCH, **how: Any) -> CalibrationPlan:
+        """A plan for so many pictures, in the largest batches that divide them: ranges do not depend on batches."""
+        count = PICTURES if pictures is None else pictures
+        if count < 1:
+            raise UsageError(f"‹pictures› {count}: must be at least 1")
+        size = next(size for size in range(max(at_most, 1), 0, -1) if count % size == 0)
+        return cls(count // size, size, **how)
+
+    @property
+    def pictures(self) -> int:
+        return self.batches * self.batch_size
+
+
+def _default(module: str, name: str) -> Any:
+    """An object without arguments of a class that is imported late: parsers must not wait for torch."""
+    return getattr(importlib.import_module(f"swin_quant.{module}"), name)()
+
+
+def calibrate(
+    model: Model | nn.Module,
+    pictures: Source,
+    policy: str | Policy | None = None,
+    *,
+    method: str | None = None,
+    percentile: float = DEFAULT_PERCENTILE,
+    exact: bool = False,
+    passes: str | Sequence[Any] | None = None,
+    folder: str | Path | None = None,
+) -> Model:
+    """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
+
+    `policy` None: ft-mode1 for a Swin, qdq for any other network.
+    The ranges are those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None
+    is the one that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where
+    the ranges lose the signal, and which method does better; `card.calibration` keeps all advice.
+    `passes` come behind it: a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None
+    evens out channels that stand out, where there are any; [] does nothing. In `folder` long passes keep what they have
+    done until all is: the same call goes on where one was cut off, and finds the same. An error or an interrupt leaves
+    the model as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.
+    """
+    from swin_quant.base.distributed import World
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.model import Model
+    from swin_quant.quant.calibration import Method
+    from swin_quant.quant.passes.recipe import load_passes, steps_of
+    from swin_quant.quant.passes.scratch import Scratch
+    from swin_quant.quant.passes.state import all_or_nothing
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.tasks.passes import PassPlan
+
+    model = model if isinstance(model, Model) else Model(model)
+    chosen = policy or unnamed_policy(model.config if model.card.config else None)
+    if policy is None:
+        tell_unnamed(chosen)  # type: ignore[arg-type]
+    if isinstance(passes, str):
+        steps = PassPlan.of(load_passes(passes))
+    else:
+        steps = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
+    with called(calibrator="method"):
+        how = Method(method, percentile, exact)
+    opened: Pictures | Iterable[Any]
+    plan = CalibrationPlan(method=how, passes=steps)
+    if isinstance(pictures, PictureSet):
+        opened, plan = _opened(model, pictures, plan)
+    else:
+        opened = pictures
+    scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
+    chosen = load_policy(chosen) if isinstance(chosen, str) else chosen
+    with all_or_nothing(model.module):
+        calibrate_model(model, opened, chosen, plan, World(device=model.device), scratch=scratch)
+    scratch.clear()
+    return model
+
+
+def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[Pictures, CalibrationPlan]:
+    from swin_quant.base.progress import log
+
+    pictures = pictures.of_split("train")
+    opened = pictures.open()
+    if pictures.upright not in (None, model.preprocess.upright):
+        log.warning(
+            "%s: calibrated on pictures that are turned otherwise than those that it will be served: set DATA.UPRIGHT "
+            "of its config, or `upright` of its preprocess",
+            model.name,
+        )
+    count = min(len(opened), PICTURES) if pictures.count is None else pictures.count
+    split, seed = pictures.split or "", pictures.seed
+    return opened, CalibrationPlan.of(count, split=split, seed=seed, method=plan.method, passes=plan.passes)
+
+
+def calibrate_model(
+    model: Model,
+    pictures: Pictures | Iterable[Any],
+    policy: Policy,
+    plan: CalibrationPlan,
+    world: World,
+    transform: Transform | None = None,
+    workers: int = 0,
+    *,
+    scratch: Scratch,
+) -> Model:
+    """`calibrate` by `plan`, the same ranges on any number of ranks; pictures that are no tensors go through
+    `transform` (None: the model's preprocessing) in `workers` processes. An error may leave the model half changed."""
+    from swin_quant.cards.lineage import calibrated_again
+    from swin_quant.cards.versions import versions
+    from swin_quant.data.class_names import stated
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.quant.policy import apply_policy
+    from swin_quant.verbs.calibration_result import calibrated_on
+
+    source = _source(model)  # before passes change its weights
+    before = model.card if model.card.has_own_weights or model.card.calibration else None
+    apply_policy(model.module, policy)
+    passes = plan.passes.for_model(model.module)
+    names = model.class_names
+    if isinstance(pictures, Pictures):
+        shown = _from_pictures(pictures, transform or model.preprocess, plan, world, workers)
+        with contextlib.suppress(UsageError):  # it need not say how many classes it has
+            names = names or (stated(pictures.class_names, model.classes) if pictures.class_names else [])
+    else:
+        shown = _from_tensors(model, pictures)
+    result = calibrated_on(model.module, shown.batches, plan.method, shown.batch_size, shown.record)
+    result = result.improved(model.module, passes, world, before, scratch)
+    model.card = replace(
+        model.card,
+        source=source,
+        policy=policy.to_dict(),
+        calibration=result.checked(model.module, policy, world),
+        training=calibrated_again(before),
+        checkpoint=None,
+        results=[],
+        verification=[],
+        sensitivity=None,
+        searches=[],
+        versions=versions(),
+        class_names=names,
+    )
+    model.calibration, model.file = result.calibration, None
+    return model
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Numbered batches of images [B, 3, H, W], and what a run card records of them once they have been seen."""
+
+    batches: Iterator[tuple[int, Tensor]]
+    batch_size: int
+    record: Callable[[], CalibrationRecord]
+
+
+def _from_pictures(
+    pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
+) -> _Shown:
+    """This rank's share of a seeded sample."""
+    from swin_quant.base.distributed import gather
+    from swin_quant.base.progress import track
+    from swin_quant.data.calibration import calibration_batches
+    from swin_quant.data.loader import UnreadableLimit
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.data.sampling import digest
+
+    if isinstance(transform, Preprocess) and not transform.is_square:
+        plan = replace(plan, batches=plan.pictures, batch_size=1)
+    limit = UnreadableLimit(len(pictures), plan.max_unreadable)
+    numbered = calibration_batches(
+        pictures, transform, plan.pictures, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
+    )
+    used: list[tuple[int, list[str]]] = []
+
+    def batches() -> Iterator[tuple[int, Tensor]]:
+        for number, batch in track(numbered, "calibrating", len(range(world.rank, plan.batches, world.size))):
+            used.append((number, [pictures.names[index] for index in batch.indices]))
+            yield number, batch.images.to(world.device)
+
+    def record() -> CalibrationRecord:
+        limit.count(gather(limit.names))
+        limit.check()
+        names = [name for _, batch in sorted(gather(used)) for name in batch]
+        sampled = {"batches": plan.batches, "batch_size": plan.batch_size, "seed": plan.seed, "split": plan.split}
+        seen = {"pictures_sha256": digest(names), "files": names, "unreadable": sorted(limit.names)}
+        return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **seen})
+
+    return _Shown(batches(), plan.batch_size, record)
+
+
+def _from_tensors(model: Model, source: Iterable[Any]) -> _Shown:
+    """Batches of any size, numbered by their first picture; a hash of their values stands for names."""
+    from swin_quant.base.progress import track
+    from swin_quant.data.picture_set import batches as tensors
+
+    seen = hashlib.sha256()
+    sizes: list[int] = []
+
+    def batches() -> Iterator[tuple[int, Tensor]]:
+        total = len(source) if isinstance(source, Sized) else None
+        for batch in track(tensors(source, labelled=False, prepared=model.prepared), "calibrating", total):
+            first = sum(sizes)
+            seen.update(batch.images.numpy(force=True).tobytes())
+            sizes.append(len(batch.images))
+            yield first, batch.images.to(model.device)
+
+    def record() -> CalibrationRecord:
+        sampled = {"batches": len(sizes), "batch_size": max(sizes), "seed": 0, "split": "", "augment": False}
+        known = {"pictures_sha256": seen.hexdigest(), "files": [], "unreadable": []}
+        return cast("CalibrationRecord", {**sampled, **known})
+
+    return _Shown(batches(), 1, record)
+
+
+def _source(model: Model) -> SourceRecord | None:
+    """The float file that the model was loaded from, if its weights are that file's own; else what its card says."""
+    card, file = model.card, model.file
+    if model.is_changed:
+        return None
+    if file is None or card.checkpoint is None or card.calibration or card.is_qat:
+        return card.source
+    kind, place = card.source["format"] if card.source else "swin-quant", str(file.resolve())
+    return {"file": card.checkpoint["file"], "sha256": card.checkpoint["sha256"], "format": kind, "path": place}
+
+
+def calibrate_checkpoint(
+    cfg: CfgNode,
+    checkpoint: str | None,
+    policy: Policy,
+    plan: CalibrationPlan,
+    output: str | Path,
+    world: World | None = None,
+    replace_head: bool = False,
+) -> Model:
+    """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
+
+    Where something was made of another one of that name, it is called `<NAME>_calib_<policy>.pth`.
+    What was counted is kept in `<NAME>_calib.stats.npz` (not by `max`, which counts nothing). Everything that can be
+    refused is refused before the first forward. Where it is cut off in a long pass, the next call with the same
+    arguments goes on there: what is done lies in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
+    seeded random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
+    """
+    from swin_quant.base.distributed import World
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.config.geometry import check_channels
+    from swin_quant.data.loader import default_workers
+    from swin_quant.data.preprocess import augmented
+    from swin_quant.data.sources import open_unlabelled
+    from swin_quant.loading import load_float_model
+    from swin_quant.quant.passes.scratch import Scratch
+    from swin_quant.quant.policy import apply_policy
+
+    world = world or World()
+    check_channels(cfg)
+    path = Path(output) / f"{cfg.MODEL.NAME}_calib.pth"
+    if world.is_main:
+        ensure_writable_dir(output)
+    model, source = load_float_model(cfg, checkpoint, world, replace_head)
+    if checkpoint and not (source and source.calibrated) and path.exists() and path.samefile(checkpoint):
+        raise UsageError(f"‹output› {output}: the result would be written over {checkpoint}: give another folder")
+    apply_policy(model.module, policy)
+    plan.passes.for_model(model.module)  # refused before pictures are looked for
+    pictures = open_unlabelled(cfg, plan.split)
+    transform = augmented(cfg, plan.seed) if plan.augment else None
+    scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.pictures)
+    calibrate_model(model, pictures, policy, plan, world, transform, workers, scratch=scratch)
+    model.save_in(Path(output), world)
+    scratch.clear()
+    return model
+
+
+def run(options: CalibrateOptions, world: World) -> None:
+    from swin_quant.verbs.recalibrate import calibrated_beside
+
+    checkpoint, statistics = shared.found(options.checkpoint), options.statistics
+    sample, data = options.sample, options.data
+    if not checkpoint and not options.random_weights and not statistics:
+        raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
+    if statistics and (idle := [flag for flag, value in _of_pictures(options).items() if value]):
+        raise UsageError(f"{idle[0]}: the pictures are those of --statistics: leave it out")
+    if statistics and not checkpoint and not options.model.cfg:
+        checkpoint = str(calibrated_beside(statistics))
+    kind = options.output_kind
+    cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output, MODEL__OUTPUT_KIND=kind)
+    plan = CalibrationPlan.of(
+        sample.pictures,
+        min(data.batch or BATCH, BATCH),
+        split=sample.split or "train",
+        seed=cfg.SEED,
+        augment=sample.augment,
+        method=options.ranges.method(),
+        max_unreadable=data.max_unreadable,
+        passes=options.passes.plan(),
+    )
+    folder, half = shared.output_dir(options.output, cfg), None if options.no_eval else data.half
+    calibrate_and_score(
+        cfg, checkpoint, options.policy.policies(), plan, folder, world, half, options.replace_head, statistics
+    )
+
+
+def _of_pictures(options: CalibrateOptions) -> dict[str, object]:
+    """Flag -> its value, of options that mean something only where pictures are read."""
+    sample, passes = options.sample, options.passes
+    return {
+        "--pictures": sample.pictures,
+        "--split": sample.split,
+        "--augment": sample.augment,
+        "--exact-histogram": options.ranges.exact_histogram,
+        "--passes": passes.passes,
+        "--no-equalize": passes.no_equalize,
+        "--replace-head": options.replace_head,
+        "--random-weights": options.random_weights,
+    }
+
+
+def calibrate_and_score(
+    cfg: CfgNode,
+    checkpoint: str | None,
+    policies: Sequence[Policy],
+    plan: CalibrationPlan,
+    folder: Path,
+    world: World,
+    half: str | None = "auto",
+    replace_head: bool = False,
+    statistics: str | None = None,
+) -> tuple[Model, RunCard | None]:
+    """The calibrated model, saved in `folder`, and the card with its score on the val split.
+
+    The first of `policies` calibrates, all are scored; none: the model's own. `half` None scores nothing. `statistics`:
+    the file in which ranges are searched anew, in place of pictures.
+    """
+    from swin_quant.base.progress import log
+    from swin_quant.checkpoint.class_names import names_of
+    from swin_quant.cli.output import print_table
+    from swin_quant.config.outputs import LOGITS
+    from swin_quant.data.sources import has_split
+    from swin_quant.score.baseline import find_baseline
+    from swin_quant.score.scoring import open_labelled
+    from swin_quant.tasks.evaluate import score_model
+    from swin_quant.verbs.recalibrate import recalibrate
+
+    chosen = list(policies) or [unnamed_policy(cfg)]
+    if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in chosen}) > 1:
+        raise UsageError("‹policy›: ranges depend on the bits, so policies of different bits are calibrated one by one")
+    wanted = half is not None and cfg.MODEL.OUTPUT_KIND == LOGITS
+    is_scored = wanted and has_split(cfg, "val")
+    if is_scored:  # what cannot be scored is refused now, not after the calibration
+        open_labelled(cfg, "val", world, "no", names_of(cfg, checkpoint, replace_head))
+    if statistics:
+        model = recalibrate(cfg, statistics, checkpoint, chosen[0], plan.method, folder, world)
+    else:
+        model = calibrate_checkpoint(cfg, checkpoint, chosen[0], plan, folder, world, replace_head)
+    shared.tell_bits(chosen)
+    if not policies:
+        tell_unnamed(chosen[0])
+    if not is_scored or half is None or model.file is None:
+        if wanted and (cfg.DATA.DATA_PATH or not statistics):  # statistics need no pictures
+            log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
+        return model, None
+    try:
+        # What QAT trained and is calibrated again is compared with its original.
+        baseline = find_baseline(model.card, [model.file.resolve().parent], cfg, chosen, world)
+        card = score_model(model.module, cfg, model.card, chosen, world, "val", half, plan.max_unreadable, baseline)
+    except SwinQuantError as error:
+        raise SwinQuantError(f"the checkpoint is calibrated and saved, but scoring it failed: {error}") from error
+    if world.is_main:
+        card.write(model.file.with_suffix(".json"))
+        print_table([card])
+    return model, card
+
+
+def unnamed_policy(cfg: CfgNode | None) -> Policy:
+    """The policy to calibrate under where nobody names one: that of the model's family."""
+    from swin_quant.config.families import Family, families
+    from swin_quant.quant.policies import load_policy
+
+    return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
+
+
+def tell_unnamed(policy: Policy) -> None:
+    """Say which policy is scored though nobody named it."""
+    from swin_quant.base.progress import log
+
+    log.info(
+        "policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
+        "which engine each is",
+        policy.name,
+        policy.description.rstrip("."),
+    )
