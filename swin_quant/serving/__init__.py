@@ -1,1 +1,1 @@
-"""An engine behind HTTP: the KServe v2 protocol, pictures as they are, batches made of waiting requests."""
+"""An engine behind HTTP: the KServe v2 protocol, picture files as they are, batches of waiting requests."""

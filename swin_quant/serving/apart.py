@@ -1,4 +1,4 @@
-"""A process that decodes one picture: its file on standard input, its size in a line and its RGB on standard output."""
+"""A process that decodes one picture: the file on standard input; size in a line, then RGB on standard output."""
 
 import os
 import sys
@@ -7,13 +7,13 @@ from types import TracebackType
 from swin_quant.data.pictures import UnreadablePicture, decode
 
 UNREADABLE = "the body: not a picture that can be read"
-UPRIGHT = "upright"  # its argument, where the picture is to be turned as its EXIF says
-_NICE = 10  # the processors are for those first whose pictures are small
-_ROWS = 256  # that are written at a time
+UPRIGHT = "upright"  # the argument that turns the picture as its EXIF says
+_NICE = 10  # requests with small pictures have the processors first
+_ROWS = 256  # written at a time
 
 
 def main() -> int:
-    """0, or 1 with what is wrong with the picture in place of it."""
+    """0, or 1 with the fault of the picture on standard output."""
     os.nice(_NICE)
     out = sys.stdout.buffer
     try:
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def reason(error: BaseException | None) -> str:
-    """What a client is told of an error: our own words, or that there is one; never those of a library."""
+    """The message of an error for a client: our own words, or that there is an error; never a library's words."""
     trace: TracebackType | None = error.__traceback__ if error else None
     while trace and trace.tb_next:
         trace = trace.tb_next

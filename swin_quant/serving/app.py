@@ -1,4 +1,4 @@
-"""The ASGI application: routes and errors around decoders and one batcher. Nothing here knows which engine it is."""
+"""The ASGI application: routes, errors and counters around decoders and one batcher, for any engine."""
 
 import asyncio
 import time
@@ -16,24 +16,24 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.score.engine import Run
 from swin_quant.serving import picture, protocol
 from swin_quant.serving.batcher import Batcher
-from swin_quant.serving.budget import ByteBudget, Hold
 from swin_quant.serving.lanes import Lane
-from swin_quant.serving.limits import Refused, ServiceLimits
-from swin_quant.serving.metrics import ServiceMetrics
+from swin_quant.serving.limits import ByteBudget, Hold, Refused, ServiceLimits
 from swin_quant.serving.visit import Visit
 
 VERSION = "1"
-_LIGHT_BYTES = 2**21  # of JSON and tensors: read within tenths of a second
-_AT_ONCE = 2**13  # numbers: written within milliseconds
-_NUMBER = 64  # bytes that one takes while it is written in JSON
+_LIGHT_BYTES = 2**21  # a body of JSON and tensors that is read within tenths of a second
+_AT_ONCE = 2**13  # numbers that are written within milliseconds
+_NUMBER = 64  # bytes of memory for a number while it is written in JSON
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: an engine by the name `name`, which gives `width` numbers a picture, called `output`.
+    """An engine served under `name`; it gives `width` numbers for a picture, called `output`.
 
-    `names`: of the classes, where it gives logits. `sizes`: see `Batcher`. `about`: facts for GET /v2.
+    `names`: the class names of logits. `sizes`: see `Batcher`. `about`: facts for GET /v2.
     """
 
     name: str
@@ -85,7 +85,7 @@ class _Routes:
         self.service, self.counters, limits = service, ServiceMetrics(), service.limits
         self.batcher = Batcher(service.run, limits, service.sizes, self.counters.batch)
         self.budget = ByteBudget(int(limits.budget_megabytes * 2**20))
-        # What takes longer has threads of its own, so that what is done at once waits for none of it.
+        # Long work has its own threads: short work never waits for it.
         self.light, self.medium, self.apart = (
             Lane(name, threads, limits.max_queue)
             for name, threads in (("light", service.decoders), ("medium", service.decoders), ("apart", 1))
@@ -94,7 +94,7 @@ class _Routes:
 
     @asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
-        """What waits at the end is answered."""
+        """At the end all waiting requests are answered."""
         await self.batcher.start()
         self.is_ready = True
         try:
@@ -112,8 +112,9 @@ class _Routes:
         return self.json({"ready": self.is_ready}, 200 if self.is_ready else 503)
 
     async def server(self, request: Any, visit: Visit) -> Any:
-        return self.json({"name": "swin-quant", "version": self.service.about.get("version", ""),
-                          "extensions": ["binary_tensor_data"], "model": self.service.about})  # fmt: skip
+        about = self.service.about
+        server = {"name": "swin-quant", "version": about.get("version", ""), "extensions": ["binary_tensor_data"]}
+        return self.json({**server, "model": about})
 
     async def model(self, request: Any, visit: Visit) -> Any:
         service = self.service
@@ -132,7 +133,7 @@ class _Routes:
         return self.json({"error": what.get(error.status_code, "no such request")}, error.status_code, error.headers)
 
     def timed(self, route: str, handler: Handler) -> Callable[[Any], Awaitable[Any]]:
-        """The handler with its errors as one line of JSON, counted; no words of a library ever reach a client."""
+        """The handler, counted, with its errors as one line of JSON; no words of a library reach a client."""
 
         async def handle(request: Any) -> Any:
             start, visit = time.perf_counter(), Visit(request, self.service.limits, self.budget)
@@ -140,7 +141,7 @@ class _Routes:
                 response = await handler(request, visit)
             except Refused as refusal:
                 response = self.json(refusal.to_dict(), refusal.status, refusal.headers)
-                # They hold the frames, and those the body, until the collector comes: more than the budget knows of.
+                # A traceback keeps the frames with the body until the garbage collector runs: more than the budget has.
                 refusal.__traceback__ = refusal.__cause__ = refusal.__context__ = None
             except Exception as error:  # noqa: BLE001
                 log.error("%s: %r", route, error)
@@ -158,7 +159,7 @@ class _Routes:
         return self.response(content, headers=headers)
 
     async def predict(self, request: Any, visit: Visit) -> Any:
-        """One picture, as its file is, in the body; ?top=N classes."""
+        """The body is a picture file; ?top=N is the number of classes."""
         service = self.service
         if service.output != LOGITS:
             raise Refused(400, f"the model gives an {service.output}: ask /v2/models/{service.name}/infer")
@@ -175,16 +176,16 @@ class _Routes:
     async def _inferred(self, visit: Visit, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
         service, hold, size = self.service, visit.hold, len(body)
         lane = self.light if size <= _LIGHT_BYTES else self.medium
-        asked = await lane(size, 4 * size, hold, protocol.parse, body, headers, service.preprocess, service.output,
-                           service.limits.max_queue)  # fmt: skip
+        how = (headers, service.preprocess, service.output, service.limits.max_queue)
+        asked = await lane(size, 4 * size, hold, protocol.parse, body, *how)
         del body
         hold.give(size)
         hold.take(asked.images.nbytes)
         values = await self.batcher(asked.images)
-        if values.numel() <= _AT_ONCE:
-            return protocol.answer(service.name, service.output, values, asked)
-        return await self.medium(values.numel(), _NUMBER * values.numel(), hold, protocol.answer, service.name,
-                                service.output, values, asked)  # fmt: skip
+        count, given = values.numel(), (service.name, service.output, values, asked)
+        if count <= _AT_ONCE:
+            return protocol.answer(*given)
+        return await self.medium(count, _NUMBER * count, hold, protocol.answer, *given)
 
     async def _predicted(self, visit: Visit, body: bytes) -> Tensor:
         preprocess, hold, size, most = self.service.preprocess, visit.hold, len(body), visit.limits.max_megapixels
@@ -205,3 +206,38 @@ class _Routes:
         except asyncio.CancelledError:
             apart.stop()
             raise
+
+
+class ServiceMetrics:
+    """Prometheus counters of one service: requests by route and status, batches, and seconds of requests and engine."""
+
+    def __init__(self) -> None:
+        prometheus = library("prometheus_client", "serve")
+        self._render = prometheus.generate_latest
+        self.registry = prometheus.CollectorRegistry()
+        self.content_type = str(prometheus.CONTENT_TYPE_LATEST)
+
+        def metric(kind: str, name: str, *given: Any, **options: Any) -> Any:
+            return getattr(prometheus, kind)(f"swin_quant_{name}", *given, registry=self.registry, **options)
+
+        request_help = "From a request's head to its answer"
+        self.requests = metric("Counter", "requests", "Requests", ["route", "status"])
+        self.seconds = metric("Histogram", "request_seconds", request_help, ["route"], buckets=_SECONDS)
+        self.sizes = metric("Histogram", "batch_size", "Pictures in a batch", buckets=_SIZES)
+        self.engine = metric("Histogram", "engine_seconds", "Of the engine, a batch", buckets=_SECONDS)
+        self.waiting = metric("Gauge", "waiting_pictures", "Pictures that wait or run")
+        self.held = metric("Gauge", "held_bytes", "Of the budget, held by requests")
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def batch(self, size: int, seconds: float) -> None:
+        self.sizes.observe(size)
+        self.engine.observe(seconds)
+
+    def render(self, waiting: int, held: int) -> Any:
+        """All counters as text."""
+        self.waiting.set(waiting)
+        self.held.set(held)
+        return self._render(self.registry)

@@ -1,4 +1,4 @@
-"""Dynamic batching: pictures that wait at the same time go through the engine together, each to its own client."""
+"""Dynamic batching: pictures that wait at the same time go through the engine in one batch."""
 
 import asyncio
 import itertools
@@ -15,27 +15,25 @@ from swin_quant.base.progress import log
 from swin_quant.score.engine import Run
 from swin_quant.serving.limits import Refused, ServiceLimits
 
+# Called for each batch with the number of pictures and the seconds of the engine.
 Observer = Callable[[int, float], None]
-"""Told of each batch: how many pictures, and the seconds that the engine took."""
+_LAST = (float("inf"), 0)  # the turn that ends the loop
 
 
 @dataclass(frozen=True, order=True)
 class _Waiting:
-    """`turn`: which part of its request it is, then when it came: a large request does not hold a small one up."""
+    """`turn`: the part's number in its request, then its arrival: a large request does not delay a small one."""
 
     turn: tuple[float, int]
     images: Tensor = field(compare=False)
     answer: "asyncio.Future[Tensor]" = field(compare=False)
 
 
-_LAST = (float("inf"), 0)
-
-
 class Batcher:
     """One engine, one thread that runs it, a queue of bounded length.
 
-    `sizes`: the batches that the engine runs, where each size costs it a graph; pictures are filled up with zeros to
-    the next of them. Without, it runs any.
+    `sizes`: the batch sizes that the engine has graphs for; a batch is filled up with zeros to the next size. Empty:
+    the engine runs any size.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class Batcher:
         self.run, self.limits, self.sizes, self.observe = run, limits, sorted(sizes), observe
         self.waiting: asyncio.PriorityQueue[_Waiting] = asyncio.PriorityQueue()
         self.count = itertools.count()
-        self.pictures = 0  # that wait or run
+        self.pictures = 0  # waiting or running
         self.thread = ThreadPoolExecutor(1, "engine")
         self.loop_task: asyncio.Task[None] | None = None
 
@@ -52,16 +50,16 @@ class Batcher:
         self.loop_task = asyncio.create_task(self._loop())
 
     async def close(self) -> None:
-        """Answer what waits, then end."""
+        """Answer all waiting requests, then end."""
         await self.waiting.put(_Waiting(_LAST, torch.empty(0), asyncio.get_running_loop().create_future()))
         if self.loop_task:
             await self.loop_task
         self.thread.shutdown()
 
     async def __call__(self, images: Tensor) -> Tensor:
-        """Outputs [n, ...] for images float32 [n, 3, S, S]. Refused where the queue is full or the engine fails.
+        """Outputs [n, ...] for images float32 [n, 3, S, S]. Refused if the queue is full or the engine fails.
 
-        Who stops waiting is forgotten: its pictures do not run, unless they do so already.
+        The pictures of a client that stops waiting do not run, unless they are running already.
         """
         if self.pictures + len(images) > self.limits.max_queue:
             raise Refused(503, f"{self.pictures} pictures are waiting already: try again later")
@@ -78,7 +76,7 @@ class Batcher:
                 answer.cancel()
 
     async def _loop(self) -> None:
-        left: _Waiting | None = None  # for which the last batch had no place
+        left: _Waiting | None = None  # had no room in the last batch
         while (first := left or await self.waiting.get()).turn != _LAST:
             batch, left, ends = await self._gather(first)
             if batch:
@@ -89,12 +87,12 @@ class Batcher:
                 return
 
     async def _gather(self, first: _Waiting) -> tuple[list[_Waiting], _Waiting | None, bool]:
-        """Those that run with `first`, one that came too many, and whether it was the last."""
+        """The requests that run with `first`, one that had no room, and whether the loop ends."""
         batch, count = [first], len(first.images)
         end = time.monotonic() + self.limits.delay_us / 1e6
         while count < self.limits.max_batch:
             try:
-                more = self.waiting.get_nowait()  # those that wait already cost no delay
+                more = self.waiting.get_nowait()  # a waiting request costs no delay
             except asyncio.QueueEmpty:
                 try:
                     more = await asyncio.wait_for(self.waiting.get(), max(0.0, end - time.monotonic()))
@@ -111,10 +109,10 @@ class Batcher:
         return [one for one in batch if not one.answer.done()]
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        """Run a batch; where that fails, each alone, so that one request cannot fail another's."""
+        """Run a batch; if it fails, run each request alone: a request cannot fail another's."""
         try:
             outputs = await self._outputs(torch.cat([one.images for one in batch]))
-        except Exception as error:  # noqa: BLE001  # an engine's libraries raise what they like
+        except Exception as error:  # noqa: BLE001  # an engine's library may raise anything
             if len(batch) > 1:
                 for one in batch:
                     await self._answer([one])

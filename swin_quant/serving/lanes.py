@@ -1,4 +1,4 @@
-"""Threads that decode, the cheapest of what waits first: a queue of bounded length that forgets who stops waiting."""
+"""Threads that decode, the cheapest waiting request first, behind a queue of bounded length."""
 
 import asyncio
 import heapq
@@ -7,15 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from swin_quant.serving.budget import Hold
-from swin_quant.serving.limits import Refused
+from swin_quant.serving.limits import Hold, Refused
 
 T = TypeVar("T")
 _FULL = "too many requests are waiting to be decoded: try again later"
 
 
 class Lane:
-    """`threads` that work at a time; at most `most` requests wait for one of them."""
+    """`threads` that work at a time; at most `most` requests wait for one."""
 
     def __init__(self, name: str, threads: int, most: int) -> None:
         self.threads, self.free, self.most = ThreadPoolExecutor(threads, name), threads, most
@@ -23,9 +22,9 @@ class Lane:
         self.count = itertools.count()
 
     async def __call__(self, cost: int, need: int, hold: Hold, work: Callable[..., T], *given: Any) -> T:
-        """What `work(*given)` returns. It takes `need` bytes of the budget while it runs.
+        """The result of `work(*given)`, which holds `need` bytes of the budget while it runs.
 
-        Refused where the queue is full of what costs less, or the bytes cannot be had.
+        Refused if the queue is full of cheaper requests, or the bytes are not to be had.
         """
         if self.free:
             self.free -= 1
@@ -39,7 +38,7 @@ class Lane:
             raise
 
         def ended(done: "asyncio.Future[T]") -> None:
-            done.cancelled() or done.exception()  # nobody may be left to whom it could be told
+            done.cancelled() or done.exception()  # an error that nobody reads is no warning of asyncio's
             hold.give(need)
             self._next()
 
@@ -60,7 +59,7 @@ class Lane:
             await mine[2]
         except asyncio.CancelledError:
             if mine[2].done() and not mine[2].cancelled() and not mine[2].exception():
-                self._next()  # the turn came at that moment
+                self._next()  # the turn came in the same moment
             self._forget(mine)
             raise
 

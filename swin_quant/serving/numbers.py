@@ -1,6 +1,6 @@
-"""Long lists of numbers in JSON, which is counted before it is read, and read and written a little at a time.
+"""Long lists of numbers in JSON: counted before they are read, then read and written a piece at a time.
 
-Python's own reader takes ten million lists as they come, and nobody else is answered meanwhile.
+Python's own reader accepts ten million lists and answers no other request meanwhile.
 """
 
 import json
@@ -14,21 +14,21 @@ import numpy as np
 
 from swin_quant.serving.limits import Refused
 
-MOST_BESIDE = 2**16  # bytes of JSON that are no list of numbers
-CUT: list[Any] = []  # stands in place of a list that was cut out
+MOST_BESIDE = 2**16  # bytes of JSON beside the list of numbers
+CUT: list[Any] = []  # replaces the list that was cut out
 _DATA = re.compile(rb'"data"\s*:\s*(?=\[)')
 _PIECE = 2**14  # bytes at a time: a fraction of a millisecond
-_STRETCH = 2**20  # bytes, of what takes a nanosecond each
+_STRETCH = 2**20  # bytes at a time for work that takes a nanosecond a byte
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 
 
 def cut(text: bytes) -> tuple[bytes, bytes]:
-    """JSON with CUT for the first list called data, and that list. Refused where too much is left beside it."""
+    """The JSON with CUT in place of the first list called data, and the list. Refused if too much JSON is beside it."""
     found, data = _DATA.search(text, 0, MOST_BESIDE), b""
     if found:
         start = found.end()
-        ends = [place for sign in (b'"', b"{", b"}") if (place := text.find(sign, start)) >= 0]  # none is in numbers
+        ends = [place for sign in (b'"', b"{", b"}") if (place := text.find(sign, start)) >= 0]  # never in numbers
         end = text.rfind(b"]", start, min(ends, default=len(text))) + 1
         if not end:
             raise Refused(400, "data must be numbers")
@@ -39,9 +39,9 @@ def cut(text: bytes) -> tuple[bytes, bytes]:
 
 
 def read(text: bytes, shape: Sequence[int], kind: "np.dtype[Any]") -> np.ndarray:
-    """The numbers of a list, flat or nested as `shape`. Refused where they are not as many, or no numbers.
+    """The numbers of a list, flat or nested as `shape`. Refused for another count, and for anything but numbers.
 
-    Those that are not whole, or do not fit, are refused where `kind` is of whole numbers.
+    An integer `kind` refuses numbers that are not whole or do not fit.
     """
     wanted, given = math.prod(shape), _count(text, b",") + 1
     if given != wanted:
@@ -57,15 +57,15 @@ def read(text: bytes, shape: Sequence[int], kind: "np.dtype[Any]") -> np.ndarray
             raise Refused(400, "data must be numbers") from error
         if kind.kind == "u" and not ((numbers >= 0) & (numbers <= np.iinfo(kind).max) & (numbers % 1 == 0)).all():
             raise Refused(400, f"data of {kind.name.upper()} must be whole numbers from 0 to {np.iinfo(kind).max}")
-        with np.errstate(over="ignore"):  # it becomes infinity
+        with np.errstate(over="ignore"):  # a number that is too large becomes infinity
             values[place : place + len(numbers)] = numbers
         place += len(numbers)
-        time.sleep(0)  # whoever waits for the interpreter's lock has it now
+        time.sleep(0)  # lets another thread have the interpreter's lock
     return values
 
 
 def written(values: np.ndarray) -> bytes:
-    """A flat list of them."""
+    """The values as a flat list in JSON."""
     pieces = []
     for place in range(0, len(values), _PIECE // 16):
         pieces.append(json.dumps(values[place : place + _PIECE // 16].tolist())[1:-1].encode())
@@ -78,7 +78,7 @@ def _count(text: bytes, sign: bytes) -> int:
 
 
 def _is_nested(text: bytes, shape: Sequence[int]) -> bool:
-    """Whether the brackets are those of a list of `shape`, or of one whose last dimensions are one."""
+    """Whether the brackets nest as `shape`, perhaps with the last dimensions flat."""
     lists = _count(text, b"[")
     for depth in range(len(shape)):
         outer, row = shape[:depth], math.prod(shape[depth:])
@@ -92,7 +92,7 @@ def _is_nested(text: bytes, shape: Sequence[int]) -> bool:
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:
-    """The text, cut at commas. Refused where one number would be longer than a piece."""
+    """The text in pieces, cut at commas. Refused if one number is longer than a piece."""
     start = 0
     while start < len(text):
         end = text.find(b",", start + _PIECE, start + 2 * _PIECE)

@@ -1,4 +1,4 @@
-"""A picture in a body: what decoding it costs, by its header, and decoding it, here or in a process of its own."""
+"""A picture in a body: the cost of decoding it, by its header, and decoding it, here or in another process."""
 
 import mmap
 import os
@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from subprocess import DEVNULL, PIPE, Popen
 from tempfile import TemporaryFile
+from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -16,16 +17,16 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving.apart import UNREADABLE, UPRIGHT, reason
 from swin_quant.serving.limits import Refused
 
-SMALL = 2**24  # bytes that decoding most pictures does not need
-_LIGHT = 2**24  # pixels, those of every scan: a few tenths of a second
-_LOCKED_LIGHT = 2**20  # of a format whose decoder keeps the interpreter's lock, so that nobody is answered meanwhile
-_IN_PYTHON = 16  # times the work: a decoder that is written in it, of a BMP in runs, for instance
+SMALL = 2**24  # bytes; decoding most pictures needs fewer
+_LIGHT = 2**24  # pixels over all scans: a few tenths of a second
+_LOCKED_LIGHT = 2**20  # the same if the decoder keeps the interpreter's lock and delays all other requests
+_IN_PYTHON = 16  # times the work of a decoder that is written in Python, e.g. for a run-length BMP
 _UNLOCKED = ("JPEG", "MPO", "PNG", "PPM", "BMP", "TIFF", "GIF")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """`work`: pixels, those of every scan; the bytes that decoding `needs`; whether it `is_light`."""
+    """The cost of decoding: `work`, pixels over all scans; `needs`, bytes; `is_light`: a thread of ours may do it."""
 
     work: int
     needs: int
@@ -33,7 +34,7 @@ class Cost:
 
 
 def cost_of(body: bytes, most: float, upright: bool) -> Cost:
-    """What the header of a picture says. Refused where there is none, and for more than `most` megapixels."""
+    """The cost by a picture's header. Refused without a header, and above `most` megapixels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -45,20 +46,20 @@ def cost_of(body: bytes, most: float, upright: bool) -> Cost:
     pixels, is_unlocked = image.width * image.height, image.format in _UNLOCKED
     if pixels * scans > most * 1e6:
         raise Refused(413, f"{image.width} x {image.height} pixels, times {scans}: more than {most:g} megapixels")
-    # PIL's four bytes a pixel, those of a copy turned or in RGB, a JPEG's coefficients, what a library keeps besides.
+    # Bytes a pixel: PIL's four, four for a turned or RGB copy, a JPEG's coefficients, and a foreign library's own.
     each = 4 + 4 * (upright or image.mode != "RGB") + 2 * len(image.getbands()) * (scans > 1) + 12 * (not is_unlocked)
     is_light = pixels * scans <= (_LIGHT if is_unlocked else _LOCKED_LIGHT)
     return Cost(pixels * scans, pixels * (each if is_light else each + 3), is_light)
 
 
 def begun(body: bytes, most: float, preprocess: Preprocess) -> Tensor | Cost:
-    """As `prepared` for a picture that needs no more than SMALL bytes, and what others cost."""
+    """`prepared` for a picture that needs at most SMALL bytes, the cost of a larger one."""
     cost = cost_of(body, most, preprocess.upright)
     return prepared(body, preprocess) if cost.is_light and cost.needs <= SMALL else cost
 
 
 def prepared(body: bytes, preprocess: Preprocess) -> Tensor:
-    """The picture as the model takes it: float32 [1, 3, S, S]. Refused where it cannot be read."""
+    """The picture as the model's input, float32 [1, 3, S, S]. Refused if it cannot be read."""
     try:
         return preprocess(decode(body, "the body", preprocess.upright))[None]
     except UnreadablePicture as error:
@@ -66,7 +67,7 @@ def prepared(body: bytes, preprocess: Preprocess) -> Tensor:
 
 
 class DecodedApart:
-    """Decoding in a process of its own: it keeps nobody's lock, and `stop` ends it at any moment."""
+    """Decoding in another process, which holds no lock of this one; `stop` ends it at any moment."""
 
     def __init__(self, body: bytes, preprocess: Preprocess) -> None:
         self.body, self.preprocess = body, preprocess
@@ -74,12 +75,12 @@ class DecodedApart:
         self.is_stopped = False
 
     def __call__(self) -> Tensor:
-        """As `prepared`, bit by bit."""
+        """`prepared`, to the bit."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-m", "swin_quant.serving.apart", *[UPRIGHT] * self.preprocess.upright]
         with TemporaryFile() as file:
-            with Popen(command, stdin=PIPE, stdout=file, stderr=DEVNULL, env=environment,
-                       start_new_session=True) as self.process:  # fmt: skip
+            streams: dict[str, Any] = {"stdin": PIPE, "stdout": file, "stderr": DEVNULL}
+            with Popen(command, env=environment, start_new_session=True, **streams) as self.process:
                 if self.is_stopped:
                     self.process.kill()
                 self.process.communicate(self.body)

@@ -1,7 +1,6 @@
-"""The KServe v2 inference protocol (Open Inference Protocol, HTTP/REST) with its binary data extension: bytes to
-tensors and back, as pure functions.
+"""The KServe v2 inference protocol (Open Inference Protocol, HTTP/REST) with its binary data extension.
 
-Source: kserve/open-inference-protocol, and Triton's extension_binary_data.
+Pure functions from bytes to tensors and back. Sources: kserve/open-inference-protocol, Triton's extension_binary_data.
 """
 
 import json
@@ -27,7 +26,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`images` float32 [n, 3, S, S], prepared; the client's `id`; whether it wants the outputs as binary data."""
+    """`images`: prepared, float32 [n, 3, S, S]; the client's `id`; `binary`: whether it wants binary outputs."""
 
     images: Tensor
     id: str | None
@@ -35,7 +34,7 @@ class InferRequest:
 
 
 def metadata(name: str, output: str, width: int, preprocess: Preprocess) -> dict[str, Any]:
-    """What GET /v2/models/NAME says."""
+    """The answer to GET /v2/models/NAME."""
     side = preprocess.size
     return {
         "name": name,
@@ -47,9 +46,9 @@ def metadata(name: str, output: str, width: int, preprocess: Preprocess) -> dict
 
 
 def parse(body: bytes, headers: Mapping[str, str], preprocess: Preprocess, output: str, most: int) -> InferRequest:
-    """A request for at most `most` pictures. Pictures are FP32 [n, 3, S, S], prepared, or UINT8 [n, S, S, 3], pixels.
+    """A request for at most `most` pictures: FP32 [n, 3, S, S], prepared, or UINT8 [n, S, S, 3], pixels.
 
-    Refused says what is wrong with it, in a line.
+    Refused names the fault of the request in a line.
     """
     length = headers.get(LENGTH.lower())
     size = len(body) if length is None else _whole(length, len(body))
@@ -91,7 +90,7 @@ def _images(given: dict[str, Any], data: bytes, raw: memoryview, preprocess: Pre
     tensor = torch.from_numpy(values.reshape(shape))
     if type_ == "UINT8":
         images = torch.empty(shape[0], 3, side, side)
-        for image, pixels in zip(images, tensor, strict=True):  # one by one: what is computed meanwhile is small
+        for image, pixels in zip(images, tensor, strict=True):  # one by one, which needs little memory besides
             image[:] = preprocess.normalised(pixels[None])[0]
         return images
     if not bool(torch.isfinite(tensor).all()):
@@ -138,9 +137,9 @@ def answer(name: str, output: str, values: Tensor, request: InferRequest) -> tup
 
 
 def check_finite(values: Tensor) -> None:
-    """Refused where the answer of an engine cannot be said in JSON."""
+    """Refused if an engine's answer holds NaN or infinity, which JSON has no words for."""
     if not bool(values.isfinite().all()):
-        raise Refused(500, "the engine gave NaN or infinity: what it computes in is too narrow for this model")
+        raise Refused(500, "the engine gave NaN or infinity: its type is too narrow for this model")
 
 
 def _whole(text: str, most: int) -> int:

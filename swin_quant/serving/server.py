@@ -1,4 +1,4 @@
-"""The server around the application: uvicorn, with limits wherever a client could keep it waiting."""
+"""The server around the application: uvicorn, with a limit at every place where a client could make it wait."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,11 @@ from typing import Any
 from swin_quant.base.extras import library
 from swin_quant.serving.limits import ServiceLimits
 
+# Called with route, status and seconds of each request that never reached the application.
 Count = Callable[[str, int, float], None]
-"""Told of each request that never came to the application: route, status, seconds."""
-
 _CONNECTIONS = 1000
-_REST = 2**28  # bytes of a body that is not wanted which are read all the same, so that its sender reads the answer
-_READ, _READ_BODY = 2**12, 2**16  # bytes at a time; 2**12 of chunks of a byte are a hundredth of a second's work
+_REST = 2**28  # bytes of a refused body that are read, so that its sender reads the answer
+_READ, _READ_BODY = 2**12, 2**16  # bytes at a time; 2**12 chunks of a byte take a hundredth of a second
 _PROBE_S = 0.25
 
 
@@ -34,10 +33,10 @@ def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, stat
 
 
 def _protocol(seconds: float, count: Count) -> type[Any]:
-    """uvicorn's HTTP/1.1, which gives a client `seconds` for the head of a request, and for taking what it is sent.
+    """uvicorn's HTTP/1.1 with a limit of `seconds` for the head of a request and for the client to read an answer.
 
-    Without, whoever sends a head byte by byte, nothing at all, or reads no answer, keeps a connection for ever. That a
-    body comes in time is the application's business, which knows what it wants of it, and is told when a request began.
+    Otherwise a client that sends a head byte by byte, sends nothing, or reads no answer keeps its connection for ever.
+    The application limits the time of a body; it is told when a request began.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -48,7 +47,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
         taking: Any = None
         probe: Any = None
         began = 0.0
-        is_fresh = True  # nothing of the next request has come
+        is_fresh = True  # no byte of the next request has come
         rest = 0
 
         def connection_made(self, transport: Any) -> None:
@@ -79,7 +78,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
             self._expect_a_head()
 
         def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
-            """A client that sends no more may wait for its answer, or have gone: it is asked."""
+            """A client that sends no more waits for its answer, or has gone: a probe finds out."""
             if self.is_idle() or self.cycle.more_body:
                 if not self.is_idle() or self.conn.trailing_data[0]:
                     self.send_400_response("")
@@ -90,7 +89,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
             return True
 
         def _ask(self) -> None:
-            """A line that every client skips, and that the system of one that has gone refuses: writing fails then."""
+            """Send a line that every client skips; if the client has gone, its system refuses it, and writing fails."""
             if not (self.transport.is_closing() or self.cycle.response_started):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 self.probe = self.loop.call_later(_PROBE_S, self._ask)
@@ -127,7 +126,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
             self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded}
 
         def _expect_a_head(self) -> None:
-            """While no request is in work, one timer runs: what comes meanwhile does not start it anew."""
+            """While no request is in work, one timer runs; bytes that come meanwhile do not restart it."""
             if not self.is_idle() and self.head:
                 self.head.cancel()
                 self.head = None
@@ -136,7 +135,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
 
         def _give_up(self) -> None:
             if not self.transport.is_closing():
-                if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:  # something came: it is told
+                if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:  # the head has begun
                     self._refuse(408, "Request Timeout", "the request did not come in time")
                 self.transport.close()
 

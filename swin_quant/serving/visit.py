@@ -1,20 +1,19 @@
-"""One request from its first byte to its answer: its deadline, its body, its part of the budget, its client."""
+"""One request from its first byte to its answer: deadline, body, bytes of the budget, client."""
 
 import asyncio
 from collections.abc import Coroutine
 from io import BytesIO
 from typing import Any, TypeVar
 
-from swin_quant.serving.budget import ByteBudget, Hold
-from swin_quant.serving.limits import Refused, ServiceLimits
+from swin_quant.serving.limits import ByteBudget, Hold, Refused, ServiceLimits
 
-CLOSED = 499  # nobody reads it: what logs and metrics say of a client that went away
+CLOSED = 499  # for logs and metrics: the client went away and reads no status
 T = TypeVar("T")
 
 
 class Visit:
-    """Our server says when its first byte came, by the clock of the event loop, and whether there are too many; others
-    do not."""
+    """Our server tells when the first byte came, by the event loop's clock, and whether there are too many connections;
+    another server does not."""
 
     def __init__(self, request: Any, limits: ServiceLimits, budget: ByteBudget) -> None:
         state = request.scope.get("state", {})
@@ -24,7 +23,7 @@ class Visit:
         self.is_crowded = state.get("crowded", False)
 
     async def body(self) -> bytes:
-        """The whole body. Refused for one that is too large, or does not come before the deadline."""
+        """The whole body. Refused if it is too large, or late."""
         from starlette.requests import ClientDisconnect
 
         limits, whole = self.limits, BytesIO()
@@ -53,7 +52,7 @@ class Visit:
         return whole.getvalue()
 
     async def until_answered(self, answer: Coroutine[Any, Any, T]) -> T:
-        """What `answer` gives; it is cancelled when the client goes away, and at the deadline."""
+        """The result of `answer`, which is cancelled if the client goes away, and at the deadline."""
         work = asyncio.ensure_future(answer)
         gone = asyncio.ensure_future(self._gone())
         try:
