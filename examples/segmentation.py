@@ -20,7 +20,7 @@ from swin_quant.config import load_config
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.models import build_model
 from swin_quant.quant.policy import dequantize, quantize
-from swin_quant.train.frozen import freeze_stages
+from swin_quant.train.optim import freeze_stages
 
 BACKGROUND, CLASSES = 10, 11
 steps = int(sys.argv[1])

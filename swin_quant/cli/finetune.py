@@ -58,8 +58,8 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.finetune import finetune
     from swin_quant.tasks.train import plot
-    from swin_quant.train.lock import only_writer
-    from swin_quant.train.recipes import load_recipe
+    from swin_quant.train.outdir import only_writer
+    from swin_quant.train.recipe import load_recipe
 
     cfg = options.config_of(args)
     recipe = training.qat_recipe_of(args, load_recipe(args.recipe or DEFAULT_RECIPE))

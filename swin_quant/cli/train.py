@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.evaluate import score_model
     from swin_quant.tasks.train import train_float
-    from swin_quant.train.lock import only_writer
-    from swin_quant.train.recipes import load_recipe, recipe_of_config
+    from swin_quant.train.outdir import only_writer
+    from swin_quant.train.recipe import load_recipe, recipe_of_config
 
     cfg = options.config_of(args)
     recipe = training.recipe_of(args, load_recipe(args.recipe) if args.recipe else recipe_of_config(cfg))

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -206,3 +207,38 @@ def largest_drop(rows: Iterable[Aligned]) -> tuple[Aligned, Aligned] | None:
         if worst is None or row.sqnr_db < worst.sqnr_db:
             worst = row
     return (best[1], best[2]) if best else None
+
+
+_RANDOM = ("Dropout", "DropPath")
+_RUNNING = ("running_mean", "running_var")
+
+
+def step_trace(model: nn.Module, images: Tensor, labels: Tensor, lr: float) -> Trace:
+    """Take a step of plain SGD (weights - lr * gradient) on the mean cross-entropy; returns all its tensors.
+
+    Dropout and stochastic depth are off, all else is in training mode. images: [B, 3, H, W], labels: int64 [B].
+    """
+    model.train()
+    for module in model.modules():
+        if type(module).__name__.startswith(_RANDOM):
+            module.eval()
+    trace: Trace = {IMAGES: images, LABELS: labels}
+    trace |= {f"weights/{name}": value.detach().clone() for name, value in _state(model)}
+    with tracing(model) as found:
+        logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    trace |= {**found, LOGITS: logits.detach(), LOSS: loss.detach()}
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    trained = [(name, value) for name, value in model.named_parameters() if value.grad is not None]
+    trace |= {f"gradients/{name}": value.grad.clone() for name, value in trained if value.grad is not None}
+    torch.optim.SGD([value for _, value in trained], lr=lr).step()
+    trace |= {f"update/{name}": value.detach().clone() for name, value in _state(model)}
+    model.eval()
+    return trace
+
+
+def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters, and the running statistics of batch norms, which are parameters in other frameworks."""
+    running = [(name, value) for name, value in model.named_buffers() if name.endswith(_RUNNING)]
+    return [*model.named_parameters(), *running]

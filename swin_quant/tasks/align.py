@@ -36,6 +36,7 @@ from swin_quant.score.alignment import (
     Trace,
     from_arrays,
     of_output,
+    step_trace,
     taking,
     to_arrays,
     torch_trace,
@@ -45,7 +46,6 @@ from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.tasks.deployed import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.tasks.verify import is_quantized
-from swin_quant.train.one_step import step_trace
 
 FLOAT_BELOW, QUANTIZED_BELOW, BETWEEN_BELOW = (
     60.0,

@@ -27,7 +27,7 @@ from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.finetune import finetune
 from swin_quant.tasks.page import pictures_at, write_page
 from swin_quant.tasks.train import Request, train_float
-from swin_quant.train.recipes import load_recipe
+from swin_quant.train.recipe import load_recipe
 from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 PICTURES = 360  # that the page looks at: all of val

@@ -21,7 +21,7 @@ from swin_quant.saving import save_with_card
 from swin_quant.tasks.evaluate import compared
 from swin_quant.tasks.train import Request, Trained, refuse_to_replace, run, training_config, with_batch_size
 from swin_quant.train.amax import settle_granularity
-from swin_quant.train.lock import only_writer
+from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe
 
 # Maps and embeddings have no labels: they are learned from the float model's.

@@ -35,18 +35,15 @@ from swin_quant.score.scoring import dataset_record, open_labelled, open_split, 
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
-from swin_quant.train.compiled import check_compiler
-from swin_quant.train.frozen import freeze_stages
-from swin_quant.train.job import Job
-from swin_quant.train.lock import only_writer
-from swin_quant.train.loop import fit
+from swin_quant.train.distill import load_teacher
+from swin_quant.train.loop import Job, fit
 from swin_quant.train.memory import compute_again
-from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
-from swin_quant.train.parallel import check_parallel, without_values
+from swin_quant.train.optim import freeze_stages
+from swin_quant.train.outdir import check_free, only_writer, open_folder, resumable, settings_of
+from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.state import Position, check_snapshot
-from swin_quant.train.teacher import load_teacher
 
 _LOOKED_AT = 256  # pictures, before training
 

@@ -1,1 +1,1 @@
-"""Training."""
+"""Training: float training and QAT in one loop, with snapshots, ranges, distillation."""

@@ -1,7 +1,7 @@
-"""Ranges during QAT: frozen, learned or re-estimated; and afterwards, fit to what was trained.
+"""Ranges during QAT: frozen, learned or re-estimated; at the end they fit the trained weights.
 
-Frozen ranges are FasterTransformer's, where weights that drift beyond amax saturate silently at export (docs/reference,
-section 2.7, point 16). Here, whatever the mode, `settle` leaves no weight outside its range.
+FasterTransformer freezes ranges: weights that drift beyond amax saturate silently at export (docs/reference, section
+2.7, point 16). Here `settle` leaves no weight outside its range, in every mode.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,11 +23,11 @@ from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
-_SMALLEST = 1e-3  # of a learned range, relative to where it started: one that reached zero could not come back
+_SMALLEST = 1e-3  # of a learned range, relative to its start: from zero it could not come back
 
 
 class RangeKeeper:
-    """What the recipe asks for the ranges of `model`, whose policy is applied and whose nodes are on.
+    """Keeps the ranges of `model` as the recipe asks; its policy is applied and its nodes are on.
 
     `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device. The ranges of
     `frozen` nodes stay.
@@ -50,7 +50,7 @@ class RangeKeeper:
                 node.learn_range()
 
     def after_step(self) -> None:
-        """Keep learned ranges positive, and zero points where they are."""
+        """Keep learned ranges positive, and their zero points."""
         if self.recipe.mode == "learned":
             with torch.no_grad():
                 for name, node in self.nodes.items():
@@ -60,7 +60,7 @@ class RangeKeeper:
                         node.keep_zero_point(least=self.floors[name].abs().sum())
 
     def after_epoch(self, epoch: int) -> dict[str, float]:
-        """Re-estimate if it is time (`epoch` epochs are done); say how far ranges have moved, and what they clip."""
+        """Re-estimate if it is due after `epoch` epochs; returns the ranges' drift and the share that they clip."""
         due = epoch % self.recipe.every_epochs == 0 and epoch <= self.recipe.until * self.epochs
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
@@ -80,7 +80,7 @@ class RangeKeeper:
         return found
 
     def record(self) -> RangesRecord:
-        """How the ranges were found, for the run card."""
+        """The methods that found the ranges, for the run card."""
         method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
             return RangesRecord(weights=None, activations=None)
@@ -92,21 +92,19 @@ class RangeKeeper:
         )
 
     def reestimate(self) -> None:
-        """New ranges for the chosen nodes, from the weights as they are and the sample of pictures."""
+        """New ranges for the chosen nodes, from the current weights and the sample of pictures."""
         _calibrate(self.model, self.nodes, Method(self.recipe.method), self.images())
         settle_granularity(self.model, self.nodes)
         for name, layer in _weights(self.model, self.nodes):
             found = weight_range(self.recipe.method, layer.weight, self.nodes[name])
-            if found is not None:  # calibration gives a weight its maximum, whatever the method
+            if found is not None:  # calibration by any method gives a weight its maximum
                 self.nodes[name].amax = found
 
     def settle(self, model: nn.Module) -> None:
-        """End of training: weights inside their ranges, ranges buffers again, nodes that were off calibrated anew.
+        """End training: put weights inside their ranges, make ranges buffers again, calibrate the nodes that were off.
 
-        `model` is the trained one: the keeper's own, unless that was sharded.
-
-        Clamping a weight to the ends of its grid changes no quantized value. Nodes that the policy switches off took
-        no part: their ranges are those of the trained weights with nothing quantized.
+        `model` is the trained model: the keeper's own, unless that was sharded. Clamping a weight to the ends of its
+        grid changes no quantized value. Nodes that are off get ranges from the trained weights without quantization.
         """
         for node in self.nodes.values():
             node.freeze_range()
@@ -121,10 +119,9 @@ class RangeKeeper:
 
 
 def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
-    """Store, for the weight nodes among `nodes`, the ranges in effect: 0-dim or [out, 1], as their policy asks.
+    """Store the ranges in effect of the weight nodes among `nodes`: 0-dim or [out, 1], as their policy asks.
 
-    Training writes ranges, so they need the shape that they will have; and rows' ranges must not follow weights that
-    move.
+    Training writes ranges, which need their final shape before; and the range of a row must not follow its weights.
     """
     refuse_blocks(model, "QAT")
     for name, layer in _weights(model, nodes):
@@ -132,7 +129,7 @@ def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
 
 
 def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, float]:
-    """The share of values, 0 to 1, that each enabled activation node clips on `images`: of all ranks."""
+    """The share of values, 0 to 1, that each enabled activation node clips on the `images` of all ranks."""
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     device = next(model.parameters()).device
     counts = torch.zeros(len(nodes), 2, dtype=torch.float64, device=device)
@@ -155,7 +152,7 @@ def _chosen(node: Quantizer, recipe: Ranges) -> bool:
 
 
 def _size(node: Quantizer) -> Tensor:
-    """amax, one or one for each row; of a range with a zero point, its upper end."""
+    """amax, or one for each row; for a range with a zero point, its upper end."""
     return (node.known_amax if node.symmetric else node.tensor_range).detach()
 
 
@@ -164,7 +161,7 @@ def _drift(now: Tensor, before: Tensor) -> float:
 
 
 def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, images: Iterable[Tensor]) -> None:
-    """Calibrate `nodes` alone; all others keep range and state."""
+    """Calibrate `nodes` alone; all other nodes keep range and state."""
     kept = {node: (node.amax, node.bounds, node.state) for node in named_nodes(model).values()}
     set_ranges(model, observe(model, images, method), method)
     for node, (amax, bounds, state) in kept.items():

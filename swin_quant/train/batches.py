@@ -1,8 +1,8 @@
-"""Training data: which pictures make up every step of every epoch, on any number of ranks, from any position.
+"""Training data: the pictures of every step of every epoch, on any number of ranks, from any position.
 
-An epoch is one seeded order of all pictures, or the first `epoch_pictures` of it, cut into micro-batches. Step s takes
-the next `accumulation * world` of them, so that two ranks see in one step what one rank sees with twice the
-accumulation, and every rank has the same number of steps. What does not fill a step is left out, other pictures in
+An epoch is one seeded order of all pictures, or its first `epoch_pictures`, cut into micro-batches. A step takes the
+next `accumulation * world` micro-batches: two ranks see the same pictures in a step as one rank with twice the
+accumulation, and every rank has the same number of steps. Pictures that do not fill a step are left out, other ones in
 every epoch.
 """
 
@@ -20,16 +20,25 @@ from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, sample, shard
-from swin_quant.train.augment import TrainingTransform, check_augmentation, make_mixup, needs_pictures
+from swin_quant.train.augment import (
+    SmallPictures,
+    TrainingTransform,
+    check_augmentation,
+    crop_and_flip,
+    decode_all,
+    epoch_draws,
+    is_small,
+    make_mixup,
+    needs_pictures,
+)
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.seeds import key_of, seeded
-from swin_quant.train.small import SmallPictures, crop_and_flip, decode_all, epoch_draws, is_small
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """images float32 [B, 3, S, S]; targets int64 [B], or float32 [B, classes] where mixed; `place`: its number in the
-    epoch, over all ranks."""
+    """images float32 [B, 3, S, S]; targets int64 [B], or float32 [B, classes] if mixed; `place`: the micro-batch's
+    number in the epoch, over all ranks."""
 
     images: Tensor
     targets: Tensor
@@ -96,7 +105,7 @@ class TrainingBatches:
                 step = []
 
     def sample(self, batches: int, size: int = 8) -> Iterator[Tensor]:
-        """This rank's share of `batches` batches of training pictures, the same ones each time, not augmented."""
+        """This rank's share of `batches` batches of training pictures, always the same, without augmentation."""
         order = sample(self.count, min(batches * size, self.count), self.seed)
         parts = [shard(part, self.world.rank, self.world.size) for part in chunks(order, size)]
         loaded = self.small.batches(parts) if self.small else load_batches(self.pictures, self.preprocess, parts)
@@ -144,7 +153,7 @@ class ValidationBatches:
         small = is_small(pictures, preprocess.size)
         self.small = decode_all(pictures, preprocess, self.limit, self.workers) if small else None
         count = len(self.small or pictures)
-        passes = ceil(ceil(count / world.size) / batch_size)  # the same on every rank, since a pass may be collective
+        passes = ceil(ceil(count / world.size) / batch_size)  # equal on all ranks: a forward pass may be collective
         mine = shard(range(count), world.rank, world.size)
         self.parts = [part.tolist() for part in np.array_split(mine, passes)]
 
@@ -159,7 +168,7 @@ class ValidationBatches:
 
 
 def _filled(batch: Batch, size: int) -> Batch:
-    """A batch of `size` pictures again: others of the batch stand in for unreadable ones, so that no rank runs dry."""
+    """A full batch of `size` pictures: readable ones replace the unreadable, so that no rank runs dry."""
     if not len(batch.labels):
         raise SwinQuantError(f"all {size} pictures of a training batch are unreadable, {batch.unreadable[0]} first")
     places = torch.arange(size) % len(batch.labels)

@@ -1,4 +1,4 @@
-"""Knowledge distillation as pure functions, and the loss of a training step that is made of them.
+"""Knowledge distillation: the teacher, and its part of the loss of a training step as pure functions.
 
 Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015; Tung and Mori, "Similarity-Preserving
 Knowledge Distillation", 2019.
@@ -7,9 +7,17 @@ Knowledge Distillation", 2019.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.records import SourceRecord
+from swin_quant.checkpoint import load_float
+from swin_quant.config.outputs import LOGITS
+from swin_quant.models import build_model
+from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import stages_of
 from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Distillation
@@ -34,10 +42,10 @@ KL = {"none": kl_divergence, "ft": kl_divergence_ft}
 
 
 def feature_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """How far a stage's output is from the teacher's: 0 if equal, about 1 if it says nothing of it.
+    """The distance of a stage's output from the teacher's: 0 if equal, about 1 if they are unrelated.
 
-    student: [B, L, C], teacher: [B, L, D]. Of equal width: mean squared error over the teacher's mean square. Else the
-    same of the tokens' cosine similarities, [B, L, L], which know no width.
+    student: [B, L, C], teacher: [B, L, D]. Mean squared error over the teacher's mean square; with unequal widths, of
+    the tokens' cosine similarities [B, L, L], which have no width.
     """
     student, teacher = student.float(), teacher.float()
     if student.shape != teacher.shape:
@@ -52,7 +60,7 @@ def _similarities(features: Tensor) -> Tensor:
 
 @contextmanager
 def stage_outputs(model: nn.Module, wanted: bool) -> Iterator[list[Tensor]]:
-    """A list that every forward inside fills with the outputs [B, L, C] of the model's stages; clear it in between."""
+    """A list that every forward pass inside fills with the stages' outputs [B, L, C]; clear it between passes."""
     found: list[Tensor] = []
     stages = stages_of(model) if wanted else {}
     with watching(stages, lambda name, stage, inputs, output: found.append(output)):
@@ -62,9 +70,43 @@ def stage_outputs(model: nn.Module, wanted: bool) -> Iterator[list[Tensor]]:
 def distillation_loss(
     recipe: Distillation, student: Tensor, teacher: Tensor, ours: Sequence[Tensor], theirs: Sequence[Tensor]
 ) -> Tensor:
-    """The teacher's part of the loss: logits [B, classes], and the stage outputs where features are distilled."""
+    """The teacher's part of the loss: from logits [B, classes], and from stage outputs if features are distilled."""
     loss = recipe.weight * KL[recipe.compat](student, teacher, recipe.temperature)
     if recipe.features:
         distances = [feature_distance(one, other) for one, other in zip(ours, theirs, strict=True)]
         loss = loss + recipe.features * sum(distances) / len(distances)
     return loss
+
+
+def load_teacher(
+    path: str | None, cfg: CfgNode, recipe: Distillation, student: Classifier, device: torch.device
+) -> tuple[Classifier | None, SourceRecord | None]:
+    """The float model of `cfg` in `path` if the recipe distils. UsageError for one without the other."""
+    if not recipe.on:
+        if path:
+            raise UsageError("‹teacher› needs a recipe that distils: set distill.weight or distill.features")
+        return None, None
+    if not path:
+        raise UsageError(
+            "the recipe distils, and the float model that was calibrated is not found: give a ‹teacher› FILE"
+        )
+    with torch.random.fork_rng():  # initial weights, soon replaced, must not draw from the student's generator
+        teacher = build_model(cfg)
+    check_teacher(student, teacher, recipe)
+    source = load_float(teacher, path)
+    return teacher.to(device).requires_grad_(False), source.record()
+
+
+def check_teacher(student: Classifier, teacher: Classifier, recipe: Distillation) -> None:
+    """UsageError unless the teacher has the student's classes and, to distil features, its maps of tokens."""
+    if student.classes != teacher.classes:
+        raise UsageError(
+            f"‹teacher›: has {teacher.classes} classes, the student {student.classes}: they must be the same"
+        )
+    if student.image_size != teacher.image_size:
+        raise UsageError(
+            f"‹teacher›: takes pictures of {teacher.image_size} pixels, the student of {student.image_size}"
+        )
+    ours, theirs = list(student.maps), list(teacher.maps)
+    if student.output_kind == LOGITS and recipe.features and (ours != theirs or not ours):
+        raise UsageError(f"‹teacher›: its maps of tokens are {theirs}, not {ours}: its features cannot be used")

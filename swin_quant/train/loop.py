@@ -1,45 +1,112 @@
-"""The training loop, for float training and QAT alike: read it from top to bottom.
+"""The training loop, for float training and QAT alike: read `fit` from top to bottom.
 
-What the loop itself does not show: which pictures make a step (`batches`), parameter groups and LR (`optim`), the
-teacher's part of the loss (`distill`), half precision (`precision`), ranges of nodes (`amax`), snapshots (`snapshot`).
+Other files choose the pictures of a step (`batches`), parameter groups and LR (`optim`), the teacher's part of the loss
+(`distill`), half precision (`precision`), the ranges of nodes (`amax`), and write snapshots (`snapshot`).
 """
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from swin_quant.base import progress as terminal
 from swin_quant.base.distributed import World, all_sum, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
+from swin_quant.models.classifier import Classifier
 from swin_quant.score.metrics import evaluate
-from swin_quant.train.bar import bar
-from swin_quant.train.batches import MicroBatch
-from swin_quant.train.compiled import compiled
+from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
 from swin_quant.train.distill import distillation_loss, stage_outputs
-from swin_quant.train.interruption import Asked, Interruption, interruption
-from swin_quant.train.job import Job
 from swin_quant.train.optim import current_lr, make_optimizer, make_schedule
-from swin_quant.train.parallel import average_buffers, gathering, is_sharded, parallel, whole
+from swin_quant.train.parallel import average_buffers, compiled, gathering, is_sharded, parallel, whole
 from swin_quant.train.precision import Precision
+from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import Record
 from swin_quant.train.seeds import seed_all
 from swin_quant.train.snapshot import Snapshots
 from swin_quant.train.state import Position, TrainingState, make_average
 
 
-def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
-    """Train `job.model` in place; returns how far it got, and its best weights (its last if none are validated).
+@dataclass
+class Job:
+    """A training: model, recipe, pictures, and the output folder (None writes nothing).
 
-    The model ends in evaluation mode with those weights, unless it was sharded. SIGTERM or SIGINT finishes the step or
-    the batch of validation in hand and saves, then KeyboardInterrupt. Raises SwinQuantError, naming the step, when loss
-    or gradient is not finite: then the snapshots of before stay.
+    `snapshot`: the snapshot to go on from. `settings` go into every snapshot, to be compared when the run goes on.
+    `after_step()` and `after_epoch(epochs done)` adapt ranges to the new weights; the figures that `after_epoch`
+    returns are recorded with the epoch, and TensorBoard shows `histograms()`.
+    """
+
+    model: Classifier
+    recipe: Recipe
+    batches: TrainingBatches
+    validation: ValidationBatches | None
+    seed: int = 0
+    world: World = World()
+    teacher: Classifier | None = None
+    folder: Path | None = None
+    snapshot: dict[str, Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    tensorboard: bool = False
+    after_step: Callable[[], None] = lambda: None
+    after_epoch: Callable[[int], dict[str, float]] = lambda epoch: {}
+    histograms: Callable[[], dict[str, list[float]]] = lambda: {}
+
+
+class Asked(KeyboardInterrupt):
+    """The run ends; all ranks know it, at the same step."""
+
+
+class Interruption:
+    """Whether a signal has asked the run to end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self.asked:  # the second signal ends the run at once
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def interruption() -> Iterator[Interruption]:
+    """Take SIGTERM and SIGINT as a request to finish and save the step in hand, then end.
+
+    Python receives signals in the main thread alone; in another one the request never comes. KeyboardInterrupt at the
+    end for a request that the loop has not seen.
+    """
+    request = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if request.asked:
+        raise KeyboardInterrupt
+
+
+def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
+    """Train `job.model` in place; returns the position reached, and the best weights (the last without validation).
+
+    The model ends in evaluation mode with these weights, unless it was sharded. SIGTERM or SIGINT finishes the step or
+    validation batch in hand and saves, then raises KeyboardInterrupt. SwinQuantError, naming the step, if loss or
+    gradient is not finite; the snapshots written before stay.
     """
     recipe, world, batches = job.recipe, job.world, job.batches
     precision = Precision.choose(recipe.precision, recipe.half, world.device)
@@ -104,7 +171,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     record.step(place | row | {"images_per_second": speed})
                 if asked:
                     raise Asked
-                # results come next, and a run that has results and no snapshot cannot go on
+                # Results come next; a run that has results and no snapshot could not go on.
                 results = position.epoch == 0 and position.step == batches.steps
                 if results or (due and position.step < batches.steps):
                     saved = _save(snapshots, state, job)
@@ -155,7 +222,7 @@ def _loss(
     ours: list[Tensor],
     theirs: list[Tensor],
 ) -> Tensor:
-    """The loss of one micro-batch: labels (smoothed, perhaps mixed), and what the teacher says of the same pictures."""
+    """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs."""
     recipe = job.recipe
     images, targets = (tensor.to(job.world.device, non_blocking=True) for tensor in (micro.images, micro.targets))
     ours.clear()
@@ -167,13 +234,13 @@ def _loss(
         return loss
     theirs.clear()
     with torch.no_grad(), precision.autocast():
-        answers = job.teacher(images).float()
-    return loss + distillation_loss(recipe.distill, logits, answers, ours, theirs)
+        wanted = job.teacher(images).float()
+    return loss + distillation_loss(recipe.distill, logits, wanted, ours, theirs)
 
 
 def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor) -> Tensor:
-    """Of what has no labels: how far maps or an embedding are from the teacher's, the mean over maps of their squared
-    errors over the teacher's mean squares."""
+    """The loss of a model without labels: mean squared error of its maps or embedding against the teacher's, over the
+    teacher's mean square, the mean over maps."""
     if job.teacher is None:
         raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
     with torch.no_grad(), precision.autocast():
@@ -185,7 +252,7 @@ def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor
 
 
 def _agree(loss: float, asked: bool, due: bool, world: World) -> tuple[float, bool, bool]:
-    """The mean loss of the ranks, and whether any of them wants to stop, or to save."""
+    """The mean loss over ranks, whether any rank was asked to stop, and whether a snapshot is due on any."""
     total, asking, waiting = all_sum(torch.tensor([loss, asked, due], dtype=torch.float64), world.device).tolist()
     return total / world.size, asking > 0, waiting > 0
 
@@ -196,7 +263,7 @@ def _saved_when_asked(snapshots: Snapshots | None, state: TrainingState, job: Jo
         yield
     except Asked:
         _save(snapshots, state, job)
-        from_main(None)  # the first rank to end ends the others: not before the main one has saved
+        from_main(None)  # the first rank to end ends the others: wait until the main rank has saved
         raise
 
 
@@ -209,7 +276,7 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
     what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
     scaler = state.scaler
     if what is None or (what == "gradient" and scaler.is_enabled() and scaler.get_scale() >= 1):
-        return  # the scaler skips such a step and halves its scale; without one it is no overflow
+        return  # an overflow: the scaler skips the step and halves its scale
     position = state.position
     raise SwinQuantError(
         f"the {what} is {loss if what == 'loss' else norm} at step {position.step + 1} of epoch {position.epoch + 1} "
@@ -218,7 +285,7 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
 
 
 def _validate(job: Job, precision: Precision, state: TrainingState, request: Interruption) -> dict[str, float]:
-    """The scores of an epoch. A run that is asked to end here has its epoch in hand, and validates when it goes on."""
+    """The scores of an epoch. A run that is asked to end here saves before, and validates when it goes on."""
     validation = job.validation
     if validation is None:
         return {}
@@ -228,7 +295,7 @@ def _validate(job: Job, precision: Precision, state: TrainingState, request: Int
             _stop_if_asked(request, job.world)
             yield batch
 
-    network = precision.view(state.scored).eval()  # the loop switches back
+    network = precision.view(state.scored).eval()  # `fit` switches back
     engines = {"model": lambda images: precision.logits(network, images)}
     score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
     return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
@@ -240,3 +307,30 @@ def _save(snapshots: Snapshots | None, state: TrainingState, job: Job) -> float:
         if job.world.is_main:
             snapshots.save(state.position.total, content)
     return time.monotonic()
+
+
+Show = Callable[[Position, float, float, float], None]
+
+
+@contextmanager
+def bar(total: int, done: int) -> Iterator[Show]:
+    """A function to call after every step with position, loss, LR and images/s: a bar, or lines without a terminal."""
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}  lr {task.fields[lr]:.2e}  {task.fields[speed]:.0f} images/s"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=terminal.console, disable=not terminal.shows_bars(), transient=True) as display:
+        lines = terminal.Lines(total, done)
+        task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
+
+        def show(position: Position, loss: float, lr: float, speed: float) -> None:
+            display.update(task, completed=position.total, epoch=position.epoch + 1, loss=loss, lr=lr, speed=speed)
+            note = f"loss {loss:.3f}, lr {lr:.2e}, {speed:.0f} images/s, "
+            lines.show(f"epoch {position.epoch + 1}, steps", position.total, note)
+
+        yield show

@@ -1,8 +1,8 @@
-"""What a training step needs of memory, counted: weights, gradients, optimizer state, and what autograd keeps.
+"""The memory of a training step, counted: weights, gradients, optimizer state, and autograd's saved tensors.
 
-Tensors are counted by their storages, each once. The count is exact and holds for any device; under torch's
-`FakeTensorMode`, where tensors have shapes and no values, models of any size are counted in seconds. It is what has to
-be held when the forward pass ends: the temporaries of single operations and the allocator's slack come on top.
+Every storage counts once. The count is exact and holds for any device; under torch's `FakeTensorMode`, where tensors
+have shapes and no values, it takes seconds for models of any size. It is the memory at the end of the forward pass,
+without the temporaries of single operations and the allocator's slack.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,12 +17,12 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
 from swin_quant.quant.watch import watching
 
-ADAM_STATES = 2  # float32 moments of every weight
+ADAM_STATES = 2  # float32 moments for every weight
 
 
 @dataclass
 class Storages:
-    """A set of storages. A storage is known by its address, so tensors are held, lest one is freed and used again."""
+    """A set of storages by address; it holds their tensors, or an address could be freed and used again."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     held: list[Tensor] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Storages:
         self.held.append(tensor.detach())
 
     def nbytes(self, without: Iterable[Tensor] = ()) -> int:
-        """Bytes of all, less those of the storages of some tensors."""
+        """Bytes of all storages, except those of some tensors."""
         known = {tensor.untyped_storage()._cdata for tensor in without}
         return sum(size for address, size in self.sizes.items() if address not in known)
 
@@ -53,9 +53,9 @@ def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
 
 
 def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
-    """The same with activation checkpointing: the inputs of all blocks, and all of the block that keeps most.
+    """`saved_bytes` with activation checkpointing: the inputs of all blocks, and all that the largest block saves.
 
-    What lies between blocks (embedding, merging, head), a few hundredths, is left out.
+    Modules between blocks (embedding, merging, head) are left out; they are a few hundredths.
     """
     inputs, most = Storages(), 0
 
@@ -70,7 +70,7 @@ def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
 
 
 def compute_again(model: nn.Module, wanted: bool) -> None:
-    """Whether blocks keep their inputs alone while training; UsageError for a model that cannot."""
+    """Make blocks keep their inputs alone and compute activations again. UsageError for a model that cannot."""
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if wanted and not able:
         raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
@@ -81,7 +81,7 @@ def compute_again(model: nn.Module, wanted: bool) -> None:
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
     """Bytes of weights and buffers, of a gradient for every trainable weight, and of the optimizer's state.
 
-    Without an optimizer, that of AdamW: two moments in float32 of every trainable weight.
+    Without an optimizer, AdamW's state: two float32 moments of every trainable weight.
     """
     weights = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

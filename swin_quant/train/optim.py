@@ -1,4 +1,4 @@
-"""What is updated, how fast, and along which schedule: parameter groups, the optimizer, the LR of every step."""
+"""The optimizer: which parameters are updated, in groups of equal LR and decay, and the LR of every step."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -9,24 +9,55 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from swin_quant.base.errors import UsageError
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import architecture_of, blocks_of
+from swin_quant.models.registry import architecture_of, blocks_of, stages_of
+from swin_quant.quant.quantizer import Quantizer
 from swin_quant.train.recipe import Optimizer, Schedule
 
 
-def decays(name: str, parameter: Tensor, no_decay: Collection[str] = ()) -> bool:
-    """Whether weight decay applies: to matrices, not to norms, biases, ranges of nodes and what `no_decay` names.
+def freeze_stages(model: nn.Module, count: int) -> set[str]:
+    """Take the first `count` stages and what comes before them (patch embedding) out of training; 0: nothing.
 
-    Microsoft's lists (docs/reference, section 2.2) are those of Swin's architectures.
+    Their weights get no gradient, and their dropout is off. Returns the names of their nodes, whose ranges stay, too.
+    UsageError for more stages than the model has.
+    """
+    stages = list(stages_of(model))
+    if count > len(stages):
+        raise UsageError(f"‹freeze_stages› {count}: the model has {len(stages)} stages")
+    if not count:
+        return set()
+    first, kept = stages[0], tuple(f"{name}." for name in stages[:count])
+    before, ahead = True, set()
+    for name, parameter in model.named_parameters():
+        before = before and not name.startswith(f"{first}.")
+        if before:
+            ahead.add(name.rpartition(".")[0])
+        if before or name.startswith(kept):
+            parameter.requires_grad_(False)
+    own = tuple(f"{name}." for name in ahead if name)  # a stem may have nodes, too
+    frozen = {name: module for name, module in model.named_modules() if name.startswith((*kept, *own))}
+    for module in frozen.values():
+        if isinstance(getattr(module, "rate", None), float):  # a DropPath; each architecture has its own class
+            module.rate = 0.0
+        elif isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return {name for name, module in frozen.items() if isinstance(module, Quantizer)}
+
+
+def decays(name: str, parameter: Tensor, no_decay: Collection[str] = ()) -> bool:
+    """Whether weight decay applies: to matrices, not to norms, biases, ranges and the names in `no_decay`.
+
+    Swin's architectures have Microsoft's lists (docs/reference, section 2.2).
     """
     left_alone = ("_amax", "_bounds", *no_decay)
     return parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in left_alone)
 
 
 def layers_to_head(model: Classifier) -> dict[str, int]:
-    """How many layers lie between each parameter and the head: 0 for head and last norm, most for the embedding.
+    """The number of layers between each parameter and the head: 0 for head and last norm, most for the embedding.
 
-    What lies between two blocks belongs to the one before, as Swin's merging does.
+    A module between two blocks, such as Swin's merging, belongs to the block before it.
     """
     blocks, found, seen = blocks_of(model), {}, 0
     for name, module in model.named_modules():
@@ -39,7 +70,7 @@ def layers_to_head(model: Classifier) -> dict[str, int]:
 
 
 def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[dict[str, Any]]:
-    """Groups of equal LR and weight decay, in a fixed order, for a torch optimizer; `role` says what a group holds.
+    """Groups of equal LR and weight decay, in a fixed order, for a torch optimizer; `role` is weights or amax.
 
     The LR of a learned range is relative to its size, rounded to a power of two so that groups stay few: Adam's step
     has the size of the LR whatever the gradient, and ranges differ by factors of a hundred.
@@ -84,7 +115,7 @@ def lr_factor(step: int, recipe: Schedule, steps: int, warmup: int) -> float:
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: int, steps_per_epoch: int) -> LambdaLR:
     """The schedule over a whole run; call `.step()` once after every step of the optimizer.
 
-    A warm-up that would be longer than half of the run is cut to that.
+    A warm-up longer than half of the run is cut to half.
     """
     steps = epochs * steps_per_epoch
     warmup = min(round(recipe.warmup_epochs * steps_per_epoch), steps // 2)
@@ -92,7 +123,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: in
 
 
 def current_lr(optimizer: torch.optim.Optimizer, role: str) -> float | None:
-    """The largest LR among the groups of a role, None where there is none."""
+    """The largest LR among the groups of a role; None without such a group."""
     return max((group["lr"] for group in _groups(optimizer) if group["role"] == role), default=None)
 
 

@@ -1,30 +1,39 @@
-"""The output folder of a run: refused when it is another run's, found again when a run goes on."""
+"""The output folder of a run: one writer at a time, refused if it holds another run, found again to go on.
 
+The kernel takes the lock from a dead owner; the locked file says who the owner is.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir, reason
 from swin_quant.base.progress import log
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import EPOCHS, STEPS, read_table
 from swin_quant.train.snapshot import Check, Snapshots
 
-# Keys of a recipe that a resumed run may have changed: they do not change what is computed (a compiler changes last
-# bits and the draws of drop path, as another machine may; who stays with the command keeps the bits).
+# Keys of a recipe that may change when a run goes on: they do not change the computation, but for `compile`, which
+# changes last bits and the draws of drop path, as another machine may.
 _FREE = (
     *("name", "description", "patience", "save_minutes", "keep"),
     *("batch_size", "accumulation_steps", "memory", "compile"),
 )
-_LATER = ("teacher_sha256", "pictures_sha256", "preprocess")  # snapshots of before they were kept say nothing of them
+_LATER = ("teacher_sha256", "pictures_sha256", "preprocess")  # absent in snapshots of older versions
 
 
 def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
-    """What a run must have in common with its snapshot to go on from it, by dotted key.
+    """The settings that a run must share with its snapshot to go on from it, by dotted key.
 
-    Ranks and accumulation steps may be traded for each other: together they decide which pictures make a step.
+    Ranks and accumulation steps may replace each other: their product decides the pictures of a step.
     """
     settings: dict[str, Any] = {}
     for key, value in recipe.to_dict().items():
@@ -36,7 +45,7 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
 
 
 def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
-    """UsageError when the folder holds a run and neither `resume` nor `overwrite` is said."""
+    """UsageError if the folder holds a run and neither `resume` nor `overwrite` is set."""
     if _holds_run(folder) and not (resume or overwrite):
         raise UsageError(
             f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
@@ -46,10 +55,10 @@ def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
 def open_folder(
     folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int, check: Check
 ) -> dict[str, Any] | None:
-    """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is then gone.
+    """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is removed.
 
-    `check` raises for a snapshot that is not of this model. UsageError as of `check_free`, when the run to resume had
-    other settings, and when it left results and no snapshot. One that ended before either begins again.
+    `check` raises for a snapshot of another model. UsageError as of `check_free`, for a run with other settings, and
+    for one that left results and no snapshot. A run that ended before it had either begins again.
     """
     check_free(folder, resume, overwrite)
     snapshots = Snapshots(folder / "snapshots", keep)
@@ -81,7 +90,7 @@ def _has_results(folder: Path) -> bool:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Whoever interrupts what is done inside is told how to go on, once there is a snapshot to go on from."""
+    """Tell a user who interrupts the work inside how to go on, if there is a snapshot."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -96,3 +105,88 @@ def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     if differing:
         changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
         raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
+
+
+NAME = ".lock"
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+_held: set[tuple[int, Path]] = set()  # with the pid: a fork does not own its parent's lock
+
+
+@contextmanager
+def only_writer(folder: Path, world: World) -> Iterator[None]:
+    """Lock `folder` for this process inside; a process may lock its folder again.
+
+    SwinQuantError if another process has the lock. Only the main rank writes and locks.
+    """
+    path = ensure_writable_dir(folder).resolve() / NAME if world.is_main else None
+    if path is None or (os.getpid(), path) in _held:
+        yield
+        return
+    try:
+        handle = _lock(path)
+    except OSError as error:
+        raise SwinQuantError(f"{path}: cannot be written: {reason(error)}") from error
+    _held.add((os.getpid(), path))
+    try:
+        yield
+    finally:
+        _held.discard((os.getpid(), path))
+        with suppress(OSError):  # the folder may be gone or replaced
+            if _is_still(handle, path):
+                path.unlink()
+        os.close(handle)
+
+
+def _lock(path: Path) -> int:
+    """The handle of the locked file, which holds the lock while it is open. Forked loaders do not inherit the lock, so
+    that it ends with its owner."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            _take(handle, path.parent)
+            if _is_still(handle, path):  # or a former owner has just removed the file
+                os.ftruncate(handle, 0)
+                os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _take(handle: int, folder: Path) -> None:
+    try:
+        owner = json.loads(os.pread(handle, 1000, 0))
+        pid, host = int(owner["pid"]), str(owner["host"])
+    except (ValueError, TypeError, KeyError):  # no owner, or not a readable one
+        pid, host = 0, ""
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        taken = error.errno in _TAKEN
+        if taken or _lives(pid, host):  # on a file system without locks, the pid decides
+            advice = "" if taken else f"; if it is no more, remove {folder / NAME}"
+            raise SwinQuantError(
+                f"{folder}: another training (process {pid} on {host:.60}) is writing there: wait for its end, or give "
+                f"another ‹output›{advice}"
+            ) from error
+
+
+def _lives(pid: int, host: str) -> bool:
+    """Whether the owner may be alive; a process of another machine may always be."""
+    if host != socket.gethostname():
+        return bool(host)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's, or no pid at all
+        pass
+    return True
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,10 +1,10 @@
-"""One model over several ranks: a copy on each (DDP), or shards of it (FSDP2), which may lie on the CPU."""
+"""The network of a training step: compiled if wanted, and on several ranks a copy on each (DDP) or shards (FSDP2)."""
 
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def check_parallel(recipe: Recipe, world: World) -> None:
-    """UsageError for what FSDP2 cannot do with this recipe."""
+    """UsageError if FSDP2 cannot train this recipe."""
     if recipe.memory.offload and not recipe.memory.fsdp:
         raise UsageError("‹offload› is a part of FSDP: give ‹fsdp› too")
     if not recipe.memory.fsdp:
@@ -40,26 +40,26 @@ def check_parallel(recipe: Recipe, world: World) -> None:
 
 
 def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World) -> nn.Module:
-    """What computes the logits on every rank. To be called before the optimizer takes the parameters."""
+    """The network that computes the logits on every rank. Call it before the optimizer takes the parameters."""
     if world.size == 1:
         return network
     if recipe.memory.fsdp:
         return _sharded(model, recipe, world)
     devices = [world.device] if world.device.type == "cuda" else None
-    with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers; its successor does less than is needed
+    with warnings.catch_warnings():  # torch 2.13 deprecates broadcast_buffers, but its successor does not suffice
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def average_buffers(models: Iterable[nn.Module], world: World) -> None:
-    """Give every rank the mean of what all have counted, such as batch norms of the pictures that they saw."""
+    """Give every rank the mean over ranks of all buffers, such as the running statistics of batch norms."""
     buffers = [buffer for model in models for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not buffers:
         return
     counted = torch.cat([buffer.detach().flatten().double() for buffer in buffers])
     mean = all_sum(counted, world.device) / world.size
     for buffer, part in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(part.view_as(buffer))  # what was alike keeps its bits: sums in double are exact
+        buffer.copy_(part.view_as(buffer))  # equal buffers keep their bits: sums in double are exact
 
 
 def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
@@ -76,7 +76,7 @@ def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
 
 @contextmanager
 def gathering(network: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients are summed over ranks once a step, in the backward pass of its last micro-batch."""
+    """Sum gradients over ranks once a step, in the backward pass of its last micro-batch."""
     context: AbstractContextManager[None] = nullcontext()
     if sync := getattr(network, "set_requires_gradient_sync", None):
         sync(last)
@@ -87,23 +87,23 @@ def gathering(network: nn.Module, last: bool) -> Iterator[None]:
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor that may be sharded, in one piece."""
+    """A possibly sharded tensor in one piece."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the parameters of a model lie in shards over the ranks."""
+    """Whether a model's parameters are sharded over ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def without_values(model: M) -> M:
-    """A copy that takes no memory: its tensors have a shape and no values, until a state_dict is assigned to it."""
+    """A copy without memory: its tensors have shapes and no values until a state_dict is assigned."""
     parameters = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
     return deepcopy(model, parameters | {id(buffer): buffer.to("meta") for buffer in model.buffers()})
 
 
 def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state_dicts of a model and its optimizer in one piece: on rank 0 if they are sharded, which all ranks ask."""
+    """The state_dicts of a model and its optimizer in one piece. Sharded: all ranks call, rank 0 receives."""
     if not is_sharded(model):
         return model.state_dict(), optimizer.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -114,7 +114,7 @@ def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
 def load_full_states(
     model: nn.Module, optimizer: torch.optim.Optimizer, states: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    """The reverse, every rank holding all of both."""
+    """Load `full_states`, which every rank holds whole."""
     if not is_sharded(model):
         model.load_state_dict(states[0])
         optimizer.load_state_dict(states[1])
@@ -123,3 +123,36 @@ def load_full_states(
 
     options = StateDictOptions(full_state_dict=True)
     set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+
+
+def check_compiler(recipe: Recipe, device: torch.device) -> None:
+    """UsageError if the recipe's `compile` cannot work.
+
+    Only a trial finds out whether the compiler works: C++ on a CPU, Triton on a GPU.
+    """
+    if not recipe.compile:
+        return
+    if recipe.memory.fsdp:
+        raise UsageError("‹compile› does not go with ‹fsdp›: leave one of them out")
+    try:
+        tell_cpus_apart()
+        torch.compile(torch.sin, fullgraph=True)(torch.zeros(2, device=device))
+    except Exception as error:  # a broken compiler raises anything
+        reason = next(line for line in f"{error}\n{type(error).__name__}".splitlines() if line.strip())
+        raise UsageError(f"‹compile›: torch.compile does not work here ({reason}): leave it out") from error
+
+
+def tell_cpus_apart() -> None:
+    """Make the width of this CPU's vectors part of the key under which torch keeps compiled graphs.
+
+    torch 2.13 leaves it out: in a shared cache folder a CPU takes the graphs of a wider one and silently computes wrong
+    numbers.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    config.cpp.simdlen = cpu_vec_isa.pick_vec_isa().bit_width()
+
+
+def compiled(network: nn.Module, recipe: Recipe) -> nn.Module:
+    """`network` compiled, if the recipe asks for it; parameters, hooks and names stay those of the module inside."""
+    return cast(nn.Module, torch.compile(network)) if recipe.compile else network

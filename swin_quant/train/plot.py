@@ -1,4 +1,4 @@
-"""The last picture of a run: loss, accuracy and how far ranges moved, drawn from the tables it wrote."""
+"""The plot of a run: loss, accuracy and the drift of ranges, from the tables that the run wrote."""
 
 import io
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from swin_quant.base.files import atomic_write_bytes
 from swin_quant.train.record import EPOCHS, STEPS, read_table
 
 FORMATS = ("png", "svg")
-_POINTS = 2.0  # of top-1 that its axis spans at least: less is mostly chance
+_POINTS = 2.0  # the least span of the top-1 axis, in points: less is mostly chance
 _PANELS = {
     "acc1": "validation top-1 (%)",
     "amax_drift": "mean |change| of amax",
@@ -19,11 +19,11 @@ _PANELS = {
 _STYLES = (":", "--", "-.")
 
 
-def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, float] = {}) -> Path:  # noqa: B006
+def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, float] | None = None) -> Path:
     """Draw the tables of `folder` into `training.png` or `.svg` there. UsageError without matplotlib.
 
-    `levels`: top-1 in percent of what it is compared with. Steps and epochs are whole; losses, drifts, shares
-    start at zero, and top-1 spans two points or more, so that chance does not look like a trend.
+    `levels`: top-1 in percent of models to compare with, as lines. Losses, drifts and shares start at zero, and top-1
+    spans two points or more: chance must not look like a trend.
     """
     Figure = library("matplotlib.figure", "logs").Figure
     steps, epochs = read_table(folder / STEPS), read_table(folder / EPOCHS)
@@ -43,7 +43,7 @@ def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, 
         axes[name].plot(_column(epochs, "epoch"), _column(epochs, name), marker=".")
         axes[name].set(xlabel="epoch", ylabel=_PANELS[name])
         if name == "acc1":
-            _beside(axes[name], _column(epochs, name), levels)
+            _beside(axes[name], _column(epochs, name), levels or {})
         else:
             axes[name].set_ylim(bottom=0)
     for axis in axes.values():

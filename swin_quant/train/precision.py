@@ -1,10 +1,9 @@
-"""Numeric precision of training, in apex's words on torch.amp: O0, O1, O2, O3.
+"""Numeric precision of training by apex's levels O0 to O3, on torch.amp.
 
-O0: all float32. O1: autocast, weights float32, matrix products half, norms, softmax and residual stream float32. O2:
-the network computes in half throughout, float32 master weights are updated. O3: the weights themselves are half, while
-steps are done: what looks at the model between epochs, and what training leaves, is float32.
-Norms and softmax compute in float32 inside at every level, and so does fake quantization: ranges and batch norms are
-never half.
+O0: all float32. O1, autocast: matrix products half; weights, norms, softmax and residual stream float32. O2: the
+network computes in half, and float32 master weights are updated. O3: the weights are half during steps; between epochs
+and at the end they are float32.
+Norms, softmax and fake quantization compute in float32 at every level: ranges and batch norms are never half.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Precision:
-    """A level of precision on a device; `half` is the type of what is not float32."""
+    """A level of precision on a device; `half` is its half-precision type."""
 
     level: str
     half: torch.dtype
@@ -31,7 +30,7 @@ class Precision:
 
     @classmethod
     def choose(cls, level: str, half: str, device: torch.device) -> "Precision":
-        """`auto` is bfloat16, or float16 on a GPU that has no bfloat16."""
+        """`auto` is bfloat16, or float16 on a GPU without bfloat16."""
         automatic = "float16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         chosen = automatic if half == "auto" else half
         slow = device.type == "cpu" and chosen == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -40,16 +39,16 @@ class Precision:
         return cls(level, TYPES[chosen], device)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """What computes the logits; its parameters are those that the optimizer updates."""
+        """The network that computes the logits, with the parameters that the optimizer updates."""
         if self.level == "O3":
             _cast(model, self.half)
         return self.view(model)
 
     @contextmanager
     def between_steps(self, model: nn.Module) -> Iterator[None]:
-        """The weights of `model` are float32 inside, as those who bring their own pictures or averages expect.
+        """Float32 weights for `model` inside, which averages and calibration need.
 
-        They are copies: a parameter that changed its type would lose the hooks by which ranks sum gradients.
+        They are copies: a parameter that changed its type would lose the hooks that sum gradients over ranks.
         """
         every = dict(model.named_parameters(remove_duplicate=False)) if self.level == "O3" else {}
         halves = {name: parameter for name, parameter in every.items() if parameter.dtype == self.half}
@@ -62,12 +61,12 @@ class Precision:
                 _put(model, name, parameter)
 
     def finish(self, model: nn.Module) -> None:
-        """The reverse of `network`, when training is over: all weights float32."""
+        """Undo `network` at the end of training: all weights float32."""
         if self.level == "O3":
             _cast(model, torch.float32)
 
     def view(self, model: nn.Module) -> nn.Module:
-        """What computes the logits of a model whose weights stay as they are."""
+        """The network that computes the logits of a model without changing its weights."""
         return HalfCopy(model, self.half) if self.level in ("O2", "O3") else model
 
     def autocast(self) -> torch.autocast:
@@ -75,7 +74,7 @@ class Precision:
         return torch.autocast(self.device.type, self.half, enabled=self.level == "O1")
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Loss scaling, where float16 gradients of float32 weights need it; else one that does nothing."""
+        """A loss scaler, which does nothing unless float16 gradients of float32 weights need it."""
         return torch.amp.GradScaler(
             self.device.type, enabled=self.half == torch.float16 and self.level in ("O1", "O2"), init_scale=2.0**14
         )
@@ -86,7 +85,7 @@ class Precision:
         return logits
 
     def outputs(self, network: Callable[[Tensor], Output], images: Tensor) -> list[Tensor]:
-        """What a network gives for images [B, 3, H, W], in float32; maps one by one."""
+        """The outputs of a network for images [B, 3, H, W], in float32; maps one by one."""
         if self.level in ("O2", "O3"):
             images = images.to(self.half)
         with self.autocast():
@@ -108,7 +107,7 @@ class HalfCopy(nn.Module):
 
 
 def _cast(model: nn.Module, to: torch.dtype) -> None:
-    """In place: an optimizer holds the parameters."""
+    """Cast in place, since an optimizer holds the parameters."""
     norms = _batch_norms(model)
     for name, parameter in model.named_parameters():
         if _computes(name, parameter, norms):
@@ -125,6 +124,6 @@ def _batch_norms(model: nn.Module) -> set[str]:
 
 
 def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:
-    """Whether a tensor is half in a half network: no range, and none of a batch norm's, which would count in a copy."""
+    """Whether a tensor is half in a half network: no range, and none of a batch norm, which would count in a copy."""
     kept = name.endswith(("_amax", "_bounds")) or name.rpartition(".")[0] in norms
     return tensor.is_floating_point() and not kept

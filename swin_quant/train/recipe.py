@@ -1,14 +1,19 @@
-"""Recipes: everything that decides how a model is trained, as frozen data.
+"""Recipes: the decisions of how a model is trained, as frozen data, and where recipes come from.
 
-A recipe never changes while a run goes on, and it is what the run card records.
+A recipe never changes during a run, and the run card records it. Sources: the shipped files of configs/recipes/, a YAML
+file of the user's, the config's TRAIN and AUG.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
+from yacs.config import CfgNode
+
 from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import check_fields, checked, one_of, plain, unknown_key, within
+from swin_quant.base.shipped import shipped_files
+from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.names import CALIBRATORS
 
 Count = Annotated[int, within(least=1)]
@@ -27,9 +32,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Optimizer(Section):
-    """`lr` is meant for `lr_batch` pictures a step and scales with the batch that is used; None: as it stands.
+    """`lr` is for `lr_batch` pictures a step and scales with the actual number; without `lr_batch` it does not scale.
 
-    `amax_lr` is relative: a step moves a learned range by about that share. `layer_decay` multiplies the LR once for
+    `amax_lr` is relative: a step moves a learned range by about this share. `layer_decay` multiplies the LR once for
     every block between a parameter and the head.
     """
 
@@ -57,8 +62,8 @@ class Schedule(Section):
 
 @dataclass(frozen=True)
 class Augmentation(Section):
-    """How training pictures differ from those in the data: `padded` crops by up to `padding` pixels (small pictures),
-    `resized` is timm's random resized crop."""
+    """Changes to training pictures. `padded` crops by up to `padding` pixels (for small pictures), `resized` is timm's
+    random resized crop."""
 
     crop: Literal["padded", "resized", "none"] = "resized"
     padding: Annotated[int, within(least=0, most=64)] = 4
@@ -79,7 +84,7 @@ class Augmentation(Section):
 
 @dataclass(frozen=True)
 class Distillation(Section):
-    """Weights of the teacher's parts of the loss, 0: none; `ft`: FasterTransformer's (docs/reference, section 2.4)."""
+    """Weights of the parts of a distilled loss, 0: none. `ft`: FasterTransformer's KL (docs/reference, section 2.4)."""
 
     weight: Weight = 0.0
     temperature: Annotated[float, within(above=0, most=1000)] = 3.0
@@ -94,11 +99,11 @@ class Distillation(Section):
 
 @dataclass(frozen=True)
 class Ranges(Section):
-    """What happens to amax in QAT: `frozen`, `learned`, or `reestimated` every `every_epochs` until `until` of the run.
+    """Ranges in QAT: `frozen`, `learned`, or `reestimated` every `every_epochs` until the share `until` of the run.
 
-    `weights` and `activations` choose whose ranges are learned or re-estimated; the others stay frozen. `initial`:
-    start from the calibrated ranges, or re-estimate before the first step. `method` and `batches` of eight pictures are
-    for estimating.
+    `weights` and `activations` choose the ranges that are learned or re-estimated; the rest stay frozen. `initial`:
+    start from the calibrated ranges, or re-estimate before the first step. A re-estimate uses `method` on `batches` of
+    eight pictures.
     """
 
     mode: Literal["frozen", "learned", "reestimated"] = "frozen"
@@ -113,8 +118,8 @@ class Ranges(Section):
 
 @dataclass(frozen=True)
 class Memory(Section):
-    """Ways to train a model that is larger than its GPU: FSDP2 shards over ranks, `offload` moves weights and optimizer
-    state to the CPU, `checkpointing` computes activations of a block twice instead of keeping them."""
+    """Ways to train a model that is larger than its GPU: `fsdp` shards it over ranks by FSDP2, `offload` moves weights
+    and optimizer state to the CPU, `checkpointing` computes the activations of a block twice and keeps none."""
 
     checkpointing: bool = False
     fsdp: bool = False
@@ -123,12 +128,13 @@ class Memory(Section):
 
 @dataclass(frozen=True)
 class Recipe(Section):
-    """How a model is trained. `epoch_pictures` is how many pictures an epoch takes, others each time, None: all.
+    """How a model is trained.
 
-    `batch_size` is of one rank and one accumulation step; `patience` counts epochs without
-    a better validation accuracy, `select` says which epoch's weights are the result, `save_minutes` and `keep` are
-    about snapshots. `compile` runs training steps through torch.compile. The first `freeze_stages` stages, and what
-    comes before them, stay as they are."""
+    `epoch_pictures`: the number of pictures in an epoch, other ones each time; None: all. `batch_size` is for one rank
+    and one accumulation step. `patience`: epochs without a better validation accuracy before the run ends. `select`:
+    the epoch whose weights are the result. `save_minutes`, `keep`: interval and number of snapshots. `compile` runs
+    training steps through torch.compile. `freeze_stages`: the number of first stages that are not trained.
+    """
 
     name: str = "custom"
     description: str = ""
@@ -171,11 +177,75 @@ class Recipe(Section):
 
 
 def recipe_from_dict(data: Any, source: str) -> Recipe:
-    """Check plain data and make a Recipe of it; UsageError names `source` and the key."""
+    """A Recipe from plain data. UsageError names `source` and the key."""
     return checked(Recipe, data, source, text=True, error=UsageError)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of all that is not a mapping."""
+    """The dotted keys of all values that are no mappings."""
     for key, value in tree.items():
         yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+
+
+def builtin_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return [path.stem for path in shipped_files("recipes")]
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A built-in recipe by name, or one from a YAML file. UsageError names the file and its fault."""
+    path = shipped_or_file(name_or_path, shipped_files("recipes"), "recipe")
+    data = read_yaml(path, "recipe")
+    if isinstance(data, dict):
+        data.setdefault("name", path.stem)
+    return recipe_from_dict(data, str(path))
+
+
+def recipe_of_config(cfg: CfgNode) -> Recipe:
+    """The recipe that the keys TRAIN.* and AUG.* of a config describe: Microsoft's float training.
+
+    Its learning rates are for 512 pictures a step. UsageError for a scheduler or optimizer that is not offered.
+    """
+    train, aug, lr = cfg.TRAIN, cfg.AUG, cfg.TRAIN.BASE_LR
+    if not lr > 0:
+        raise UsageError(f"TRAIN.BASE_LR is {lr}, but must be above 0")
+    tree = {
+        "name": "config",
+        "description": f"TRAIN and AUG of {cfg.MODEL.NAME}",
+        "epochs": train.EPOCHS,
+        "accumulation_steps": max(train.ACCUMULATION_STEPS, 1),
+        "precision": cfg.AMP_OPT_LEVEL or ("O1" if cfg.AMP_ENABLE else "O0"),
+        "optimizer": {
+            "name": train.OPTIMIZER.NAME.lower(),
+            "lr": lr,
+            "lr_batch": 512,
+            "weight_decay": train.WEIGHT_DECAY,
+            "layer_decay": train.LAYER_DECAY,
+            "clip_grad": train.CLIP_GRAD or None,
+            "eps": train.OPTIMIZER.EPS,
+            "betas": list(train.OPTIMIZER.BETAS),
+            "momentum": train.OPTIMIZER.MOMENTUM,
+        },
+        "schedule": {
+            "name": train.LR_SCHEDULER.NAME,
+            "warmup_epochs": train.WARMUP_EPOCHS,
+            "warmup_from": min(train.WARMUP_LR / lr, 1.0),
+            "end": min(train.MIN_LR / lr, 1.0),
+        },
+        "augment": {
+            "crop": "resized" if cfg.DATA.IMG_SIZE > 32 else "padded",
+            "auto_augment": None if aug.AUTO_AUGMENT in ("", "none") else aug.AUTO_AUGMENT,
+            "color_jitter": aug.COLOR_JITTER,
+            "erase": aug.REPROB,
+            "erase_mode": aug.REMODE,
+            "erase_count": aug.RECOUNT,
+            "mixup": aug.MIXUP,
+            "cutmix": aug.CUTMIX,
+            "mix_probability": aug.MIXUP_PROB,
+            "mix_switch": aug.MIXUP_SWITCH_PROB,
+            "mix_mode": aug.MIXUP_MODE,
+            "label_smoothing": cfg.MODEL.LABEL_SMOOTHING,
+        },
+        "memory": {"checkpointing": train.USE_CHECKPOINT},
+    }
+    return recipe_from_dict(tree, "config (TRAIN, AUG)")

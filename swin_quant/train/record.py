@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: a row for every step and every epoch, as CSV always, to TensorBoard if wanted."""
+"""The records of a run: a row for every step and epoch, as CSV, and in TensorBoard if wanted."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ _LONGEST_ROW = 4096  # bytes
 
 
 class Table:
-    """A CSV file that grows by rows. A run that is resumed at `until` drops the rows beyond it, by the first column."""
+    """A CSV file that grows by rows. A run that goes on at `until` drops the rows beyond it, by the first column."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], until: int) -> None:
         self.path, self.columns = path, columns
@@ -26,13 +26,13 @@ class Table:
         atomic_write_bytes(path, b"".join([_text([columns]), *kept]))
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row; what is None stays empty."""
+        """Append a row; None is an empty cell."""
         line = [_shown(row.get(name)) for name in self.columns]
         try:
             with open(self.path, "r+b") as file:
                 file.seek(0, io.SEEK_END)
                 file.write(_text([line]))
-        except FileNotFoundError:  # somebody moved the folder away: what is to come is worth more than the order
+        except FileNotFoundError:  # the folder was moved away: keep the rows to come
             ensure_writable_dir(self.path.parent)
             atomic_write_bytes(self.path, _text([self.columns, line]))
         except OSError as error:
@@ -40,12 +40,12 @@ class Table:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table. What is no row of numbers (cut short by a crash, other bytes) is left out."""
+    """The rows of a table. A line that is no row of numbers (cut short by a crash, foreign bytes) is left out."""
     return list(_rows(path))
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """One by one: a row takes ten times the memory of its line."""
+    """The rows one by one, since a row takes ten times the memory of its line."""
     lines = io.BytesIO(read_bounded(path, "table", _MAX_BYTES))
     names: list[str] = []
     for line in iter(lambda: lines.readline(_LONGEST_ROW), b""):
@@ -57,7 +57,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _own_rows(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The rows of a table that a run left; none, with a warning, if it is not of these columns."""
+    """The rows of a former table; none, with a warning, if it has other columns."""
     if not path.exists():
         return
     rows = _rows(path)
@@ -70,7 +70,7 @@ def _own_rows(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
 
 
 def _is_number(text: str) -> bool:
-    """Of a cell: an empty one is a number that there was not."""
+    """Whether a cell is a number or empty."""
     try:
         float(text or 0)
     except ValueError:
@@ -90,15 +90,16 @@ def _shown(value: Any) -> str:
 
 STEP_COLUMNS = ("total", "epoch", "step", "loss", "lr", "lr_amax", "grad_norm", "images_per_second")
 EPOCH_COLUMNS = (
-    "epoch", "total", "train_loss", "val_loss", "acc1", "acc5", "amax_drift", "clipped_share", "seconds"
-)  # fmt: skip
+    *("epoch", "total", "train_loss", "val_loss", "acc1", "acc5"),
+    *("amax_drift", "clipped_share", "seconds"),
+)
 
 
 class Record:
     """The logs of one run in `folder`; only rank 0 has one."""
 
     def __init__(self, folder: Path, total: int, epoch: int, tensorboard: bool = False) -> None:
-        """`total` steps and `epoch` epochs are done already: rows beyond them are of a part that is done again."""
+        """`total` steps and `epoch` epochs are done; rows beyond them are dropped, since their part is done again."""
         ensure_writable_dir(folder)
         self.steps = Table(folder / STEPS, STEP_COLUMNS, total)
         self.epochs = Table(folder / EPOCHS, EPOCH_COLUMNS, epoch)

@@ -1,7 +1,7 @@
-"""Everything random in training is drawn under a key: the seed, the epoch and the place in it.
+"""Every random draw of training has a key: the seed, the epoch and the place in the epoch.
 
-So what happens to a picture or a batch depends neither on the number of ranks and loaders nor on what was drawn
-before, and a run that is resumed draws what an uninterrupted one would have drawn.
+The draws for a picture or batch depend neither on the number of ranks and loaders nor on earlier draws; a run that goes
+on draws as one that was never interrupted.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def seeded(*parts: int | str) -> Iterator[None]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(key)
     np.random.seed(key)
-    torch.default_generator.manual_seed(key)  # torch.manual_seed would reseed the GPUs too
+    torch.default_generator.manual_seed(key)  # torch.manual_seed would seed the GPUs, too
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Snapshots: all that a run needs to go on as if it had never stopped.
+"""Snapshots: the state that a run needs to go on as if it had never stopped.
 
-A snapshot is written whole or not at all, and read without running anything it holds. The newest `keep` stay; when
-the newest turns out to be damaged, the one before takes its place.
+A snapshot is written whole or not at all, and read without running code that it may hold. The newest `keep` stay; if
+the newest is damaged, the one before is used.
 """
 
 import io
@@ -52,8 +52,9 @@ class Snapshots:
         return self.folder / BEST
 
     def best(self, like: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor] | None:
-        """The best weights so far, of the names and shapes of `like`; None if there are none, or none to be read, or
-        they are not of `epoch`: a run that went on from an older snapshot knows no later epoch."""
+        """The best weights so far, with the names and shapes of `like`; None without readable ones of `epoch`.
+
+        A run that goes on from an older snapshot does not know a later epoch."""
 
         def check(content: dict[str, Any]) -> None:
             check_weights(content.get("model"), like)
@@ -64,10 +65,9 @@ class Snapshots:
         return found and found["model"]
 
     def newest(self, check: Check = lambda content: None) -> dict[str, Any] | None:
-        """The newest snapshot that can be read and passes `check`, with a warning for every newer one; None if there is
-        none.
+        """The newest readable snapshot that passes `check`, with a warning for every newer one; None without snapshots.
 
-        Raises SwinQuantError if there are snapshots and all of them are damaged.
+        SwinQuantError if all snapshots are damaged.
         """
         files = self.newest_first()
         content = next(self._readable(files, check), None)
@@ -87,7 +87,7 @@ class Snapshots:
                 yield content
 
     def sweep(self) -> None:
-        """Remove what a run that was killed had half-written."""
+        """Remove the half-written files of a killed run."""
         for file in self.folder.glob(".*.tmp"):
             file.unlink(missing_ok=True)
 
@@ -111,7 +111,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """The reverse of `random_states`."""
+    """Set the states that `random_states` returned."""
     random.setstate(states["python"])
     algorithm, keys, *rest = states["numpy"]
     np.random.set_state((algorithm, np.array(keys, dtype=np.uint32), *rest))

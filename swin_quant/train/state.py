@@ -1,4 +1,4 @@
-"""Everything that changes while a run goes on, in one place, so that a snapshot can hold all of it."""
+"""The state of a run that changes with every step, in one place for snapshots."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Position:
-    """How far a run is: the epoch and step to do next, what this epoch's losses add up to, and every epoch's result."""
+    """The position of a run: the next epoch and step, the sum of this epoch's losses, and the result of every epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -36,13 +36,13 @@ class Position:
         self.loss_sum, self.seconds = self.loss_sum + loss, self.seconds + seconds
 
     def finish_epoch(self, result: dict[str, float]) -> None:
-        """Note what an epoch gave and go to the next."""
+        """Keep an epoch's result and go to the next epoch."""
         self.epoch += 1
         self.epochs.append({"epoch": self.epoch, "total": self.total, **result, "seconds": self.seconds})
         self.step, self.loss_sum, self.seconds = 0, 0.0, 0.0
 
     def exhausted(self, patience: int | None) -> bool:
-        """Whether validation has not got better for `patience` epochs."""
+        """Whether validation has not improved for `patience` epochs."""
         return patience is not None and self.best_epoch is not None and self.epoch - self.best_epoch >= patience
 
     def summary(self, epochs: int) -> str:
@@ -55,7 +55,7 @@ class Position:
 
 @dataclass
 class TrainingState:
-    """The parts of a run that have a state of their own. `average` is None where no EMA is kept."""
+    """The parts of a run that have a state. `average` is None without an EMA."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -66,15 +66,15 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """The model that is validated and kept: the average where there is one."""
+        """The model that is validated and kept: the average, if there is one."""
         return self.average.module if self.average else self.model
 
     def weights(self) -> dict[str, Any]:
-        """The state_dict of what is kept, in one piece."""
+        """The state_dict of the kept model, in one piece."""
         return self.average.module.state_dict() if self.average else full_states(self.model, self.optimizer)[0]
 
     def capture(self) -> dict[str, Any]:
-        """All of it as tensors and plain data; of a sharded model on rank 0, though every rank has to ask."""
+        """The whole state as tensors and plain data; for a sharded model all ranks call, and rank 0 receives it."""
         model, optimizer = full_states(self.model, self.optimizer)
         return {
             "model": model,
@@ -87,7 +87,7 @@ class TrainingState:
         }
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Become what `capture` gave. SwinQuantError if a part of it is another run's."""
+        """Restore a state that `capture` returned. SwinQuantError if a part belongs to another run."""
         try:
             load_full_states(self.model, self.optimizer, (content["model"], content["optimizer"]))
             self.schedule.load_state_dict(content["schedule"])
@@ -95,14 +95,14 @@ class TrainingState:
             if self.average:
                 self.average.module.load_state_dict(content["average"])
             set_random_states(content["random"])
-        except Exception as error:  # whatever torch's own make of a state that is none
+        except Exception as error:  # torch's own methods raise anything for a damaged state
             what = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SwinQuantError(f"the snapshot cannot be resumed ({what:.120}): ‹overwrite› starts anew") from error
         self.position = Position(**content["position"])
 
 
 class _Parts(TypedDict):
-    """What a snapshot holds, and more: `average` may be None."""
+    """The required parts of a snapshot; `average`, which may be None, is beside them."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -114,7 +114,7 @@ class _Parts(TypedDict):
 
 
 def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
-    """ValueError or SwinQuantError unless a snapshot has all its parts, of the right kinds and of this model."""
+    """ValueError or SwinQuantError unless a snapshot has all its parts, with the right types and for this model."""
     check_record(_Parts, content, "its state", unknown=[])
     check_weights(content["model"], model.state_dict())
     try:

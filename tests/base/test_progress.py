@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from swin_quant.base import progress
-from swin_quant.train.bar import bar
+from swin_quant.train.loop import bar
 from swin_quant.train.state import Position
 
 

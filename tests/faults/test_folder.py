@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from swin_quant.cli import main
-from swin_quant.train.lock import NAME as LOCK
+from swin_quant.train.outdir import NAME as LOCK
 
 CLONE_NEWNS, CLONE_NEWUSER, MS_REC, MS_PRIVATE = 0x00020000, 0x10000000, 0x4000, 0x40000
 

@@ -73,8 +73,7 @@ from swin_quant.tasks.analyze_onnx import analyze_onnx
 from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.tasks.predict import class_names
 from swin_quant.train.outdir import open_folder
-from swin_quant.train.recipe import Recipe
-from swin_quant.train.recipes import load_recipe
+from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT
 from swin_quant.train.state import Position, TrainingState, check_snapshot

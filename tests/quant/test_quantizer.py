@@ -8,7 +8,7 @@ from torch import nn
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.train.compiled import tell_cpus_apart
+from swin_quant.train.parallel import tell_cpus_apart
 
 
 def node(amax=None, state=State.QUANTIZE, **settings):

@@ -10,9 +10,9 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.train import batches as module
+from swin_quant.train.augment import crop_and_flip
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.recipe import Augmentation, Recipe
-from swin_quant.train.small import crop_and_flip
 
 PREPROCESS = Preprocess(8, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
 PLAIN = Augmentation(crop="none", flip=0.0)

@@ -8,7 +8,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
-from swin_quant.train.compiled import check_compiler, compiled, tell_cpus_apart
+from swin_quant.train.parallel import check_compiler, compiled, tell_cpus_apart
 from swin_quant.train.recipe import Memory, Recipe
 
 CPU = torch.device("cpu")

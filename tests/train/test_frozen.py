@@ -8,8 +8,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, quantize
 from swin_quant.train.amax import RangeKeeper
-from swin_quant.train.frozen import freeze_stages
-from swin_quant.train.optim import make_optimizer
+from swin_quant.train.optim import freeze_stages, make_optimizer
 from swin_quant.train.recipe import Optimizer, Ranges
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.train.lock import NAME, only_writer
+from swin_quant.train.outdir import NAME, only_writer
 
 FORK = multiprocessing.get_context("fork")
 

@@ -16,8 +16,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import enabled_nodes, quantize
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
-from swin_quant.train.job import Job
-from swin_quant.train.loop import fit
+from swin_quant.train.loop import Job, fit
 from swin_quant.train.outdir import open_folder
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule

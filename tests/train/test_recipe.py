@@ -7,8 +7,15 @@ import yaml
 from swin_quant.base.errors import UsageError
 from swin_quant.base.shipped import configs_dir
 from swin_quant.config import find_config, load_config
-from swin_quant.train.recipe import Augmentation, Optimizer, Recipe, recipe_from_dict
-from swin_quant.train.recipes import builtin_recipes, load_recipe, recipe_of_config
+from swin_quant.train.recipe import (
+    Augmentation,
+    Optimizer,
+    Recipe,
+    builtin_recipes,
+    load_recipe,
+    recipe_from_dict,
+    recipe_of_config,
+)
 
 
 def test_everything_has_a_default_and_nothing_can_be_changed():

@@ -4,8 +4,8 @@ import torch
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import save_float
 from swin_quant.models import build_model
+from swin_quant.train.distill import check_teacher, load_teacher
 from swin_quant.train.recipe import Distillation
-from swin_quant.train.teacher import check_teacher, load_teacher
 
 CPU = torch.device("cpu")
 

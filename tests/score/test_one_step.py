@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from swin_quant.train.one_step import step_trace
+from swin_quant.score.alignment import step_trace
 
 
 def test_batch_norm_takes_its_step_and_dropout_draws_nothing():
