@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from swin_quant.face.checking import Verification as Verification
     from swin_quant.face.checking import predict as predict
     from swin_quant.face.checking import verify as verify
-    from swin_quant.face.evaluation import Evaluation as Evaluation
-    from swin_quant.face.evaluation import evaluate as evaluate
     from swin_quant.face.exporting import Exported as Exported
     from swin_quant.face.exporting import artifact as artifact
     from swin_quant.face.exporting import export as export
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.tasks.doctor import doctor as doctor
     from swin_quant.verbs.calibrate import calibrate as calibrate
+    from swin_quant.verbs.evaluate import Evaluation as Evaluation
+    from swin_quant.verbs.evaluate import evaluate as evaluate
     from swin_quant.verbs.wrap import wrap as wrap
 
 __version__ = "0.1.0"
@@ -55,8 +55,8 @@ _FACE = {
     "analyze": ("swin_quant.face.analysis", "analyze"),
     "plan": ("swin_quant.face.planning", "plan"),
     "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
-    "evaluate": ("swin_quant.face.evaluation", "evaluate"),
-    "Evaluation": ("swin_quant.face.evaluation", "Evaluation"),
+    "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),
+    "Evaluation": ("swin_quant.verbs.evaluate", "Evaluation"),
     "wrap": ("swin_quant.verbs.wrap", "wrap"),
     "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
     "search": ("swin_quant.face.searching", "search"),

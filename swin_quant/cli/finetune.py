@@ -30,7 +30,7 @@ DEFAULT_RECIPE = "qat_tiny"
 def _print_features(args: argparse.Namespace, cfg: CfgNode, trained: Trained, policy: Policy, world: World) -> None:
     from swin_quant.data.sources import has_split
     from swin_quant.score.baseline import find_baseline
-    from swin_quant.tasks.evaluate_features import score_features
+    from swin_quant.score.features import score_features
 
     if args.no_eval or world.size > 1 or not has_split(cfg, "val"):
         return
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, world: World) -> RunCard | None:
     """Returns the card of what was scored, None if nothing was."""
     from swin_quant.config.outputs import LOGITS
     from swin_quant.score.baseline import find_baseline
-    from swin_quant.tasks.evaluate import score_model
+    from swin_quant.score.scoring import score_model
     from swin_quant.tasks.finetune import finetune
     from swin_quant.tasks.train import plot
     from swin_quant.train.outdir import only_writer

@@ -27,15 +27,14 @@ def print_table(cards: Sequence[RunCard]) -> None:
     AccuracyTable.of(cards).show()
 
 
-def show(cards: Sequence[RunCard], args: argparse.Namespace) -> None:
+def show(cards: Sequence[RunCard], json: str | None) -> None:
     """The table, or as --json says."""
     from swin_quant.report.accuracy.render import render
 
-    target = getattr(args, "json", None)
-    if target != "-":
+    if json != "-":
         print_table(cards)
-    if target:
-        put(target, render(cards, "json"))
+    if json:
+        put(json, render(cards, "json"))
 
 
 def put(target: str, text: str) -> None:

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     made, failed = quantize_all(asked)
     scored = [artifact.card for artifact in made.values() if artifact.card.results]
     if scored:
-        show(scored, args)
+        show(scored, args.json)
     for artifact in made.values():
         if not artifact.card.results:
             print(artifact.file)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
+    from swin_quant.base.shards import Sharding
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
@@ -145,13 +146,17 @@ class PictureOptions:
         return open_pictures(self.data_path, self.split, zip_mode=self.zip, cache_mode="no")
 
 
+def _engine_names() -> str:
+    return f"{', '.join(engines())} (default: what it is exported for, else all)"
+
+
 @dataclass(frozen=True)
 class EngineFlags:
     """Which engines run an artifact, and how."""
 
     engine: Annotated[
         tuple[str, ...],
-        Flag(lambda: f"{', '.join(engines())} (default: what it is exported for, else all)", "NAME"),
+        Flag(_engine_names, "NAME"),
     ] = ()
     threads: Annotated[int | None, Flag("threads of an engine (default: its own choice)", "N")] = None
     extension: Annotated[
@@ -388,3 +393,10 @@ def elsewhere(*options: SetsKeys) -> Mapping[str, Any]:
     for one in options:
         keys |= one.keys()
     return keys
+
+
+def sharding(folder: str | None, pictures: int | None = None) -> Sharding | None:
+    """Parquet files in `folder`, of so many pictures each (None: the usual number); None without a folder."""
+    from swin_quant.base.shards import ROWS, Sharding
+
+    return Sharding(Path(folder), ROWS if pictures is None else pictures) if folder else None

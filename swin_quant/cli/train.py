@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.tasks.evaluate import score_model
+    from swin_quant.score.scoring import score_model
     from swin_quant.tasks.train import train_float
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.recipe import load_recipe, recipe_of_config

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log, track
+from swin_quant.base.shards import Sharding
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.config.geometry import check_channels
 from swin_quant.config.outputs import need_logits
@@ -16,7 +20,10 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.data.sources import open_pictures
-from swin_quant.score.engine import Engine
+from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.policy import Policy
+from swin_quant.score.baseline import Baseline, engines_beside
+from swin_quant.score.engine import Engine, half_type
 from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.saved_predictions import PredictionFolder, score_and_save
@@ -113,3 +120,39 @@ def open_split(
         world=world.size,
         track=lambda indices: track(indices, f"reading {split}", len(indices)),
     )
+
+
+def score_model(
+    model: nn.Module,
+    cfg: CfgNode,
+    card: RunCard,
+    policies: Sequence[Policy] = (),
+    world: World = World(),
+    split: str = "val",
+    half: str = "auto",
+    max_unreadable: float = 0.01,
+    baseline: Baseline | None = None,
+    answers: Sharding | None = None,
+) -> RunCard:
+    """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
+
+    Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` is what a model that
+    QAT trained is compared with (`find_baseline`). Every rank scores its share; all return the same card. `answers`:
+    where those to each picture are kept, so that a run which is cut off goes on.
+    """
+    preprocess = Preprocess.from_dict(card.preprocess)
+    if preprocess != Preprocess.from_config(cfg):
+        log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
+    engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
+    whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
+    keeping = PredictionFolder(answers, whose) if answers else None
+    with eval_mode(model):
+        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping, card.class_names)
+    for result in results.values():
+        card = card.with_result(result)
+    return card
+
+
+def sha256_in(record: Mapping[str, Any] | None) -> str | None:
+    """The hash in a record of a card, if there is one."""
+    return record["sha256"] if record else None

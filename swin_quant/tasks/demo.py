@@ -21,14 +21,15 @@ from swin_quant.config import find_config, load_config
 from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks.evaluate import compared, score_model
-from swin_quant.tasks.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.score.scoring import score_model
 from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.finetune import finetune
 from swin_quant.tasks.page import pictures_at, write_page
 from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipe import load_recipe
 from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.verbs.evaluate import compared
+from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
 
 PICTURES = 360  # that the page looks at: all of val
 FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2

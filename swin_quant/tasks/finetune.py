@@ -18,11 +18,11 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.saving import save_with_card
-from swin_quant.tasks.evaluate import compared
 from swin_quant.tasks.train import Request, Trained, refuse_to_replace, run, training_config, with_batch_size
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe
+from swin_quant.verbs.evaluate import compared
 
 # Maps and embeddings have no labels: they are learned from the float model's.
 _OF_FEATURES = {"distill.weight": 0.0, "distill.features": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}

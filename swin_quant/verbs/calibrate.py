@@ -432,8 +432,7 @@ def calibrate_and_score(
     from swin_quant.config.outputs import LOGITS
     from swin_quant.data.sources import has_split
     from swin_quant.score.baseline import find_baseline
-    from swin_quant.score.scoring import open_labelled
-    from swin_quant.tasks.evaluate import score_model
+    from swin_quant.score.scoring import open_labelled, score_model
     from swin_quant.verbs.recalibrate import recalibrate
 
     chosen = list(policies) or [unnamed_policy(cfg)]

@@ -14,7 +14,7 @@ from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks import evaluate as tasks
+from swin_quant.score import scoring
 
 
 @pytest.fixture
@@ -108,13 +108,13 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
 def test_what_another_process_measured_meanwhile_stays(evaluate, own_calibrated, card_of, monkeypatch):
     path, before = own_calibrated.with_suffix(".json"), card_of(own_calibrated)
     theirs = {**before["results"][0], "engine": "openvino"}
-    score = tasks.score_engines
+    score = scoring.score_engines
 
     def scored(*args):
         path.write_text(json.dumps({**before, "results": [*before["results"], theirs]}))
         return score(*args)
 
-    monkeypatch.setattr(tasks, "score_engines", scored)
+    monkeypatch.setattr(scoring, "score_engines", scored)
     found = evaluate("--policy", "qdq")["results"]
     assert theirs in found and [r["policy"] for r in found] == [None, "ft-mode1", None, "qdq"]
 

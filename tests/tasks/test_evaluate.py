@@ -16,9 +16,8 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score.engine import half_type
-from swin_quant.score.scoring import open_labelled
+from swin_quant.score.scoring import open_labelled, score_model
 from swin_quant.score.torch_engines import precision_of, torch_engines
-from swin_quant.tasks.evaluate import score_model
 from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 CPU = torch.device("cpu")

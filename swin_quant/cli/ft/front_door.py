@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_told
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.cli import evaluate, finetune, options, training
+from swin_quant.cli import finetune, options, training
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir
 from swin_quant.quant.names import INT8_MODES
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, world: World) -> None:
             args.set = ["distill.weight=0", *args.set]
         _say_accuracy(finetune.run(args, world), args, world, log_file)
     elif args.eval and not args.calib:
-        _say_accuracy(evaluate.run(args, world), args, world, log_file)
+        _say_accuracy(_evaluate(args, world), args, world, log_file)
 
 
 def _calibrate(args: argparse.Namespace, world: World) -> tuple[Model, RunCard | None]:
@@ -148,6 +148,26 @@ def _calibrate(args: argparse.Namespace, world: World) -> tuple[Model, RunCard |
     folder = Path(args.calib_output_path) if args.calib_output_path else output_dir(args, cfg)
     half = None if args.no_eval else args.half
     return calibrate_and_score(cfg, args.checkpoint, policies, plan, folder, world, half, args.replace_head)
+
+
+def _evaluate(args: argparse.Namespace, world: World) -> RunCard:
+    from swin_quant.cli.flags import options_from
+    from swin_quant.cli.shared import ModelOptions, PolicyOptions, RunOptions, ScoringOptions
+    from swin_quant.verbs.evaluate import EvaluateOptions, evaluate_checkpoint
+
+    if not args.checkpoint:
+        raise UsageError("nothing to score: give --resume FILE")
+    asked = EvaluateOptions(
+        checkpoint=options.found(args.checkpoint),
+        model=ModelOptions(cfg=args.cfg, opts=tuple(args.opts or ())),
+        replace_head=args.replace_head,
+        data=options_from(args, ScoringOptions),
+        policy=options_from(args, PolicyOptions),
+        original=args.original,
+        run=options_from(args, RunOptions),
+        output=args.output,
+    )
+    return evaluate_checkpoint(asked, world, output_dir(args, options.config_of(args)))
 
 
 def _settle(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
-from swin_quant.tasks import evaluate_artifacts
+from swin_quant.verbs import evaluate_artifacts
 
 
 @pytest.fixture

@@ -1,0 +1,390 @@
+"""Score a model, a checkpoint or artifacts on labelled pictures: the float model first, deltas against it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from swin_quant.base.errors import UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put, show
+
+if TYPE_CHECKING:
+    from torch import nn
+    from yacs.config import CfgNode
+
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.records import CheckpointRecord, DatasetRecord, Result, SourceRecord
+    from swin_quant.data.loader import Batch
+    from swin_quant.data.picture_set import PictureSet, Source
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.loading import Subject
+    from swin_quant.model import Model
+    from swin_quant.quant.policy import Policy
+    from swin_quant.score.baseline import Baseline
+    from swin_quant.score.engine import Engine
+
+HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
+EXAMPLES = """examples:
+  swin-quant evaluate out/my_calib.pth --data-path imagenet                             (policy of its run card)
+  swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
+  swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet                         (a float checkpoint)
+  swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
+  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --data-path data
+  swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers           (Parquet; goes on if cut off)
+  torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1 --answers two"""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is scored, on which pictures, and beside what."""
+
+    files: Annotated[tuple[str, ...], Flag("a checkpoint, or artifacts: their run cards tell", "FILE", place=True)] = ()
+    checkpoint: Annotated[
+        str | None, Flag("to score, or what the artifacts were made from (default: looked for)", "FILE")
+    ] = None
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    replace_head: shared.ReplaceHead = False
+    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    engines: Annotated[shared.EngineFlags, Group("engines")] = field(default_factory=shared.EngineFlags)
+    original: shared.Original = None
+    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    output: shared.Output = None
+    json: shared.Json = None
+    split: Annotated[str, Flag("pictures to score")] = "val"
+    all: Annotated[bool, Flag("show what the run card has of before, too")] = False
+    answers: Annotated[
+        str | None, Flag("write answers to each picture there as Parquet, and go on if cut off", "DIR")
+    ] = None
+    shard: Annotated[int | None, Flag("pictures a Parquet file (default 10000)", "N")] = None
+    fake_quant: Annotated[bool, Flag("score the simulation beside an artifact")] = False
+
+    @property
+    def of_checkpoints(self) -> dict[str, object]:
+        """Flag -> value, of what means something for a checkpoint alone."""
+        policy = self.policy
+        return {
+            "--cfg": self.model.cfg,
+            "--opts": self.model.opts,
+            "--policy": policy.policy,
+            "--wprec": policy.wprec,
+            "--aprec": policy.aprec,
+            "--quant-per-tensor": policy.quant_per_tensor,
+            "--narrow-range": policy.narrow_range,
+            "--saturation-safe": policy.saturation_safe,
+            "--off": policy.off,
+            "--replace-head": self.replace_head,
+            "--output": self.output,
+        }
+
+    @property
+    def of_artifacts(self) -> dict[str, object]:
+        """Flag -> value, of what means something for artifacts alone."""
+        engines = self.engines
+        return {
+            "--engine": engines.engine,
+            "--threads": engines.threads,
+            "--float-type": engines.float_type,
+            "--fake-quant": self.fake_quant,
+        }
+
+
+OPTIONS = EvaluateOptions
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table."""
+
+    results: tuple[Result, ...]
+    card: RunCard
+
+    def __str__(self) -> str:
+        from swin_quant.report.accuracy.render import render
+
+        return render([self.card])
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.accuracy.render import as_html
+
+        return as_html([self.card])
+
+    @property
+    def float32(self) -> Result | None:
+        """The result of the float model that the user had; None where the model was not found."""
+        return next((result for result in self.results if result.precision == "float32"), None)
+
+    @property
+    def quantized(self) -> Result | None:
+        """The result of the first quantized engine."""
+        return next((result for result in self.results if result.policy), None)
+
+
+def evaluate(
+    model: Model | nn.Module,
+    pictures: Source,
+    policies: Sequence[str | Policy] | None = None,
+    *,
+    half: str = "auto",
+    batch_size: int = 32,
+    original: str | Path | None = None,
+) -> Evaluation:
+    """Score `model` on labelled `pictures`: float32, half precision, and quantized under `policies` (None: its own).
+
+    Every engine sees the same pictures; deltas and their paired standard error compare with the float model that the
+    user had: `original`, or what the run card of a QAT checkpoint names, else the model itself with its nodes off. The
+    results go into the model's card as well. SwinQuantError where an enabled node has no range.
+    """
+    from swin_quant.base.distributed import World
+    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.config.outputs import need_logits
+    from swin_quant.model import Model
+    from swin_quant.quant.eval_mode import eval_mode
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.score.baseline import engines_beside
+    from swin_quant.score.engine import half_type
+
+    model = model if isinstance(model, Model) else Model(model)
+    if model.card.config:
+        need_logits(model.config, "evaluate")
+    own = [model.policy] if model.policy and model.is_calibrated else []
+    chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
+    if model.is_calibrated:
+        check_bits(model.module, model.card, chosen, model.name)
+    world = World(device=model.device)
+    baseline = _baseline(model, chosen, world, original)
+    engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
+    with eval_mode(model.module):
+        results = _results(engines, model, pictures, batch_size, world)
+    scored = replace(model.card, results=[])
+    for result in results.values():
+        model.card, scored = model.card.with_result(result), scored.with_result(result)
+    return Evaluation(tuple(results.values()), scored)
+
+
+def _baseline(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
+    from swin_quant.base.progress import log
+    from swin_quant.score.baseline import find_baseline, missing, unnamed_baseline
+
+    if not model.card.has_own_weights and original is None:
+        return None
+    if original is None and not model.card.config:
+        log.warning("%s", missing(model.card))
+        return unnamed_baseline(model.card)
+    folders = [model.file.resolve().parent] if model.file else []
+    return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)
+
+
+def _results(
+    engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int, world: World
+) -> dict[str, Result]:
+    from swin_quant.base.progress import track
+    from swin_quant.data.loader import default_workers
+    from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.score.metrics import BASELINE, results_of, warn_of_guessing
+    from swin_quant.score.metrics import evaluate as score
+    from swin_quant.score.scoring import dataset_record, score_pictures
+
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("val")
+        opened = _chosen(pictures, model)
+        dataset = dataset_record(pictures.path, pictures.split or "", opened)
+        workers = default_workers(8, 1, len(opened))
+        return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
+    seen = _Seen()
+    total = len(pictures) if isinstance(pictures, Sized) else None
+    given = batches(pictures, labelled=True, prepared=model.prepared)
+    scores = score(engines, seen.through(track(given, "scoring", total)), world.device)
+    with contextlib.suppress(KeyError, UsageError):  # no float, or it does not say how many classes it has
+        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, model.classes)
+    return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
+
+
+class _Seen:
+    """The tensors that were scored: how many, and a hash of their values, by which they are told from others."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.images, self.labels = hashlib.sha256(), hashlib.sha256()
+
+    def through(self, source: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in source:
+            self.sizes.append(len(batch.images))
+            self.images.update(batch.images.numpy(force=True).tobytes())
+            self.labels.update(batch.labels.numpy(force=True).tobytes())
+            yield batch
+
+    @property
+    def dataset(self) -> DatasetRecord:
+        digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
+        return {"name": "tensors", "split": "", "pictures": sum(self.sizes), "sha256": digest}
+
+
+def _chosen(pictures: PictureSet, model: Model) -> Pictures:
+    from swin_quant.data.pictures import SomePictures
+
+    opened = pictures.open(model.classes, model.class_names)
+    return opened if pictures.count is None else SomePictures(opened, pictures.indices(opened))
+
+
+def compared(
+    subject: Subject, cfg: CfgNode, world: World | None = None, given: str | None = None
+) -> tuple[RunCard, Baseline | None]:
+    """The card of a loaded checkpoint, and its baseline: `given`, or what is found.
+
+    A calibrated checkpoint without run card is taken at the user's word: `given` is what it came from, and if their
+    weights differ it was trained since.
+    """
+    import torch
+
+    from swin_quant.base.distributed import World
+    from swin_quant.base.progress import log
+    from swin_quant.score.baseline import Baseline, find_baseline, load_original
+
+    world = world or World()
+    if given and not subject.policies:
+        raise UsageError(f"‹float› {given}: what is scored is a float checkpoint itself: leave it out")
+    if subject.card_file:
+        folders = [subject.card_file.resolve().parent]
+        return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, given)
+    if given is None:
+        if subject.policies:
+            log.info("no run card: taken as not trained since it was float; if it was (QAT), give ‹float› FILE")
+        return subject.card, None
+    original, source = load_original(cfg, given, world)
+    card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
+    weights, own = dict(original.named_parameters()), dict(subject.model.named_parameters())
+    same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
+    return card, None if same else Baseline(original)
+
+
+def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
+    if source is None:
+        return None
+    record: CheckpointRecord = {"file": source["file"], "sha256": source["sha256"]}
+    return {**record, "path": source["path"]} if "path" in source else record
+
+
+def run(options: EvaluateOptions, world: World) -> None:
+    files, checkpoint = options.files, options.checkpoint
+    if len(files) == 1 and shared.is_checkpoint(files[0]):
+        if checkpoint:
+            raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
+        checkpoint, files = files[0], ()
+    kind, idle = ("artifacts", options.of_checkpoints) if files else ("checkpoints", options.of_artifacts)
+    if wrong := [flag for flag, value in idle.items() if value]:
+        more = "their run cards say that" if files else "name an artifact"
+        raise UsageError(f"{wrong[0]} is not for {kind}: {more}")
+    if options.shard is not None and options.answers is None:
+        raise UsageError("--shard: is for --answers")
+    if files:
+        _run_artifacts(replace(options, files=files), world)
+    elif checkpoint := shared.found(checkpoint):
+        evaluate_checkpoint(replace(options, checkpoint=checkpoint), world)
+    else:
+        raise UsageError("nothing to score: name a checkpoint or an artifact")
+
+
+def _run_artifacts(options: EvaluateOptions, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+
+    scoring = Scoring(
+        options.engines.engine or None,
+        options.engines.options(world),
+        shared.elsewhere(options.data, options.run),
+        options.checkpoint,
+        options.split,
+        options.data.half,
+        options.fake_quant,
+        options.data.max_unreadable,
+        options.original,
+        shared.sharding(options.answers, options.shard),
+    )
+    artifacts = [open_artifact(path) for path in dict.fromkeys(options.files)]
+    scored = score_artifacts(artifacts, scoring, world)
+    if world.is_main:
+        written = write_cards(scored)
+        pairs = zip(scored, artifacts, strict=True)
+        show(written if options.all else [one.card.since(before.card) for one, before in pairs], options.json)
+
+
+def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | None = None) -> RunCard:
+    """Score a checkpoint, and show and keep the results; `folder` is for those of one without a card."""
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.base.progress import log
+    from swin_quant.config.outputs import LOGITS
+    from swin_quant.loading import load_for_scoring
+    from swin_quant.score.scoring import score_model
+
+    data, checkpoint = options.data, str(options.checkpoint)
+    cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)
+    subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
+    shared.tell_bits(subject.policies)
+    folder = folder or shared.output_dir(options.output, cfg)
+    path = subject.card_file or folder / f"{cfg.MODEL.NAME}_eval.json"
+    ensure_writable_dir(path.parent)
+    card, baseline = compared(subject, cfg, world, options.original)
+    if cfg.MODEL.OUTPUT_KIND != LOGITS:
+        _show_features(options, subject, cfg, card, baseline, world)
+        return card
+    before = card if subject.card_file else _with_earlier_results(card, path)
+    how = (subject.policies, world, options.split, data.half, data.max_unreadable, baseline)
+    card = score_model(subject.model, cfg, before, *how, shared.sharding(options.answers, options.shard))
+    if world.is_main:
+        measured, card = card.since(before), _kept(subject, before, card, path)
+        log.info("run card: %s", path)
+        show([card if options.all else measured], options.json)
+    return card
+
+
+def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> RunCard:
+    """The card at `path`, with what was measured between `before` and `scored`; others may have written to it since."""
+    from swin_quant.base.files import one_at_a_time
+    from swin_quant.cards.records import Result
+    from swin_quant.cards.update import update, with_results
+
+    results = [Result.of(record) for record in scored.since(before).results]
+    if subject.card_file:
+        return update(path, before, lambda card: with_results(card, results))
+    with one_at_a_time(path.parent):
+        card = with_results(_with_earlier_results(before, path), results)
+        card.write(path)
+    return card
+
+
+def _show_features(
+    options: EvaluateOptions, subject: Subject, cfg: CfgNode, card: RunCard, baseline: Baseline | None, world: World
+) -> None:
+    from swin_quant.report.table import json_text
+    from swin_quant.score.features import score_features
+
+    if options.answers:
+        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
+    how = (subject.policies, world, options.split, options.data.half, options.data.max_unreadable, baseline)
+    scores = score_features(subject.model, cfg, card, *how)
+    if options.json != "-":
+        print(*scores, sep="\n")
+    if options.json:
+        put(options.json, json_text([score.to_dict() for score in scores]))
+
+
+def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
+    """A new card with the results that `path` holds of the same weights under the same preprocessing."""
+    from swin_quant.score.scoring import sha256_in
+
+    earlier = card.read(path) if path.exists() else card
+    same = earlier.preprocess == card.preprocess and all(
+        sha256_in(one) == sha256_in(other)
+        for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
+    )
+    return replace(card, results=earlier.results) if same else card
