@@ -1,12 +1,13 @@
-"""Figures of two traces against NumPy, and where they are said to part."""
+"""Figures of two traces against NumPy, the first difference, and the trace of one training step."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from swin_quant.score.alignment import Aligned, Differences, Tally, largest_drop
+from swin_quant.score.alignment import Aligned, Differences, Tally, largest_drop, step_trace
 
 
 def tally(*batches):
@@ -35,13 +36,8 @@ def test_the_figures_over_batches_against_numpy():
 def test_equal_zero_and_broken_tensors():
     one, none = torch.ones(2, 3), torch.zeros(2, 3)
     a = {"forward/equal": one, "forward/lost": none, "forward/nan": one, "forward/shape": one, "forward/a": one}
-    b = {
-        "forward/equal": one,
-        "forward/lost": one,
-        "forward/nan": one / 0,
-        "forward/shape": one[:, :2],
-        "forward/b": one,
-    }
+    b = {"forward/equal": one, "forward/lost": one, "forward/nan": one / 0, "forward/shape": one[:, :2]}
+    b["forward/b"] = one
     made = tally((a, b))
     equal, lost, nan, shape = made.rows()
     assert equal.sqnr_db == math.inf and equal.cosine == pytest.approx(1) and not equal.below(1000)
@@ -58,17 +54,8 @@ def test_tokens_in_another_shape_are_the_same_tokens():
 
 
 def test_groups_come_in_the_order_of_a_step():
-    names = [
-        "update/w",
-        "gradients/w",
-        "loss/loss",
-        "output/logits",
-        "forward/b",
-        "forward/a",
-        "weights/w",
-        "input/images",
-    ]
-    trace = {name: torch.ones(1) for name in names}
+    names = "update/w gradients/w loss/loss output/logits forward/b forward/a weights/w input/images"
+    trace = {name: torch.ones(1) for name in names.split()}
     rows = tally((trace, trace)).rows()
     groups = ["input", "weights", "forward", "forward", "output", "loss", "gradients", "update"]
     assert [row.group for row in rows] == groups and [row.name for row in rows[2:4]] == ["b", "a"]
@@ -85,3 +72,23 @@ def test_the_first_below_the_limit_is_named_and_the_largest_fall():
     assert Differences("A", "B", rows, 20.0, 1).first is None
     assert Differences("A", "B", [at("x", math.nan, "another shape"), *rows], 20.0, 1).first.name == "x"
     assert largest_drop([at("a", 10.0), at("b", 20.0)]) is None
+
+
+def test_batch_norm_takes_its_step_and_dropout_draws_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.9), nn.Flatten(), nn.Linear(4 * 36, 5))
+    images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 5
+    trace = step_trace(model, images, labels, 0.5)
+    seen = torch.nn.functional.conv2d(images, trace["weights/0.weight"], trace["weights/0.bias"])
+    mean, var = seen.mean((0, 2, 3)), seen.var((0, 2, 3))
+    assert torch.allclose(trace["forward/0"], seen, atol=1e-6)
+    assert torch.equal(trace["weights/1.running_mean"], torch.zeros(4))
+    assert torch.allclose(trace["update/1.running_mean"], 0.1 * mean, atol=1e-6)
+    assert torch.allclose(trace["update/1.running_var"], 0.9 + 0.1 * var, atol=1e-6)
+    normed = (seen - mean[:, None, None]) / (seen.var((0, 2, 3), correction=0)[:, None, None] + 1e-5).sqrt()
+    logits = torch.nn.functional.linear(normed.flatten(1), trace["weights/4.weight"], trace["weights/4.bias"])
+    assert torch.allclose(trace["output/logits"], logits, atol=1e-4)
+    assert torch.allclose(trace["loss/loss"], -logits.log_softmax(1)[range(6), labels].mean(), atol=1e-5)
+    assert not model.training and torch.equal(trace["update/4.bias"], model[4].bias)
+    step = trace["weights/4.bias"] - 0.5 * trace["gradients/4.bias"]
+    assert torch.allclose(trace["update/4.bias"], step) and not torch.equal(step, trace["weights/4.bias"])

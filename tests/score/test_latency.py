@@ -1,18 +1,52 @@
-"""The time of a call is that of its work."""
+"""The time of a call is that of its work; images per second come from a bounded number of forward passes."""
 
 import time
 
 import pytest
 import torch
 
-from swin_quant.score.latency import milliseconds
+from swin_quant.score.latency import milliseconds, throughput
 
 
-def test_on_a_cpu_a_call_takes_as_long_as_it_takes():
-    taken = milliseconds(lambda images: time.sleep(0.02), torch.zeros(1, 3, 4, 4))
-    assert taken >= 20
-
-
-def test_an_engine_that_fails_says_so():
+def test_on_a_cpu_a_call_takes_as_long_as_it_takes_and_its_error_is_raised():
+    assert milliseconds(lambda images: time.sleep(0.02), torch.zeros(1, 3, 4, 4)) >= 20
     with pytest.raises(ZeroDivisionError):
         milliseconds(lambda images: 1 / 0, torch.zeros(1, 3, 4, 4))
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """engine(seconds) -> an engine whose forwards take so long by the clock, which stands still between; its calls."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    def make(seconds=0.0):
+        calls = []
+
+        def run(images):
+            nonlocal now
+            assert torch.is_inference_mode_enabled()
+            calls.append(len(images))
+            now += seconds
+            return images
+
+        return run, calls
+
+    return make
+
+
+def test_it_is_fastertransformers_50_and_30_forwards(engine):
+    run, calls = engine(0.001)
+    throughput(run, torch.zeros(2, 3, 4, 4))
+    assert calls == [2] * 80
+    run, _ = engine(0.02)
+    assert throughput(run, torch.zeros(8, 3, 2, 2), warm_up=1, runs=5) == pytest.approx(400)
+
+
+def test_a_slow_engine_is_cut_short_and_measured_nevertheless(engine):
+    run, calls = engine(0.05)
+    assert throughput(run, torch.zeros(1, 3, 2, 2), seconds=0.19) == pytest.approx(20)
+    assert len(calls) == 4  # of half the time each, warm-up and runs take two
+    run, calls = engine(50)
+    assert throughput(run, torch.zeros(1, 3, 2, 2), seconds=0.2) == pytest.approx(0.02)
+    assert len(calls) == 2

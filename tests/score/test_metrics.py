@@ -1,6 +1,7 @@
 """Every figure of an evaluation against arithmetic that was written down a second time, in numpy."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
-from swin_quant.score.metrics import evaluate
+from swin_quant.score.metrics import _at_most, evaluate, is_guessing
 
 CPU = torch.device("cpu")
 
@@ -115,3 +116,34 @@ def test_half_precision_logits_are_scored_in_float():
     batch = Batch(torch.zeros(1, 3, 2, 2), torch.tensor([2]), [0], [])
     found = evaluate(engines, [batch], CPU)
     assert found["bfloat16"].loss == found["float32"].loss and found["bfloat16"].sqnr_db is None
+
+
+def exact(right, pictures, chance):
+    chance = Fraction(chance)
+    return sum(math.comb(pictures, n) * chance**n * (1 - chance) ** (pictures - n) for n in range(right + 1))
+
+
+@pytest.mark.parametrize(
+    ("right", "pictures", "classes"), [(0, 5, 2), (3, 12, 10), (40, 400, 10), (-1, 7, 3), (7, 7, 3)]
+)
+def test_the_binomial_distribution(right, pictures, classes):
+    assert _at_most(right, pictures, 1 / classes) == pytest.approx(float(exact(right, pictures, 1 / classes)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("right", "pictures", "classes", "guesses"),
+    [
+        (19, 400, 10, True),  # 4.75 %
+        (35, 400, 10, True),
+        (75, 400, 10, False),  # 18.75 % is poor, and no guessing
+        (276, 400, 10, False),
+        (50, 50_000, 1000, True),
+        (500, 50_000, 1000, False),
+        (0, 12, 10, True),
+        *((right, 5, 2, False) for right in range(6)),  # too few to tell
+        (50, 100, 2, True),
+        (70, 100, 2, False),
+    ],
+)
+def test_who_guesses(right, pictures, classes, guesses):
+    assert is_guessing(right, pictures, classes) is guesses

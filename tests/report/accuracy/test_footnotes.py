@@ -2,38 +2,15 @@
 
 import dataclasses
 
-from swin_quant.cards.card import RunCard
+from cards_of_results import CIFAR as DATASET
+from cards_of_results import card_of as card
+
 from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.footnotes import footnotes, numbered
 from swin_quant.report.accuracy.rows import rows_of
 
-DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu")
 INT8 = dataclasses.replace(FLOAT, engine="onnxruntime", precision="int8", policy="qdq", acc1=79.0)
-CALIBRATION = {
-    "method": "max",
-    "percentile": None,
-    "exact": False,
-    "batches": 10,
-    "batch_size": 8,
-    "seed": 0,
-    "split": "train",
-    "augment": False,
-    "pictures": 80,
-    "pictures_sha256": "1" * 64,
-    "files": [],
-    "unreadable": [],
-    "dead_nodes": [],
-    "beyond_half": [],
-}
-
-
-def card(*results, name="swin_micro", dead=(), sha="a" * 64) -> RunCard:
-    source = {"file": "swin.pth", "sha256": sha, "format": "pth"}
-    card = RunCard(name, {}, {"size": 32}, source=source, calibration={**CALIBRATION, "dead_nodes": list(dead)})
-    for one in results:
-        card = card.with_result(one)
-    return card
 
 
 def said(*cards, untimed=False) -> list[str]:
@@ -71,9 +48,12 @@ def test_a_card_without_float32_says_so():
     assert note[3:] == " float32 was not scored on cifar10/val, so there is no delta"
 
 
-def test_results_on_unequal_numbers_of_pictures():
+def test_results_on_unequal_numbers_or_lists_of_pictures():
     (note,) = said(card(FLOAT, with_(INT8, pictures=4990)))
     assert "float32 5000, int8 4990" in note
+    elsewhere = {**DATASET, "sha256": "2" * 64}
+    (note,) = said(card(FLOAT, INT8), card(with_(FLOAT, dataset=elsewhere), with_(INT8, dataset=elsewhere)))
+    assert "not the same list of pictures" in note
 
 
 def test_a_standard_error_of_another_comparison_is_explained():
@@ -82,28 +62,19 @@ def test_a_standard_error_of_another_comparison_is_explained():
     assert said(card(FLOAT, with_(INT8, delta_acc1=-1.0, delta_acc1_se=0.1))) == []
 
 
-def test_unreadable_pictures_are_counted_and_named():
+def test_unreadable_pictures_are_counted_and_named_and_other_notes_kept_on_one_bounded_line():
     two = {"unreadable": 2, "note": "unreadable: a.png, b.png"}
-    assert said(card(with_(FLOAT, **two), with_(INT8, **two))) == [
-        "2 unreadable pictures of cifar10/val left out: a.png, b.png"
-    ]
+    left_out = "unreadable pictures of cifar10/val left out"
+    assert said(card(with_(FLOAT, **two), with_(INT8, **two))) == [f"2 {left_out}: a.png, b.png"]
     assert said(card(FLOAT, with_(INT8, unreadable=1))) == ["1 unreadable picture of cifar10/val left out"]
-
-
-def test_a_note_about_something_else_is_not_taken_for_names_of_pictures():
-    assert said(card(FLOAT, with_(INT8, unreadable=2, note="int8 kernels checked"))) == [
-        "2 unreadable pictures of cifar10/val left out",
-        "int8 kernels checked",
-    ]
-
-
-def test_any_other_note_of_a_result_is_kept_on_one_line_and_bounded():
+    other = with_(INT8, unreadable=2, note="int8 kernels checked")
+    assert said(card(FLOAT, other)) == [f"2 {left_out}", "int8 kernels checked"]
     (note,) = said(card(FLOAT, with_(INT8, note="line one\nline two " + "x" * 5000)))
     assert note.startswith("line one\\nline two") and note.isprintable() and len(note) < 400
 
 
 def test_dead_nodes_are_named():
-    (note,) = said(card(FLOAT, INT8, dead=["a", "b", "c", "d"]))
+    (note,) = said(card(FLOAT, INT8, dead_nodes=["a", "b", "c", "d"]))
     assert note.startswith("4 dead nodes") and note.endswith("a, b, c and 1 more")
 
 
@@ -112,13 +83,7 @@ def test_one_checkpoint_with_two_float32_accuracies_is_inconsistent():
     (note,) = said(card(FLOAT, INT8), other)
     assert note.startswith("inconsistent") and "80.000 / 98.000 and 80.500 / 98.000" in note
     assert said(card(FLOAT, INT8), card(FLOAT, INT8, name="again")) == []
-    assert said(card(FLOAT, INT8), card(with_(FLOAT, acc1=80.5), INT8, name="another", sha="b" * 64)) == []
-
-
-def test_one_name_for_two_lists_of_pictures():
-    elsewhere = {**DATASET, "sha256": "2" * 64}
-    (note,) = said(card(FLOAT, INT8), card(with_(FLOAT, dataset=elsewhere), with_(INT8, dataset=elsewhere)))
-    assert "not the same list of pictures" in note
+    assert said(card(FLOAT, INT8), card(with_(FLOAT, acc1=80.5), INT8, name="another", sha256="b" * 64)) == []
 
 
 def test_a_float_result_that_has_no_column_is_told():
@@ -129,7 +94,7 @@ def test_a_float_result_that_has_no_column_is_told():
 def test_a_footnote_of_some_rows_has_a_number_which_they_bear():
     two = {"unreadable": 2, "note": None}
     bad, good = with_(INT8, **two), with_(INT8, policy="ft-mode1")
-    rows = rows_of([card(FLOAT, good, bad), card(FLOAT, INT8, name="other", dead=("a.b",))])
+    rows = rows_of([card(FLOAT, good, bad), card(FLOAT, INT8, name="other", dead_nodes=["a.b"])])
     notes, marks = numbered([note for note in footnotes(rows) if "ms -" not in note.text], len(rows))
     assert [note[:5] for note in notes] == ["[1] 2", "[2] 1"] and marks == {1: "1", 2: "2"}
     assert "unreadable" in notes[0] and "dead" in notes[1]
@@ -143,9 +108,11 @@ def test_a_latency_that_is_not_there_is_explained():
 
 
 def test_a_verification_is_told_with_its_verdict():
-    record = {"engine": "onnxruntime", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant",
-              "pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.0123, "max": 0.5, "step": 0.05,
-              "agreement": 98.4, "sqnr_db": 40.0, "tolerance": 0.1, "passed": True}  # fmt: skip
+    record = {
+        **{"engine": "onnxruntime", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant"},
+        **{"pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.0123, "max": 0.5, "step": 0.05},
+        **{"agreement": 98.4, "sqnr_db": 40.0, "tolerance": 0.1, "passed": True},
+    }
     against_float = {**record, "reference": "torch float32", "tolerance": None, "passed": None}
     verified = card(FLOAT, INT8).with_verification(record).with_verification(against_float)
     (note,) = said(verified)

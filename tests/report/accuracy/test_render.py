@@ -5,8 +5,12 @@ import dataclasses
 import io
 import json
 import re
+import sys
+from functools import partial
 
 import pytest
+from cards_of_results import CIFAR as DATASET
+from cards_of_results import card_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -19,39 +23,17 @@ from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, re
 from swin_quant.report.accuracy.rows import COLUMNS, rows_of
 from swin_quant.report.table import print_text
 
-DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
 HALF = dataclasses.replace(FLOAT, precision="bfloat16", acc1=70.78, ms_per_picture=8.1234)
 COMPARED = {"agreement": 98.74, "sqnr_db": 35.61, "delta_acc1": -0.46, "delta_acc1_se": 0.11}
-INT8 = Result("torch fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.34, 97.96, None, 32, "cpu", 45.6789, **COMPARED,
-              unreadable=2, note="unreadable: a.png, b.png")  # fmt: skip
-CALIBRATION = {
-    "method": "percentile",
-    "percentile": 99.99,
-    "exact": False,
-    "batches": 10,
-    "batch_size": 8,
-    "seed": 0,
-    "split": "train",
-    "augment": False,
-    "pictures": 80,
-    "pictures_sha256": "1" * 64,
-    "files": [],
-    "unreadable": [],
-    "dead_nodes": ["layers.0.blocks.0.attn.softmax_input_quantizer"],
-    "beyond_half": [],
-}
+INT8 = Result("torch fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.34, 97.96, None, 32, "cpu", 45.6789, **COMPARED)
+INT8 = dataclasses.replace(INT8, unreadable=2, note="unreadable: a.png, b.png")
 FIGURES = {"70.800", "98.120", "70.340", "97.960", "70.780", "12.346", "8.123", "45.679", "98.74", "35.6"}
 FIGURES |= {"-0.460", "±0.110", "-0.160", "5000", "32x32"}
 TEXTS = st.text(max_size=20)
+DEAD = ["layers.0.blocks.0.attn.softmax_input_quantizer"]
+card = partial(card_of, name="swin_tiny_patch4_window7_224", dead_nodes=DEAD)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e9, max_value=1e9)
-
-
-def card(*results, name="swin_tiny_patch4_window7_224", method="percentile") -> RunCard:
-    card = RunCard(name, {}, {"size": 32}, calibration={**CALIBRATION, "method": method})
-    for one in results:
-        card = card.with_result(one)
-    return card
 
 
 def realistic() -> list[RunCard]:
@@ -74,16 +56,13 @@ def test_a_terminal_of_any_width_shows_every_figure_whole(width):
         assert max(map(cell_len, text.splitlines())) <= width
 
 
-def test_a_table_of_four_calibrators_has_a_line_for_each_row_at_100_columns():
-    lines = render(realistic()).splitlines()
-    assert sum("percentile 99.99" in line and "70.340" in line and "-0.460 ±0.110" in line for line in lines) == 2
-    assert sum("+0.020 ±0.050 ~" in line for line in lines) == 8
-
-
-def test_the_titles_of_the_guide_are_on_the_terminal():
+def test_a_table_of_four_calibrators_has_the_guide_s_titles_and_a_line_for_each_row_at_100_columns():
     text = render(realistic())
     for title in ("acc@1 ", "acc@5 ", "acc@1(I)", "acc@5(I)", "Δ acc@1", "Δ acc@5", "agree %", "SQNR dB", "ms(I)"):
         assert title in text
+    lines = text.splitlines()
+    assert sum("percentile 99.99" in line and "70.340" in line and "-0.460 ±0.110" in line for line in lines) == 2
+    assert sum("+0.020 ±0.050 ~" in line for line in lines) == 8
 
 
 def test_float_latencies_of_cards_under_one_heading_are_given_as_a_range():
@@ -104,11 +83,8 @@ def test_a_card_with_float_results_only_has_a_heading_and_no_table():
     assert {"70.800", "98.120", "70.780"} <= figures_of(text) and "acc@1(I)" not in text
 
 
-def test_rich_markup_in_names_is_only_text():
+def test_rich_markup_is_only_text_and_colour_only_where_asked():
     assert "[red]x[/]" in render([card(FLOAT, dataclasses.replace(INT8, policy="[red]x[/]"))])
-
-
-def test_colour_only_where_asked():
     rows = rows_of(realistic())
     assert "\x1b[" in terminal(rows, [], 100, color=True) and "\x1b[" not in terminal(rows, [], 100)
 
@@ -214,3 +190,46 @@ def test_the_width_of_the_terminal_is_used(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "160")
     AccuracyTable.of(realistic()).show()
     assert max(map(cell_len, narrow.splitlines())) <= 80 < max(map(cell_len, capsys.readouterr().out.splitlines()))
+
+
+def unlike_cards(count: int) -> list[RunCard]:
+    """Each with a heading, an engine's own float form and footnotes of its own; baselines are of two checkpoints."""
+    cards = []
+    for number in range(count):
+        quantized = dataclasses.replace(FLOAT, precision="int8", policy=f"p{number}", acc1=79.0 - number / 1000)
+        results = (
+            dataclasses.replace(FLOAT, ms_per_picture=12.0 + number),
+            dataclasses.replace(FLOAT, precision="bfloat16"),
+            dataclasses.replace(FLOAT, precision="float16", acc1=79.5),
+            dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=3.0),
+            dataclasses.replace(quantized, engine="torch fake-quant", unreadable=1),
+            dataclasses.replace(quantized, engine="openvino", note=f"remark {number}"),
+        )
+        source = {"file": "x.pth", "sha256": f"{number % 2:064}", "format": "pth"}
+        records = [dataclasses.asdict(result) for result in results]
+        cards.append(RunCard(f"model_{number:04}", {}, {"size": 32}, source=source, results=records))
+    return cards
+
+
+def calls(function, *arguments) -> int:
+    """How many functions are called, Python's own among them."""
+    count = 0
+
+    def one_more(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(one_more)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_work_grows_as_the_cards_do(form):
+    render(unlike_cards(2), form)  # what is imported and cached once
+    few, many = (calls(render, unlike_cards(count), form) for count in (30, 60))
+    assert many < 2.2 * few

@@ -1,31 +1,14 @@
 """Rows hold what was measured, deltas are arithmetic on it, and nothing else gets a number."""
 
-import dataclasses
+from functools import partial
 
 import pytest
+from cards_of_results import CIFAR, card_of
 
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.rows import COLUMNS, rows_of
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
-CIFAR = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
-CALIBRATION = {
-    "method": "percentile",
-    "percentile": 99.99,
-    "exact": False,
-    "batches": 10,
-    "batch_size": 8,
-    "seed": 0,
-    "split": "train",
-    "augment": False,
-    "pictures": 80,
-    "pictures_sha256": "1" * 64,
-    "files": [],
-    "unreadable": [],
-    "dead_nodes": [],
-    "beyond_half": [],
-}
 # FasterTransformer's guide: acc@1, acc@5, acc@1(I), acc@5(I), and the differences as people would work them out.
 GUIDE = {
     "swin_tiny": (81.182, 95.522, 80.748, 95.328, "-0.434", "-0.194"),
@@ -40,11 +23,7 @@ def result(precision, acc1, acc5=95.0, dataset=IMAGENET, policy=None, engine=Non
     return Result(engine, precision, policy, dataset, dataset["pictures"], acc1, acc5, None, 32, "cpu", **more)
 
 
-def card(*results, name="swin_tiny", calibration=CALIBRATION, size=224) -> RunCard:
-    card = RunCard(name, {}, {"size": size}, calibration=calibration)
-    for one in results:
-        card = card.with_result(one)
-    return card
+card = partial(card_of, size=224)
 
 
 def cells(*cards) -> list[dict[str, str]]:
@@ -75,16 +54,12 @@ def test_deltas_are_taken_before_rounding():
         (-0.5, None, "-0.500"),
     ],
 )
-def test_a_delta_within_two_standard_errors_is_marked(delta, error, shown):
+def test_a_delta_within_two_standard_errors_is_marked_and_another_comparison_s_error_not_shown(delta, error, shown):
     quantized = result("int8", 80 + delta, policy="p", delta_acc1=delta, delta_acc1_se=error)
     (row,) = cells(card(result("float32", 80), quantized))
     assert row["delta_acc1"] == shown
-
-
-def test_the_standard_error_of_another_comparison_is_not_shown():
-    quantized = result("int8", 79.0, policy="p", delta_acc1=-0.5, delta_acc1_se=0.1)
-    (row,) = cells(card(result("float32", 80), quantized))
-    assert row["delta_acc1"] == "-1.000" and row["delta_acc1_se"] == "-"
+    (row,) = cells(card(result("float32", 79), quantized))
+    assert row["delta_acc1"] == f"{1 + delta:+.3f}" and row["delta_acc1_se"] == "-"
 
 
 def test_one_row_for_each_card_data_set_and_quantized_result():
@@ -143,41 +118,31 @@ def test_a_float32_result_on_other_pictures_is_no_baseline():
 
 
 def test_a_float_artifact_on_an_engine_is_a_row_and_torch_the_baseline_of_all():
-    rows = cells(
-        card(
-            result("float32", 79.0, engine="onnxruntime"),
-            result("float32", 80.0),
-            result("int8", 78.0, policy="qdq", engine="onnxruntime"),
-        )
-    )
-    assert [
-        (row["engine"], row["precision"], row["acc1"], row["quantized_acc1"], row["delta_acc1"]) for row in rows
-    ] == [
-        ("onnxruntime", "float32", "80.000", "79.000", "-1.000"),
-        ("onnxruntime", "int8", "80.000", "78.000", "-2.000"),
+    own, int8 = result("float32", 79.0, engine="onnxruntime"), result("int8", 78.0, policy="qdq", engine="onnxruntime")
+    rows = cells(card(own, result("float32", 80.0), int8))
+    assert [[row[key] for key in ("engine", "precision", "acc1", "quantized_acc1", "delta_acc1")] for row in rows] == [
+        ["onnxruntime", "float32", "80.000", "79.000", "-1.000"],
+        ["onnxruntime", "int8", "80.000", "78.000", "-2.000"],
     ]
 
 
 def test_an_engine_s_own_float_result_is_no_baseline_for_accuracy():
-    (row,) = [row for row in cells(card(result("float32", 79.0, engine="openvino"),
-                                        result("int8", 78.0, policy="qdq", engine="openvino")))
-              if row["precision"] == "int8"]  # fmt: skip
+    results = result("float32", 79.0, engine="openvino"), result("int8", 78.0, policy="qdq", engine="openvino")
+    (row,) = [row for row in cells(card(*results)) if row["precision"] == "int8"]
     assert row["acc1"] == "-" == row["delta_acc1"] and row["own_acc1"] == "79.000"
 
 
 def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int8_from_whichever_card():
-    def of(*results, sha="a", **more):
-        source = {"file": "x.pth", "sha256": sha * 64, "format": "pth"}
-        return dataclasses.replace(card(*results, **more), source=source)
-
-    quantized = of(result("float32", 80.0, ms_per_picture=50.0),
-                   result("int8", 79.0, policy="qdq", engine="openvino", ms_per_picture=3.0),
-                   result("int8", 79.0, policy="qdq", engine="onnxruntime", ms_per_picture=4.0))  # fmt: skip
-    slow = of(result("float32", 80.0, engine="openvino", ms_per_picture=9.0))
-    fast = of(result("bfloat16", 79.9, engine="openvino", ms_per_picture=6.0))
+    quantized = card(
+        result("float32", 80.0, ms_per_picture=50.0),
+        result("int8", 79.0, policy="qdq", engine="openvino", ms_per_picture=3.0),
+        result("int8", 79.0, policy="qdq", engine="onnxruntime", ms_per_picture=4.0),
+    )
+    slow = card(result("float32", 80.0, engine="openvino", ms_per_picture=9.0))
+    fast = card(result("bfloat16", 79.9, engine="openvino", ms_per_picture=6.0))
     others = [
-        of(result("bfloat16", 1.0, engine="openvino", ms_per_picture=0.1), sha="b"),  # other weights
-        of(result("bfloat16", 1.0, engine="openvino", ms_per_picture=0.1, dataset=CIFAR)),  # other pictures
+        card(result("bfloat16", 1.0, engine="openvino", ms_per_picture=0.1), sha256="b" * 64),  # other weights
+        card(result("bfloat16", 1.0, engine="openvino", ms_per_picture=0.1, dataset=CIFAR)),  # other pictures
     ]
     rows = {row["engine"]: row for row in cells(quantized, slow, fast, *others) if row["precision"] == "int8"}
     shown = [[rows[engine][key] for key in ("own_precision", "own_acc1", "own_ms")] for engine in rows]

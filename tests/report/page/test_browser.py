@@ -18,13 +18,12 @@ NODES = 561
 
 def node(number):
     unit, part = divmod(number, 22)
-    return NodeSummary(
-        name=f"layers.{unit}.part{part}_quantizer", row=f"layers.{unit}", column=f"part{part}", role="gemm_input",
-        on=number % 3 > 0, kind="int8", bits=8 if number % 2 else 4, grid="symmetric",
-        amax=float((number * 7919) % 1000),
-        low=-1.0, high=1.0, clipped=None, sqnr_db=None if number % 10 == 0 else float((number * 31) % 97),
-        costs_db=None, bins=Bins(-2.0, 2.0, [number] * 48),
-    )  # fmt: skip
+    place = {"name": f"layers.{unit}.part{part}_quantizer", "row": f"layers.{unit}", "column": f"part{part}"}
+    kind = {"role": "gemm_input", "on": number % 3 > 0, "kind": "int8", "bits": 8 if number % 2 else 4}
+    sqnr = None if number % 10 == 0 else float((number * 31) % 97)
+    ends = {"grid": "symmetric", "amax": float((number * 7919) % 1000), "low": -1.0, "high": 1.0}
+    bins = Bins(-2.0, 2.0, [number] * 48)
+    return NodeSummary(**place, **kind, **ends, clipped=None, sqnr_db=sqnr, costs_db=None, bins=bins)
 
 
 @pytest.fixture(scope="module")
