@@ -31,12 +31,9 @@ POLICIES = ("ft-mode1", "ft-mode2", "qdq", "tensorrt-centred", "onnxruntime", "c
 VARIANTS: dict[str, object] = {
     "plain": [],
     "equalize": ["equalize"],
-    "bias correction": ["bias_correction"],
     "ridge": ["ridge"],
     "gptq": ["gptq"],
-    "erq": ["erq"],
     "range search": ["range_search"],
-    "range search, rows": [{"name": "range_search", "rows": True}],
     "range search, gptq": ["range_search", "gptq"],
     "reconstruct": ["reconstruct"],
     "distill": ["distill"],
@@ -47,8 +44,7 @@ VARIANTS: dict[str, object] = {
 CALIBRATE = 512
 MORE = {"best, 1,024 pictures": 1024}  # of pictures that calibrate
 RECIPES = ("plain", "fast", "best")
-ALONE = ("equalize", "bias correction", "ridge", "gptq", "range search")
-EXTRA = ("erq", "range search, rows")  # of the examples alone
+ALONE = ("equalize", "ridge", "gptq", "range search")
 SLOW = ("reconstruct", "distill", *MORE)  # minutes each: of the examples alone
 FEWER = ((6, 6), (4, 8), (4, 4))  # bits
 EMULATED = ("ft-mode1", "ft-mode2")  # with fewer bits in fake-quant alone: of the examples alone
@@ -69,9 +65,7 @@ PLAN = (
     ((4, 4), ("qdq",), ("range search, gptq",)),
     ((8, 8), ("ft-mode2",), SLOW),
     *((bits, EMULATED, ("best",)) for bits in FEWER),
-    *((bits, ("qdq",), EXTRA) for bits in (*FEWER, (8, 8))),
     *((bits, EMULATED, ALONE) for bits in FEWER),
-    *((bits, ("cpu",), EXTRA) for bits in (*FEWER, (8, 8))),
     *((bits, ("cpu",), SLOW[:2]) for bits in FEWER),
     *((bits, EMULATED, SLOW[:2]) for bits in FEWER),
 )
@@ -139,7 +133,7 @@ def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training
         for policy in policies
         for title, (folder, suffix) in places.items()
         for name in models
-        if title == "example" or not (variant in (*SLOW, *EXTRA) or policy in EMULATED and (w, a) in FEWER)
+        if title == "example" or not (variant in SLOW or policy in EMULATED and (w, a) in FEWER)
     )
     return [
         (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",

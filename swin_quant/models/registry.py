@@ -18,7 +18,7 @@ from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, Family, register_family
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.passes.places import Exchange, Part, found, of_norm, without_weights
+from swin_quant.quant.passes.places import Exchange, found, of_norm, without_weights
 from swin_quant.quant.passes.units import inside
 
 BUILT_IN = ("swin", "swin_v2", "timm_model")
@@ -50,7 +50,6 @@ class Architecture:
     streams: Callable[[nn.Module], Iterable[Exchange]] | None = None
     padded: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
     no_decay: tuple[str, ...] = ()
     rewrites: str | None = None
     backbone: str | None = None
@@ -145,14 +144,6 @@ def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
     if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := blocks_of(model)):
         return blocks
     return {name: model.get_submodule(name) for name in own_units(model) if name}
-
-
-def outputs_of(model: nn.Module) -> list[Part]:
-    """The parameters that are added, as they are, to what a unit gives; a network's own units name none."""
-    if own_units(model):
-        return []
-    patterns = architecture_of(model).outputs
-    return [Part(name) for name, _ in model.named_parameters() if any(matched(p, name) is not None for p in patterns)]
 
 
 def own_units(model: nn.Module) -> tuple[str, ...]:

@@ -129,7 +129,6 @@ ARCHITECTURE = Architecture(
     ),
     padded=(_ATTN,),
     units=("layers.*.blocks.*", "layers.*.downsample"),
-    outputs=("layers.*.blocks.*.mlp.fc2.bias",),
     no_decay=("absolute_pos_embed", "relative_position_bias_table"),
     rewrites="swin",
     backbone="swin_quant.models.backbone:swin_backbone",

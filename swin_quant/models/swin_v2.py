@@ -196,7 +196,6 @@ ARCHITECTURE = Architecture(
     ),
     streams=streams,
     units=("layers.*.blocks.*", "layers.*.downsample"),
-    outputs=("layers.*.blocks.*.norm2.bias", "layers.*.downsample.norm.bias"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",
     backbone="swin_quant.models.backbone:swin_v2_backbone",

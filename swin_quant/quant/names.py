@@ -3,7 +3,7 @@
 CALIBRATORS = ("max", "percentile", "mse", "entropy")  # a file each in `range_methods`
 AUTO = "auto"  # each node by the one that costs what is behind it least (`choice`)
 # A file each in `passes`.
-PASSES = ("equalize", "ridge", "gptq", "erq", "range_search", "reconstruct", "distill", "bias_correction")
+PASSES = ("equalize", "ridge", "gptq", "range_search", "reconstruct", "distill")
 DEFAULT_PERCENTILE = 99.99
 # The calibrator where none is asked for: that of the largest number of bits which a node reaches. Chosen on training
 # pictures (docs/results/calibrators.md): at 8 bits all but entropy are alike, and below them the coarse steps of a grid

@@ -14,7 +14,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import AdviceRecord, PassRecord
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import exchanges_of, norms_without_weights, outputs_of, padded_of, units_of
+from swin_quant.models.registry import exchanges_of, norms_without_weights, padded_of, units_of
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.passes import choosing_ranges
@@ -98,7 +98,7 @@ def improve(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
     everyone = gathered(images, world)
-    piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model), outputs_of(model),
+    piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model),
                       scratch, padded_of(model), norms_without_weights(model))  # fmt: skip
     if not steps:
         if not piece.units or not (found := from_main(outliers(piece))):

@@ -27,7 +27,7 @@ def planted(micro, tmp_path):
 @pytest.fixture
 def recipe(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("passes:\n  - {name: equalize, pictures: 8}\n  - bias_correction\n")
+    path.write_text("passes:\n  - {name: equalize, pictures: 8}\n  - ridge\n")
     return path
 
 
@@ -70,9 +70,9 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
 @pytest.mark.parametrize(
     "passes",
     [
-        "- {name: equalize, pictures: 8}\n- bias_correction",
+        "- {name: equalize, pictures: 8}\n- {name: ridge, pictures: 8}",
         "- {name: range_search, pictures: 6}\n- ridge\n- {name: reconstruct, iterations: 2, batch: 3}",
-        "- {name: range_search, pictures: 6, together: true, rows: true}",
+        "- {name: range_search, pictures: 6, together: true}",
         "- gptq\n- {name: distill, iterations: 2, batch: 3}",
     ],
 )
@@ -148,7 +148,7 @@ def test_of_one_picture_or_grey_ones_there_is_a_checkpoint_and_a_word(
 @pytest.fixture
 def long_recipe(tmp_path):
     path = tmp_path / "long.yaml"
-    path.write_text("passes:\n  - equalize\n  - {name: reconstruct, iterations: 4, batch: 4}\n  - bias_correction\n")
+    path.write_text("passes:\n  - equalize\n  - {name: reconstruct, iterations: 4, batch: 4}\n  - ridge\n")
     return path
 
 

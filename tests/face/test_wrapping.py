@@ -69,7 +69,7 @@ def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module):
 
 def test_corrected_weights_are_scored_without_the_original_and_it_is_said(module, caplog):
     x = torch.randn(16, 3, 8, 8)
-    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["bias_correction"])
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["ridge"])
     found = sq.evaluate(model, [(x, torch.zeros(16))], half="none")
     assert found.quantized.weights == "ptq" and found.quantized.delta_acc1 is None
     assert "no delta" in caplog.text

@@ -28,7 +28,6 @@ FAMILIES = {
 PASSES = [
     {"name": "equalize", "pictures": 2, "alpha": [0.5]},
     {"name": "range_search", "pictures": 2, "rounds": 1},
-    {"name": "bias_correction", "pictures": 4},
     {"name": "ridge", "pictures": 4},
     {"name": "gptq", "pictures": 4},
     {"name": "reconstruct", "pictures": 4, "iterations": 2, "batch": 2},
@@ -130,7 +129,7 @@ def test_a_network_without_blocks_is_one_unit():
     model = sq.wrap(Skipping(), 8)
     assert list(units_of(model.module)) == [""]
     few = load_policy("qdq").bits("role:gemm_weight", 4)
-    sq.calibrate(model, [images], few, method="max", passes=["bias_correction", "gptq"])
+    sq.calibrate(model, [images], few, method="max", passes=["ridge", "gptq"])
     assert [one["kept"] for one in model.card.calibration["passes"]] == [True, True]
 
 
@@ -147,8 +146,8 @@ def test_a_network_that_names_no_units_is_refused_in_a_line():
     from swin_quant.quant.linear import QuantLinear
 
     model = nn.Sequential(nn.Flatten(), QuantLinear(192, 3))
-    with pytest.raises(SwinQuantError, match=r"bias_correction: .* names no units.*wrap"):
-        sq.calibrate(model, [torch.randn(4, 3, 8, 8)], "qdq", passes=["bias_correction"])
+    with pytest.raises(SwinQuantError, match=r"ridge: .* names no units.*wrap"):
+        sq.calibrate(model, [torch.randn(4, 3, 8, 8)], "qdq", passes=["ridge"])
 
 
 class Residual(nn.Module):

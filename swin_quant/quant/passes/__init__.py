@@ -8,6 +8,8 @@ from typing import Any
 from swin_quant.quant.names import PASSES as _NAMES
 from swin_quant.quant.passes.kind import Pass
 
+_ONCE_CHOOSING = {"erq"}  # passes of older cards that are gone, and chose ranges
+
 
 def passes() -> dict[str, Pass]:
     """Every pass by its name."""
@@ -16,5 +18,5 @@ def passes() -> dict[str, Pass]:
 
 def choosing_ranges(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the kept passes of a run card that chose ranges, to which weights were fitted."""
-    known = passes()
-    return [one["name"] for one in records if one["kept"] and one["name"] in known and known[one["name"]].of_ranges]
+    choosing = {name for name, kind in passes().items() if kind.of_ranges} | _ONCE_CHOOSING
+    return [one["name"] for one in records if one["kept"] and one["name"] in choosing]

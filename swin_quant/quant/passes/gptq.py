@@ -1,11 +1,66 @@
 """GPTQ with asymmetric calibration: rounding by which the columns of a weight make up for each other's errors.
 
 The target of a layer is what float's gives of float's input, and its input is the quantized one that it will be given
-(Li et al., "GPTAQ", 2025); columns are rounded one after the other (Frantar et al., "GPTQ", 2023). Weights end on the
-grid of their node, whose range is settled first, and stays.
+(Li et al., "GPTAQ", 2025): a quadratic form in the weights, about those which `ridge` finds. Columns are rounded one
+after the other (Frantar et al., "GPTQ", 2023). Weights end on the grid of their node, whose range is settled first, and
+stays.
 """
 
-from swin_quant.quant.passes.on_grid import on_grid
-from swin_quant.quant.passes.rounding import gptq
+from dataclasses import dataclass
+from typing import Annotated
 
-PASS = on_grid(gptq)
+import torch
+from torch import Tensor
+
+from swin_quant.base.schema import check_fields, within
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.layerwise import Problem, solve_layers
+from swin_quant.quant.passes.ridge import corrected, damped
+from swin_quant.quant.passes.rounding import gptq, nearest_where_better
+from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.ranges import weight_range
+
+
+@dataclass(frozen=True)
+class GptqOptions:
+    """`damp`: what is added to the variance of every input, as a share of their mean."""
+
+    pictures: Annotated[int, within(least=1)] = 256
+    damp: Annotated[float, within(above=0)] = 0.01
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def run(piece: Workpiece, options: GptqOptions) -> str:
+    """Solve for the weights of every unit in order and round them; a row keeps the nearest levels where they are
+    better."""
+
+    def solve(problem: Problem) -> Tensor:
+        target, node = corrected(problem), problem.layer._weight_quantizer
+        _settle(node, problem.like(target), piece.method)
+        qmin, qmax = node.signed_grid
+        step = node.range_for(problem.like(target)) / qmax  # float32, as whatever reads the weights computes it
+        step = step.view(-1, 1) if step.dim() else step
+        scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
+        for rows in problem.rows:
+            hessian, which = damped(rows.whole.covariance, options.damp), rows.which
+            mine = target[which], hessian, scale[which], qmin, qmax
+            levels[which] = nearest_where_better(gptq(*mine), *mine)
+        return levels.float() * step
+
+    return solve_layers(piece, options.pictures, solve)
+
+
+def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
+    """Give the node of `weight` [out, ...] a range that does not follow it: 0-dim, or [out, 1, ...], one a row.
+
+    By the method for its bits; where that has none for weights, the largest magnitude.
+    """
+    found = weight_range(method.for_bits(node.bits), weight, node)
+    node.amax = weight.abs().max() if found is None else found
+    node.amax = node.range_for(weight)
+
+
+PASS = Pass(run, GptqOptions, of_ranges=True)

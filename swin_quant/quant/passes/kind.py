@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.places import Exchange, Part
+from swin_quant.quant.passes.places import Exchange
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.units import UnitRun, walk
 
@@ -17,11 +17,11 @@ from swin_quant.quant.passes.units import UnitRun, walk
 class Workpiece:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
-    `units`: what the forward pass runs one after the other, each on what the one before gave; `outputs`: parameters
-    that are added to what a unit gives; `exchanges`: where factors and offsets are free; `padded`: the names of modules
-    that are given zeros beside tokens [windows, tokens, channels] where these weights serve maps of other sizes;
-    `fixed`: those of norms that would be such a place if they had weights. A pass changes the network; `original` is a
-    copy of what it was, by which every pass measures. `scratch`: where a long one keeps what is done.
+    `units`: what the forward pass runs one after the other, each on what the one before gave; `exchanges`: where
+    factors and offsets are free; `padded`: the names of modules that are given zeros beside tokens [windows, tokens,
+    channels] where these weights serve maps of other sizes; `fixed`: those of norms that would be such a place if they
+    had weights. A pass changes the network; `original` is a copy of what it was, by which every pass measures.
+    `scratch`: where a long one keeps what is done.
     """
 
     model: nn.Module
@@ -29,7 +29,6 @@ class Workpiece:
     method: Method = Method()
     units: Mapping[str, nn.Module] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
-    outputs: Sequence[Part] = ()
     scratch: Scratch = Scratch()
     padded: Sequence[str] = ()
     fixed: Sequence[str] = ()

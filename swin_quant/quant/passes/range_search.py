@@ -1,8 +1,7 @@
 """Ranges by what they cost at the output of their unit, not at their own node.
 
 Wider and narrower ones are tried node after node, activations, operands of attention and weights, in the quantized unit
-and on what the quantized units before it give; an error of a channel weighs what the logits feel of it (`fisher`). The
-rows of a weight are tried together, and with `rows` each with the range that its own product errs least by, too. Of
+and on what the quantized units before it give; an error of a channel weighs what the logits feel of it (`fisher`). Of
 several ranks each tries some ranges of a node, or with `together` some nodes of a unit (`unit_ranges`).
 (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
@@ -29,13 +28,11 @@ from swin_quant.quant.passes.unit_ranges import search_ranges
 @dataclass(frozen=True)
 class RangeSearchOptions:
     """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as those of
-    `reconstruct`; `rows`: those of a per-channel weight are tried with a range each, too; `together`: the nodes of a
-    unit choose at once, not one after another."""
+    `reconstruct`; `together`: the nodes of a unit choose at once, not one after another."""
 
     pictures: Annotated[int, within(least=1)] = 64
     rounds: Annotated[int, within(least=1)] = 2
     weighted: bool = True
-    rows: bool = False
     together: bool = False
     seed: Annotated[int, within(least=0)] = 0
 
@@ -77,7 +74,7 @@ def _found(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> Valu
     because something was not finite."""
     before = _of_ranges(state_of(unit))
     error = from_main(lesson.cost(unit, lesson.judging))
-    search_ranges(unit, lesson, options.rounds, options.rows, options.together)
+    search_ranges(unit, lesson, options.rounds, options.together)
     after = from_main(lesson.cost(unit, lesson.judging))
     kept = _of_ranges(state_of(unit)) if after < error else before
     return {**kept, "gain": torch.tensor(gain_db(error, after))}

@@ -3,7 +3,7 @@
 name: mine
 passes:
   - equalize
-  - {name: bias_correction, pictures: 128}
+  - {name: gptq, pictures: 128}
 below_8_bits:      # instead, where most nodes have fewer (7, for CPUs without VNNI, count as 8); may be left out
   - gptq
 activations_below_8_bits:  # instead of either, where most activations have fewer; may be left out

@@ -7,10 +7,8 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.passes.lesson import CHUNK, Lesson
-from swin_quant.quant.passes.row_ranges import row_ranges
-from swin_quant.quant.passes.trial import enabled_in, quantizing
-from swin_quant.quant.passes.units import entering
+from swin_quant.quant.passes.lesson import Lesson
+from swin_quant.quant.passes.trial import enabled_in
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.ranges import weight_range
 
@@ -20,11 +18,10 @@ _BETTER = 0.999  # of the error before
 Tried = Callable[[Quantizer], list[Tensor]]
 
 
-def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, rows: bool, together: bool) -> None:
+def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, together: bool) -> None:
     """Give the nodes of the unit, which is quantized, ranges by which it errs less on the pictures that are shown.
 
-    `rows`: those of a per-channel weight are tried with a range each, too; `together`: nodes choose at once. Of several
-    ranks each tries a part, and all choose the same.
+    `together`: nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
     """
     least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
     layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
@@ -33,8 +30,7 @@ def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, rows: bool, toge
 
     def tried(node: Quantizer, finer: int) -> list[Tensor]:
         layer = layers.get(node)
-        by_factor = _candidates(node, None if layer is None else layer.weight, finer)
-        return [*by_factor, *(_by_row(unit, layer, lesson) if rows else ())]
+        return list(_candidates(node, None if layer is None else layer.weight, finer))
 
     for finer in range(rounds):
         least = turn(unit, lesson, nodes, partial(tried, finer=finer), least)
@@ -96,23 +92,6 @@ def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[
             start = least
             yield start
     yield from (start * factor**0.5**finer for factor in _FACTORS)
-
-
-def _by_row(unit: nn.Module, layer: QuantizedLayer | None, lesson: Lesson) -> list[Tensor]:
-    """Ranges of the rows of a per-channel weight by what each costs at its product; none for convolutions of several
-    groups."""
-    if layer is None or not layer._weight_quantizer.per_channel:
-        return []
-    products: list[Tensor] = []
-    for given in lesson.given[: lesson.shown.stop].split(CHUNK):
-        with quantizing(unit):
-            x = layer.columns(layer._input_quantizer(entering(unit, layer, [given])[0]))
-        if x is None:
-            return []
-        products = [sum(products, x.T.double() @ x.double())]
-    weight, (qmin, qmax) = layer.weight.detach(), layer._weight_quantizer.signed_grid
-    found = row_ranges(weight.double().flatten(1), products[0], qmin, qmax)
-    return [found.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))]
 
 
 def _range(node: Quantizer) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pieces import same, sqnr
 
-from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import distill
 from swin_quant.quant.passes.distill import DistillOptions, run, varied
@@ -34,8 +34,9 @@ def pieced(tiny_model, images):
         model = tiny_model(kind, **SMALL, **MORE[kind], **keys)
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits))
         calibrate(model, images.split(8))
-        return Workpiece(model, images[:24].split(8), units=units_of(model), exchanges=exchanges_of(model),
-                         outputs=outputs_of(model), scratch=scratch)  # fmt: skip
+        return Workpiece(
+            model, images[:24].split(8), units=units_of(model), exchanges=exchanges_of(model), scratch=scratch
+        )
 
     return make
 
@@ -138,8 +139,10 @@ def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(pieced, tmp_path, 
 
 
 def test_what_is_no_better_or_not_finite_stays_what_it_was(pieced, monkeypatch):
-    for options, message in ((DistillOptions(iterations=2, batch=8, weight_rate=9.0), "no gain"),
-                             (SHORT, "not finite")):  # fmt: skip
+    for options, message in (
+        (DistillOptions(iterations=2, batch=8, weight_rate=9.0), "no gain"),
+        (SHORT, "not finite"),
+    ):
         if options is SHORT:
             monkeypatch.setattr(distill, "varied", lambda x, _: x * float("nan" if len(x) == SHORT.batch else 1))
         piece = pieced()

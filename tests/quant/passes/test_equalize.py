@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from swin_quant.models.registry import exchanges_of, norms_without_weights, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, norms_without_weights, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.factors import made_factors
@@ -38,8 +38,13 @@ def images():
 @pytest.fixture
 def pieced():
     def make(model, images):
-        return Workpiece(model, images.split(8), units=units_of(model), exchanges=exchanges_of(model),
-                         outputs=outputs_of(model), fixed=norms_without_weights(model))  # fmt: skip
+        return Workpiece(
+            model,
+            images.split(8),
+            units=units_of(model),
+            exchanges=exchanges_of(model),
+            fixed=norms_without_weights(model),
+        )
 
     return make
 
@@ -91,9 +96,15 @@ def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, 
 
 @pytest.mark.parametrize(
     "kind, where, share",
-    [("swin", "norms", 0.03), ("swin", "v", 0.03), ("swin", "qk", 0.03), ("swin", "qk", 1.0), ("swinv2", "v", 0.03),
-     ("swinv2", "heads", 1.0)],
-)  # fmt: skip
+    [
+        ("swin", "norms", 0.03),
+        ("swin", "v", 0.03),
+        ("swin", "qk", 0.03),
+        ("swin", "qk", 1.0),
+        ("swinv2", "v", 0.03),
+        ("swinv2", "heads", 1.0),
+    ],
+)
 def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(
     kind, where, share, shallow, images, pieced
 ):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import Method, calibrate, observe
 from swin_quant.quant.check import distance
 from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes import erq, gptq, range_search, reconstruct
+from swin_quant.quant.passes import gptq, range_search, reconstruct
+from swin_quant.quant.passes.gptq import GptqOptions
 from swin_quant.quant.passes.kind import Workpiece
-from swin_quant.quant.passes.on_grid import OnGridOptions
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
 
@@ -24,8 +24,7 @@ def piece(tiny_model):
     model = tiny_model("swin", **SMALL)
     apply_policy(model, load_policy("tensorrt-fp8"))
     calibrate(model, IMAGES.split(8), Method("max"))
-    return Workpiece(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model),
-                     outputs=outputs_of(model))  # fmt: skip
+    return Workpiece(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model))  # fmt: skip
 
 
 def sqnr(piece):
@@ -43,12 +42,11 @@ def fixed_ranges(model):
 @pytest.mark.parametrize(
     ("run", "options", "rounds_weights"),
     [
-        (gptq.PASS.run, OnGridOptions(pictures=16), True),
-        (erq.PASS.run, OnGridOptions(pictures=16), True),
+        (gptq.PASS.run, GptqOptions(pictures=16), True),
         (reconstruct.run, reconstruct.ReconstructOptions(iterations=20, batch=8), True),
         (range_search.run, range_search.RangeSearchOptions(rounds=1), False),
     ],
-    ids=["gptq", "erq", "reconstruct", "range_search"],
+    ids=["gptq", "reconstruct", "range_search"],
 )
 def test_a_pass(run, options, rounds_weights, piece):
     before, ranges = sqnr(piece), fixed_ranges(piece.model)

@@ -11,7 +11,6 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import range_search
 from swin_quant.quant.passes.kind import Workpiece
 from swin_quant.quant.passes.range_search import RangeSearchOptions, run
-from swin_quant.quant.passes.row_ranges import SHARES, row_ranges
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import entering, through
 from swin_quant.quant.policies import load_policy
@@ -57,34 +56,6 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
     assert all(node.state is State.OFF for node in named_nodes(model).values())
     assert {name: node.grid for name, node in enabled_nodes(model).items()} == grids
-
-
-def test_a_row_s_range_is_the_share_of_its_largest_weight_by_which_its_products_err_least():
-    generator = torch.Generator().manual_seed(3)
-    weight, inputs = (torch.randn(shape, generator=generator).double() for shape in ((9, 6), (400, 6)))
-    inputs[:, 0] *= 20  # a weight that is seldom the largest of its row, and counts most
-    weight[8] = 0
-    found = row_ranges(weight, inputs.T @ inputs, -8, 7)
-    for row, amax in zip(weight[:8], found[:8, 0], strict=True):
-        tried = [share * row.abs().max() for share in SHARES]
-        wrong = [(inputs @ (torch.fake_quantize_per_tensor_affine(row, float(a) / 7, 0, -8, 7) - row)) for a in tried]
-        assert amax == pytest.approx(float(tried[min(range(len(tried)), key=lambda k: float(wrong[k].norm()))]))
-    assert len({round(float(a / row.abs().max()), 3) for row, a in zip(weight[:8], found[:8, 0], strict=True)}) > 1
-    assert found[8] > 0
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_rows_of_a_weight_are_given_ranges_of_their_own(kind, calibrated, images):
-    """Better on other pictures, in the first unit, than one factor for all rows of a weight."""
-    wrong = []
-    for rows in (False, True):
-        model = calibrated(kind)
-        piece = Workpiece(model, images[:32].split(8), units=units_of(model))
-        run(piece, RangeSearchOptions(pictures=32, rounds=1, rows=rows))
-        unit = next(iter(units_of(model).values()))
-        inputs = entering(model, unit, [images[32:]])
-        wrong.append(squared_error(quantized(unit, inputs), through(unit, inputs)))
-    assert wrong[1] < wrong[0]
 
 
 def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(

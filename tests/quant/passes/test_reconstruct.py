@@ -6,7 +6,7 @@ import pytest
 import torch
 from pieces import assert_goes_on, same, sqnr
 
-from swin_quant.models.registry import exchanges_of, outputs_of, units_of
+from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.fake_quant import quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
@@ -40,8 +40,9 @@ def pieced(tiny_model, images):
         model = tiny_model(kind, **SMALL, **MORE[kind])
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", activations))
         calibrate(model, images.split(8))
-        return Workpiece(model, images[:pictures].split(8), units=units_of(model), exchanges=exchanges_of(model),
-                         outputs=outputs_of(model), scratch=scratch)  # fmt: skip
+        return Workpiece(
+            model, images[:pictures].split(8), units=units_of(model), exchanges=exchanges_of(model), scratch=scratch
+        )
 
     return make
 

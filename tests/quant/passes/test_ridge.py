@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.models.registry import outputs_of, units_of
+from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.passes.kind import Workpiece
@@ -69,7 +69,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     apply_policy(model, load_policy("qdq").bits("role:activation", 4))
     calibrate(model, images.split(8))
     rough = distance(logits(model, other), expected)[1]
-    run(Workpiece(model, images.split(4), units=units_of(model), outputs=outputs_of(model)), RidgeOptions())
+    run(Workpiece(model, images.split(4), units=units_of(model)), RidgeOptions())
     assert distance(logits(model, other), expected)[1] > rough + 0.5
 
 

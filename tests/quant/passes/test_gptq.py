@@ -1,11 +1,11 @@
-"""GPTQ and ERQ in a network: weights lie on the grids of their nodes and stay there, whatever reads them."""
+"""GPTQ in a network: weights lie on the grids of their nodes and stay there, whatever reads them."""
 
 import pytest
 import torch
 
 from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_calibrated, save_calibrated
-from swin_quant.models.registry import outputs_of, units_of
+from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.fake_quant import fake_quant
@@ -18,7 +18,6 @@ from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_node
 
 STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
-ROUNDING = ["gptq", "erq"]
 FORMATS = [("qdq", 4, 4), ("qdq", 2, 8), ("ft-mode1", 8, 8), ("ft-mode1", 4, 8)]
 
 
@@ -32,7 +31,7 @@ def ready(model, images, policy="qdq", weights=4, activations=4, narrow=False):
     bits = load_policy(policy).bits("role:gemm_weight", weights).bits("role:activation", activations)
     apply_policy(model, bits.and_then(Rule(nodes=("role:gemm_weight",), narrow_range=True)) if narrow else bits)
     calibrate(model, images.split(8))
-    return Workpiece(model, images.split(4), units=units_of(model), outputs=outputs_of(model))
+    return Workpiece(model, images.split(4), units=units_of(model))
 
 
 def logits(model, images):
@@ -49,16 +48,15 @@ def on_grid(layer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROUNDING)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("policy, weights, activations", FORMATS)
 def test_weights_lie_on_the_grid_behind_other_passes_and_in_a_file(
-    name, kind, policy, weights, activations, tiny_model, images, tmp_path
+    kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
     model = tiny_model(kind, **SMALL[kind])
     piece = ready(model, images, policy, weights, activations, narrow=weights == 4)
     before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
-    steps = steps_of([{"name": name, "pictures": 16}, "bias_correction"])
+    steps = steps_of([{"name": "gptq", "pictures": 16}, {"name": "distill", "iterations": 1, "batch": 8}])
     gains = run_passes(piece, steps, lambda: pytest.fail("ranges are not observed again"))
     assert gains[0].kept and not gains[0].note.startswith("0 of")
     changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
@@ -73,15 +71,14 @@ def test_weights_lie_on_the_grid_behind_other_passes_and_in_a_file(
     assert torch.equal(logits(again, images), logits(model, images))
 
 
-@pytest.mark.parametrize("name", ROUNDING)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_logits_come_nearer_to_float_on_other_pictures(name, kind, tiny_model, images):
+def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
     model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():
         expected = model(other)
     piece = ready(model, images)
     rough = distance(logits(model, other), expected)[1]
-    run_passes(piece, steps_of([name]), lambda: None)
+    run_passes(piece, steps_of(["gptq"]), lambda: None)
     assert distance(logits(model, other), expected)[1] > rough + 1
 
 
@@ -95,17 +92,15 @@ def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
 
 
-@pytest.mark.parametrize("name", ROUNDING)
-def test_twice_the_same(name, tiny_model, images):
+def test_twice_the_same(tiny_model, images):
     states = []
     for _ in range(2):
         model = tiny_model("swinv2", **SMALL["swinv2"])
-        run_passes(ready(model, images), steps_of([name]), lambda: None)
+        run_passes(ready(model, images), steps_of(["gptq"]), lambda: None)
         states.append(model.state_dict())
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-@pytest.mark.parametrize("name", ROUNDING)
-def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it(name):
-    with pytest.raises(UsageError, match=f"equalize after {name}.*put it before"):
-        steps_of([name, "equalize"])
+def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it():
+    with pytest.raises(UsageError, match="equalize after gptq.*put it before"):
+        steps_of(["gptq", "equalize"])
