@@ -57,6 +57,30 @@ def with_client(service, work):
     return asyncio.run(go())
 
 
+def posted(service, *requests, at_once=False):
+    """The answers to posts of (place, arguments of the client)."""
+
+    async def work(client):
+        if at_once:
+            return await asyncio.gather(*[client.post(place, **given) for place, given in requests])
+        return [await client.post(place, **given) for place, given in requests]
+
+    return with_client(service, work)
+
+
+def batched(engine, work, **options):
+    """What `work(batcher)` returns while the batcher runs."""
+
+    async def go():
+        batcher = Batcher(engine, ServiceLimits(delay_us=0, **options.pop("limits")), **options)
+        await batcher.start()
+        found = await work(batcher)
+        await batcher.close()
+        return found
+
+    return asyncio.run(go())
+
+
 def service(engine=None, **limits):
     return Service("micro", engine or Means(), PREPROCESS, 3, names=NAMES, limits=ServiceLimits(**limits))
 
@@ -84,40 +108,37 @@ def images():
 INFER = "/v2/models/micro/infer"
 
 
-def test_health_and_metadata():
-    async def work(client):
-        found = {}
-        for place in ("/v2/health/live", "/v2/health/ready", "/v2/models/micro/ready", "/v2", "/v2/models/micro"):
-            answer = await client.get(place)
-            assert answer.status_code == 200, place
-            found[place] = answer.json()
-        return found
+def test_health_metadata_and_unknown_places():
+    places = ("/v2/health/live", "/v2/health/ready", "/v2/models/micro/ready", "/v2", "/v2/models/micro")
 
-    found = with_client(service(), work)
-    assert found["/v2/health/live"] == {"live": True} and found["/v2/models/micro/ready"] == {"ready": True}
-    assert found["/v2/models/micro"]["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
-    assert found["/v2/models/micro"]["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
+    async def work(client):
+        found = [await client.get(place) for place in (*places, "/v2/models/other", INFER, "/")]
+        return [answer.status_code for answer in found], [answer.json() for answer in found]
+
+    codes, (live, _, ready, _, model, other, *_) = with_client(service(), work)
+    assert codes == [200] * 5 + [404, 405, 404] and live == {"live": True} and ready == {"ready": True}
+    assert model["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
+    assert model["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
+    assert other == {"error": "no such place: the model is /v2/models/micro"}
 
 
 def test_tensors_in_json_and_as_binary_data(images):
     """Flat, nested, by version; FP32 and UINT8; and with the binary data extension, as Triton's client sends it."""
     raw = images.numpy().tobytes()
-    about = {"name": "images", "datatype": "FP32", "shape": [2, 3, SIDE, SIDE],
-             "parameters": {"binary_data_size": len(raw)}}  # fmt: skip
+    about = {"name": "images", "datatype": "FP32", "shape": [2, 3, SIDE, SIDE]}
+    about["parameters"] = {"binary_data_size": len(raw)}
     wanted = [{"name": "logits", "parameters": {"binary_data": True}}]
     head = json.dumps({"id": "seven", "inputs": [about], "outputs": wanted}).encode()
     pixels = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3)).astype(np.uint8)
     nested = {"inputs": [{**body_of(images)["inputs"][0], "data": images.tolist()}]}
 
-    async def work(client):
-        return [
-            await client.post(INFER, json=body_of(images, id="a")),
-            await client.post("/v2/models/micro/versions/1/infer", json=nested),
-            await client.post(INFER, json=body_of(pixels)),
-            await client.post(INFER, content=head + raw, headers={protocol.LENGTH: str(len(head))}),
-        ]
-
-    flat, deep, bytes_, binary = with_client(service(), work)
+    flat, deep, bytes_, binary = posted(
+        service(),
+        (INFER, {"json": body_of(images, id="a")}),
+        ("/v2/models/micro/versions/1/infer", {"json": nested}),
+        (INFER, {"json": body_of(pixels)}),
+        (INFER, {"content": head + raw, "headers": {protocol.LENGTH: str(len(head))}}),
+    )
     expected = logits_of(images)
     answer = flat.json()
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("micro", "1", "a")
@@ -125,9 +146,8 @@ def test_tensors_in_json_and_as_binary_data(images):
     assert (output["name"], output["datatype"], output["shape"]) == ("logits", "FP32", [2, 3])
     np.testing.assert_allclose(np.reshape(output["data"], (2, 3)), expected, rtol=1e-5)
     np.testing.assert_allclose(np.reshape(deep.json()["outputs"][0]["data"], (2, 3)), expected, rtol=1e-5)
-    prepared = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - torch.tensor(PREPROCESS.mean).view(3, 1, 1)) / (
-        torch.tensor(PREPROCESS.std).view(3, 1, 1)
-    )
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PREPROCESS.mean, PREPROCESS.std))
+    prepared = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
     np.testing.assert_allclose([bytes_.json()["outputs"][0]["data"]], logits_of(prepared), rtol=1e-4)
     size = int(binary.headers[protocol.LENGTH])
     about = json.loads(binary.content[:size])
@@ -137,11 +157,8 @@ def test_tensors_in_json_and_as_binary_data(images):
 
 def test_a_picture_as_it_is(images):
     picture = png()
-
-    async def work(client):
-        return await client.post("/predict?top=2", content=picture)
-
-    answer = with_client(service(), work).json()
+    (answer,) = posted(service(), ("/predict?top=2", {"content": picture}))
+    answer = answer.json()
     x = PREPROCESS(Image.open(BytesIO(picture)).convert("RGB"))[None]
     shares = torch.from_numpy(logits_of(x)).double().softmax(1)[0]
     best = shares.argsort(descending=True)[:2].tolist()
@@ -180,7 +197,7 @@ WRONG = [
     ({"inputs": [FLAT], "id": 7}, 400, "id must be a text"),
     ({"inputs": [FLAT], "outputs": [{"name": "secrets"}]}, 400, "one output, called logits"),
     ({"inputs": [{**FLAT, "data": [1e9] * 768}]}, 500, "the engine failed on this request"),
-]  # fmt: skip
+]
 
 
 def test_requests_that_are_wrong_get_one_line_and_others_go_on():
@@ -210,20 +227,9 @@ def test_requests_that_are_wrong_get_one_line_and_others_go_on():
 
 
 def test_an_engine_that_overflows_is_an_error_that_is_json(images):
-    async def work(client):
-        return [await client.post(INFER, json=body_of(images)), await client.post("/predict", content=png())]
-
-    for answer in with_client(service(lambda images: torch.full((len(images), 3), torch.inf)), work):
+    overflows = service(lambda images: torch.full((len(images), 3), torch.inf))
+    for answer in posted(overflows, (INFER, {"json": body_of(images)}), ("/predict", {"content": png()})):
         assert answer.status_code == 500 and "the engine gave NaN or infinity" in answer.json()["error"]
-
-
-def test_places_that_there_are_not():
-    async def work(client):
-        return [await client.get("/v2/models/other"), await client.get(INFER), await client.get("/")]
-
-    other, method, root = with_client(service(), work)
-    assert [answer.status_code for answer in (other, method, root)] == [404, 405, 404]
-    assert other.json() == {"error": "no such place: the model is /v2/models/micro"}
 
 
 def test_requests_at_the_same_time_run_together_and_each_gets_its_own():
@@ -242,22 +248,16 @@ def test_requests_at_the_same_time_run_together_and_each_gets_its_own():
 
 def test_what_waits_already_runs_together_without_a_delay():
     engine, pictures = Means(0.02), torch.randn(40, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
-
-    async def work(client):
-        await asyncio.gather(*[client.post(INFER, json=body_of(one[None])) for one in pictures])
-
-    with_client(service(engine, max_batch=8, delay_us=0), work)
+    requests = [(INFER, {"json": body_of(one[None])}) for one in pictures]
+    posted(service(engine, max_batch=8, delay_us=0), *requests, at_once=True)
     assert sum(engine.batches) == 40 and len(engine.batches) < 20
 
 
 def test_a_request_that_breaks_the_engine_takes_no_other_along():
     engine, pictures = Means(0.02), torch.randn(6, 3, SIDE, SIDE)
     pictures[3] = 1e9
-
-    async def work(client):
-        return await asyncio.gather(*[client.post(INFER, json=body_of(one[None])) for one in pictures])
-
-    answers = with_client(service(engine, delay_us=50000), work)
+    requests = [(INFER, {"json": body_of(one[None])}) for one in pictures]
+    answers = posted(service(engine, delay_us=50000), *requests, at_once=True)
     assert [answer.status_code for answer in answers] == [200, 200, 200, 500, 200, 200]
     for answer, one in zip(answers, pictures, strict=True):
         if answer.status_code == 200:
@@ -265,12 +265,10 @@ def test_a_request_that_breaks_the_engine_takes_no_other_along():
 
 
 def test_a_queue_that_is_full_and_a_limit_of_time():
-    async def work(client):
-        return await asyncio.gather(*[client.post(INFER, json={"inputs": [FLAT]}) for _ in range(6)])
-
-    codes = sorted(answer.status_code for answer in with_client(service(Means(0.1), max_queue=2, max_batch=1), work))
-    assert codes == [200, 200, 503, 503, 503, 503]
-    slow = with_client(service(Means(0.4), timeout_s=0.1), lambda client: client.post(INFER, json={"inputs": [FLAT]}))
+    request = (INFER, {"json": {"inputs": [FLAT]}})
+    answers = posted(service(Means(0.1), max_queue=2, max_batch=1), *[request] * 6, at_once=True)
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503, 503]
+    (slow,) = posted(service(Means(0.4), timeout_s=0.1), request)
     assert slow.status_code == 504 and "not answered within 0.1 s" in slow.json()["error"]
 
 
@@ -279,10 +277,8 @@ def test_a_body_that_is_too_large():
         for _ in range(100):
             yield b"x" * 10000
 
-    async def work(client):
-        return [await client.post("/predict", content=b"x" * 200000), await client.post("/predict", content=endless())]
-
-    for answer in with_client(service(max_megabytes=0.1), work):
+    large = [("/predict", {"content": content}) for content in (b"x" * 200000, endless())]
+    for answer in posted(service(max_megabytes=0.1), *large):
         assert answer.status_code == 413 and answer.json() == {"error": "the body is larger than 0.1 MB"}
 
 
@@ -308,16 +304,14 @@ def test_bodies_that_come_at_the_same_time_are_bounded_together():
     sent, small, after = asyncio.run(go())
     codes = [messages[0]["status"] for messages in sent]
     assert codes.count(408) == 9 and codes.count(503) == 31 and (small, after) == (400, 400)
-    assert {(b"retry-after", b"1") in messages[0]["headers"] for messages in sent if messages[0]["status"] == 503} == {
-        True
-    }
+    refused = [messages[0]["headers"] for messages in sent if messages[0]["status"] == 503]
+    assert all((b"retry-after", b"1") in headers for headers in refused)
 
 
 def call(app, events, sent):
     """One request by hand: `events` are what the server tells the application, None being a client that hangs."""
-    scope = {"type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",
-             "headers": [], "http_version": "1.1", "scheme": "http", "client": ("1.2.3.4", 5),
-             "server": ("s", 80)}  # fmt: skip
+    scope = {"type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b""}
+    scope |= {"headers": [], "http_version": "1.1", "scheme": "http", "client": ("1.2.3.4", 5), "server": ("s", 80)}
     coming = iter(events)
 
     async def receive():
@@ -360,50 +354,39 @@ def test_clients_that_hang_or_vanish_cost_nobody_anything():
 
 
 def test_what_waits_when_the_service_ends_is_answered():
-    engine = Means(0.03)
+    pictures = torch.randn(7, 3, SIDE, SIDE)
 
-    async def go():
-        batcher = Batcher(engine, ServiceLimits(max_batch=2, delay_us=0))
-        await batcher.start()
-        pictures = torch.randn(7, 3, SIDE, SIDE)
+    async def work(batcher):
         asked = [asyncio.ensure_future(batcher(one[None])) for one in pictures]
         await asyncio.sleep(0.01)
         await batcher.close()
-        return pictures, await asyncio.gather(*asked)
+        return await asyncio.gather(*asked)
 
-    pictures, answers = asyncio.run(go())
+    answers = batched(Means(0.03), work, limits={"max_batch": 2})
     np.testing.assert_allclose(torch.cat(answers), logits_of(pictures), rtol=1e-5)
 
 
 def test_a_large_request_does_not_hold_a_small_one_up():
     engine = Means(0.01)
 
-    async def go():
-        batcher = Batcher(engine, ServiceLimits(max_batch=2, delay_us=0))
-        await batcher.start()
+    async def work(batcher):
         large = asyncio.ensure_future(batcher(torch.randn(40, 3, SIDE, SIDE)))
         await asyncio.sleep(0.02)
         await batcher(torch.randn(1, 3, SIDE, SIDE))
         done = len(engine.batches)
         await large
-        await batcher.close()
         return done
 
-    assert asyncio.run(go()) <= 6 and sum(engine.batches) == 41
+    assert batched(engine, work, limits={"max_batch": 2}) <= 6 and sum(engine.batches) == 41
 
 
 def test_batches_are_filled_up_to_the_sizes_of_an_engine():
-    engine = Means()
+    engine, images = Means(), torch.randn(11, 3, SIDE, SIDE)
 
-    async def go():
-        batcher = Batcher(engine, ServiceLimits(max_batch=8, delay_us=0), sizes=(1, 2, 4, 8))
-        await batcher.start()
-        images = torch.randn(11, 3, SIDE, SIDE)
-        found = await batcher(images), await batcher(images[:3])
-        await batcher.close()
-        return images, found
+    async def work(batcher):
+        return await batcher(images), await batcher(images[:3])
 
-    images, (eleven, three) = asyncio.run(go())
+    eleven, three = batched(engine, work, limits={"max_batch": 8}, sizes=(1, 2, 4, 8))
     np.testing.assert_allclose(eleven, logits_of(images), rtol=1e-5)
     np.testing.assert_allclose(three, logits_of(images[:3]), rtol=1e-5)
     assert set(engine.batches) <= {1, 2, 4, 8}
@@ -413,7 +396,4 @@ def test_batches_are_filled_up_to_the_sizes_of_an_engine():
 def test_limits_that_cannot_be(name):
     with pytest.raises(Exception, match=f"{name} -1: must be from"):
         ServiceLimits(**{name: -1})
-
-
-def test_refusals_are_one_line():
     assert str(Refused(400, "two\nlines")) == "two lines"

@@ -4,6 +4,7 @@ import torch
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.watch import watching
 from swin_quant.train.amax import RangeKeeper, clipped_shares
 from swin_quant.train.recipe import Ranges
 
@@ -103,7 +104,7 @@ def test_learned_ranges_with_a_zero_point_are_both_ends_of_it(made):
     assert {name: node.grid for name, node in nodes.items()} == grids
 
 
-def test_reestimated_ranges_with_a_zero_point_follow_the_weights(made):
+def test_reestimated_ranges_with_a_zero_point_follow_the_weights_and_clip_at_both_ends(made):
     model, _ = made()
     nodes = with_zero_points(model)
     keeper = RangeKeeper(model, Ranges(mode="reestimated", every_epochs=1, until=1.0), 4, lambda: IMAGES)
@@ -111,11 +112,6 @@ def test_reestimated_ranges_with_a_zero_point_follow_the_weights(made):
     move_weights(model)
     keeper.after_epoch(1)
     assert all(not torch.equal(node.bounds, before[name]) for name, node in nodes.items())
-
-
-def test_clipped_shares_count_both_ends(made):
-    model, _ = made()
-    nodes = with_zero_points(model)
     for node in nodes.values():
         node.bounds = (-0.05, 1e3)
     shares = clipped_shares(model, IMAGES)
@@ -171,13 +167,8 @@ def test_clipped_shares_are_exact(made):
     model, _ = made()
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     seen = {name: [] for name in nodes}
-    hooks = [
-        node.register_forward_pre_hook(lambda _, inputs, name=name: seen[name].append(inputs[0].detach().clone()))
-        for name, node in nodes.items()
-    ]
-    shares = clipped_shares(model, IMAGES)
-    for hook in hooks:
-        hook.remove()
+    with watching(nodes, lambda name, node, inputs, output: seen[name].append(inputs[0].detach().clone())):
+        shares = clipped_shares(model, IMAGES)
     assert shares.keys() == nodes.keys() and not any(node._forward_pre_hooks for node in nodes.values())
     for name, node in nodes.items():
         values = torch.cat([x.flatten() for x in seen[name]])
@@ -196,7 +187,6 @@ def test_learned_ranges_of_float8_and_those_that_are_fixed(made):
     before = ranges(model)
     keeper.settle(model)
     assert not moved(before, ranges(model))
-    for name, layer in (
-        (n, model.get_submodule(n.rpartition(".")[0])) for n in before if n.endswith("weight_quantizer")
-    ):
-        assert (layer.weight.abs() <= before[name] * (1 + 1e-6)).all()
+    for name in (name for name in before if name.endswith("weight_quantizer")):
+        weight = model.get_submodule(name.rpartition(".")[0]).weight
+        assert (weight.abs() <= before[name] * (1 + 1e-6)).all()

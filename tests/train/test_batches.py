@@ -35,7 +35,7 @@ class Noise(Pictures):
         return Image.fromarray(pixels)
 
 
-def made(count=50, world=World(), pictures=None, max_unreadable=0.01, seed=0, augment=PLAIN, **recipe):  # noqa: B008
+def made(count=50, world=World(), pictures=None, max_unreadable=0.01, seed=0, augment=PLAIN, **recipe):
     recipe = Recipe(**{"batch_size": 4, "augment": augment} | recipe)
     return TrainingBatches(pictures or Noise(count), recipe, PREPROCESS, 3, seed, world, 0, max_unreadable)
 
@@ -49,6 +49,11 @@ def epoch(data, number=0, start=0):
     return [[which(micro.images) for micro in step] for step in data.epoch(number, start)]
 
 
+def assert_same(step, other):
+    for one, two in zip(step, other, strict=True):
+        assert torch.equal(one.images, two.images) and torch.equal(one.targets, two.targets) and one.place == two.place
+
+
 def test_an_epoch_shows_each_picture_at_most_once_in_a_new_order():
     data = made(50)
     first, second = ([index for step in epoch(data, n) for micro in step for index in micro] for n in (0, 1))
@@ -56,13 +61,10 @@ def test_an_epoch_shows_each_picture_at_most_once_in_a_new_order():
     assert epoch(data, 0) == epoch(made(50), 0) != epoch(made(50, seed=1), 0)
 
 
-def test_a_short_epoch_takes_so_many_pictures_and_others_each_time():
+def test_a_short_epoch_takes_so_many_pictures_and_others_each_time_with_their_labels():
     data = made(50, batch_size=4, epoch_pictures=18)
     seen = [{index for step in epoch(data, n) for micro in step for index in micro} for n in (0, 1)]
     assert data.steps == 4 and all(len(pictures) == 16 for pictures in seen) and seen[0] != seen[1]
-
-
-def test_labels_belong_to_pictures():
     for step in made().epoch(0):
         assert step[0].targets.tolist() == [index % 3 for index in which(step[0].images)]
 
@@ -72,9 +74,7 @@ def test_an_epoch_can_start_in_the_middle():
     whole, rest = list(data.epoch(3)), list(data.epoch(3, 2))
     assert len(whole) == 6 and len(rest) == 4
     for step, again in zip(whole[2:], rest, strict=True):
-        for one, other in zip(step, again, strict=True):
-            assert torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
-            assert one.place == other.place
+        assert_same(step, again)
 
 
 @pytest.mark.parametrize("augment", [Augmentation(crop="padded", cutmix=1.0), Augmentation(mixup=1.0, erase=0.5)])
@@ -83,9 +83,7 @@ def test_two_ranks_see_in_a_step_what_one_sees_with_twice_the_accumulation(augme
     ranks = [list(made(augment=augment, world=World(rank, 2)).epoch(1)) for rank in range(2)]
     assert len(one) == len(ranks[0]) == len(ranks[1]) == 6
     for step, first, second in zip(one, *ranks, strict=True):
-        for micro, other in zip(step, [*first, *second], strict=True):
-            assert torch.equal(micro.images, other.images) and torch.equal(micro.targets, other.targets)
-            assert micro.place == other.place
+        assert_same(step, [*first, *second])
 
 
 def test_the_fast_way_for_small_pictures_gives_what_the_slow_one_gives(monkeypatch):
@@ -141,15 +139,18 @@ def test_unreadable_pictures_are_replaced_on_the_slow_way_and_left_out_on_the_fa
             list(data.epoch(number))
 
 
-def test_what_cannot_be_trained_on_is_refused():
-    with pytest.raises(UsageError, match="3 training pictures do not fill one step of 4 pictures x 1 .* x 1 ranks"):
-        made(3)
-    with pytest.raises(UsageError, match="do not fill one step"):
-        made(7, accumulation_steps=2)
-    with pytest.raises(UsageError, match="must be even"):
-        made(batch_size=3, augment=Augmentation(crop="none", mixup=1.0))
-    with pytest.raises(UsageError, match="timm refuses 'no-such-policy'"):
-        made(augment=Augmentation(auto_augment="no-such-policy"))
+@pytest.mark.parametrize(
+    "keys, says",
+    [
+        ({"count": 3}, "3 training pictures do not fill one step of 4 pictures x 1 .* x 1 ranks"),
+        ({"count": 7, "accumulation_steps": 2}, "do not fill one step"),
+        ({"batch_size": 3, "augment": Augmentation(crop="none", mixup=1.0)}, "must be even"),
+        ({"augment": Augmentation(auto_augment="no-such-policy")}, "timm refuses 'no-such-policy'"),
+    ],
+)
+def test_an_impossible_epoch_or_augmentation_is_refused(keys, says):
+    with pytest.raises(UsageError, match=says):
+        made(**keys)
 
 
 @pytest.mark.parametrize("small", [True, False])

@@ -3,11 +3,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.checkpoint import save_float
+from swin_quant.models import build_model
 from swin_quant.train.distill import (
+    check_teacher,
     distillation_loss,
     feature_distance,
     kl_divergence,
     kl_divergence_ft,
+    load_teacher,
     stage_outputs,
 )
 from swin_quant.train.recipe import Distillation
@@ -37,14 +42,10 @@ def test_ft_is_fastertransformers_loss_to_the_letter(classes):
     assert torch.isclose(distillation_loss(recipe, student, teacher, [], []), 10000 * theirs)
 
 
-def test_features_of_equal_width():
+def test_features_of_another_width_are_compared_by_the_similarities_of_tokens():
     a = torch.randn(2, 6, 8)
     assert feature_distance(a, a) == 0
     assert torch.isclose(feature_distance(torch.zeros_like(a), a), torch.tensor(1.0))
-
-
-def test_features_of_other_width_are_compared_by_the_likeness_of_tokens():
-    a = torch.randn(2, 6, 8)
     turned = a @ torch.linalg.qr(torch.randn(8, 8)).Q
     wider = torch.cat([turned, torch.zeros(2, 6, 3)], dim=2)
     assert feature_distance(3 * wider, a) < 1e-6
@@ -60,3 +61,38 @@ def test_stage_outputs_are_those_of_every_stage(tiny_model):
     assert len(found) == 2
     with stage_outputs(None, False) as found:
         assert found == []
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_teacher_comes_as_saved_and_leaves_the_random_state_alone(tiny_config, tiny_model, tmp_path):
+    save_float(tiny_model(seed=4), tmp_path / "teacher.pth")
+    student = tiny_model()
+    before = torch.get_rng_state()
+    teacher, source = load_teacher(str(tmp_path / "teacher.pth"), tiny_config(), Distillation(weight=1.0), student, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(teacher.head.weight, tiny_model(seed=4).head.weight) and source["file"] == "teacher.pth"
+    assert not teacher.training and not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+def test_teacher_and_distillation_go_together(tiny_config, tiny_model, tmp_path):
+    assert load_teacher(None, tiny_config(), Distillation(), tiny_model(), CPU) == (None, None)
+    with pytest.raises(UsageError, match="teacher needs a recipe that distils"):
+        load_teacher("teacher.pth", tiny_config(), Distillation(), tiny_model(), CPU)
+    with pytest.raises(UsageError, match="give a teacher FILE"):
+        load_teacher(None, tiny_config(), Distillation(features=1.0), tiny_model(), CPU)
+    with pytest.raises(SwinQuantError, match="no such checkpoint"):
+        load_teacher(str(tmp_path / "none.pth"), tiny_config(), Distillation(weight=1.0), tiny_model(), CPU)
+
+
+def test_a_teacher_must_speak_of_the_same(tiny_config):
+    student = build_model(tiny_config())
+    wider = build_model(tiny_config(EMBED_DIM=64))
+    check_teacher(student, wider, Distillation(features=1.0))
+    with pytest.raises(UsageError, match="has 7 classes, the student 10"):
+        check_teacher(student, build_model(tiny_config(NUM_CLASSES=7)), Distillation())
+    coarse = build_model(tiny_config(PATCH_SIZE=4, DEPTHS=[1, 1], NUM_HEADS=[1, 2]))
+    check_teacher(student, coarse, Distillation())
+    with pytest.raises(UsageError, match="features"):
+        check_teacher(student, coarse, Distillation(features=1.0))

@@ -14,6 +14,7 @@ from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import enabled_nodes, quantize
+from swin_quant.train import loop
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.loop import Job, fit
@@ -25,12 +26,9 @@ from swin_quant.train.snapshot import Snapshots
 from swin_quant.train.state import check_snapshot
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
+PADDED = Augmentation(crop="padded", padding=1)
 RECIPE = Recipe(
-    epochs=3,
-    batch_size=4,
-    optimizer=Optimizer(lr=3e-3),
-    schedule=Schedule(warmup_epochs=1),
-    augment=Augmentation(crop="padded", padding=1),
+    epochs=3, batch_size=4, optimizer=Optimizer(lr=3e-3), schedule=Schedule(warmup_epochs=1), augment=PADDED
 )
 
 
@@ -75,6 +73,16 @@ def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+def newest(job, *check):
+    return Snapshots(job.folder / "snapshots").newest(*check)
+
+
+def untimed(job, table):
+    """The rows of a table without times."""
+    times = ("images_per_second", "seconds")
+    return [{k: v for k, v in row.items() if k not in times} for row in read_table(job.folder / table)]
+
+
 class Stop(Exception):
     """What ends a run from outside."""
 
@@ -101,14 +109,10 @@ def test_it_learns(job):
     assert (position.epoch, position.total) == (12, 36)
 
 
+MIXED = {"optimizer": Optimizer("sgd", lr=0.02), "augment": Augmentation(crop="padded", cutmix=1.0, erase=0.5)}
 RECIPES = {
     "adamw": RECIPE,
-    "sgd, ema, cutmix": replace(
-        RECIPE,
-        ema=0.9,
-        optimizer=Optimizer("sgd", lr=0.02),
-        augment=Augmentation(crop="padded", cutmix=1.0, erase=0.5),
-    ),
+    "sgd, ema, cutmix": replace(RECIPE, ema=0.9, **MIXED),
     "autocast, accumulation": replace(RECIPE, precision="O1", batch_size=2, accumulation_steps=2),
     "master weights": replace(RECIPE, precision="O2"),
     "half weights": replace(RECIPE, precision="O3", ema=0.9),
@@ -124,16 +128,13 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     stopped = job(replace(recipe, save_minutes=1e-9), folder="stopped", after_step=stopping_at(stop + 1))
     with pytest.raises(Stop):
         fit(stopped)
-    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    snapshot = newest(stopped)
     assert snapshot["position"]["total"] == stop
     torch.manual_seed(99)
     fit(resumed := job(recipe, folder="stopped", snapshot=snapshot))
     assert same(weights(whole), weights(resumed))
-    tables = [
-        [{k: v for k, v in row.items() if k not in ("images_per_second", "seconds")} for row in read_table(file)]
-        for file in (whole.folder / "steps.csv", resumed.folder / "steps.csv")
-    ]
-    assert tables[0] == tables[1] and len(tables[0]) == 9
+    steps = untimed(whole, "steps.csv")
+    assert untimed(resumed, "steps.csv") == steps and len(steps) == 9
     assert len(read_table(resumed.folder / "epochs.csv")) == 3
 
 
@@ -166,7 +167,7 @@ def test_a_snapshot_without_one_of_its_parts_is_passed_over(job, caplog, name):
 
 def test_a_snapshot_whose_parts_do_not_fit_is_one_line(job):
     fit(made := job(folder="made"))
-    whole = Snapshots(made.folder / "snapshots").newest()
+    whole = newest(made)
     for part in ("optimizer", "scaler", "random", "schedule"):
         with pytest.raises(SwinQuantError, match="the snapshot cannot be resumed .*overwrite starts anew"):
             fit(job(replace(RECIPE, precision="O1", half="float16"), folder="made", snapshot=whole | {part: {"x": 1}}))
@@ -182,7 +183,7 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
     with pytest.raises(KeyboardInterrupt):
         fit(stopped := job(folder="stopped", after_step=stopping_at(5, number)))
     assert signal.getsignal(number) is handler
-    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    snapshot = newest(stopped)
     assert 5 <= snapshot["position"]["total"] <= 6
     fit(resumed := job(folder="stopped", snapshot=snapshot))
     assert same(weights(whole), weights(resumed))
@@ -200,16 +201,13 @@ def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, 
     stopped.validation = Signalling(stopped.validation, at=2 if "first" in place else 8)
     with pytest.raises(KeyboardInterrupt):
         fit(stopped)
-    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    snapshot = newest(stopped)
     assert snapshot["position"]["total"] == (3 if "first" in place else 9)
     resumed, _ = qat(job, mode, recipe, "stopped", snapshot=snapshot, use_policy=use_policy)
     fit(resumed)
     assert same(weights(whole), weights(resumed))
-    tables = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in read_table(run.folder / "epochs.csv")]
-        for run in (whole, resumed)
-    ]
-    assert tables[0] == tables[1] and len(tables[0]) == 3
+    epochs = untimed(whole, "epochs.csv")
+    assert untimed(resumed, "epochs.csv") == epochs and len(epochs) == 3
 
 
 @pytest.mark.parametrize("place", [(Record, "epoch"), (Snapshots, "save_best")])
@@ -257,7 +255,7 @@ def test_a_signal_during_the_last_save_is_not_swallowed(job, monkeypatch):
     monkeypatch.setattr(Snapshots, "save", signalled)
     with pytest.raises(KeyboardInterrupt):
         fit(stopped := job(folder="out"))
-    assert Snapshots(stopped.folder / "snapshots").newest()["position"]["epoch"] == 3
+    assert newest(stopped)["position"]["epoch"] == 3
 
 
 def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
@@ -274,7 +272,7 @@ def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
     assert position.best_epoch == 3 and "epoch 1, the best, are gone: the last ones are kept" in caplog.text
     rows = [int(row["total"]) for row in read_table(made.folder / "steps.csv")]
     assert rows == [5, 6, 7, 8, 9] and len(read_table(made.folder.with_name("elsewhere") / "steps.csv")) == 4
-    assert Snapshots(made.folder / "snapshots").newest()["position"]["total"] == 9
+    assert newest(made)["position"]["total"] == 9
 
 
 def test_the_same_seed_gives_the_same_weights_another_one_others(job):
@@ -293,8 +291,6 @@ def test_the_lr_written_down_follows_the_schedule(job):
 
 
 def test_the_best_epoch_is_the_result(job, monkeypatch):
-    from swin_quant.train import loop
-
     scores = iter([10.0, 30.0, 20.0])
     states = []
 
@@ -311,8 +307,6 @@ def test_the_best_epoch_is_the_result(job, monkeypatch):
 
 
 def test_it_stops_early_when_validation_gets_no_better(job, monkeypatch):
-    from swin_quant.train import loop
-
     scores = iter([10.0, 30.0, 20.0, 29.0, 31.0, 32.0])
     monkeypatch.setattr(loop, "_validate", lambda *_: {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0})
     position, _ = fit(job(replace(RECIPE, epochs=6, patience=2)))
@@ -328,7 +322,7 @@ def test_a_loss_that_is_no_number_ends_the_run_by_name_and_keeps_what_was_saved(
     made = job(folder="out", after_step=poison)
     with pytest.raises(SwinQuantError, match=r"the loss is nan at step 2 of epoch 2 \(step 5 in all\)"):
         fit(made)
-    snapshot = Snapshots(made.folder / "snapshots").newest()
+    snapshot = newest(made)
     assert snapshot["position"]["total"] == 3 and snapshot["model"]["head.bias"].isfinite().all()
 
 
@@ -377,7 +371,7 @@ def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy,
     stopped.after_step = lambda: (inner(), stop())
     with pytest.raises(Stop):
         fit(stopped)
-    snapshot = Snapshots(stopped.folder / "snapshots").newest()
+    snapshot = newest(stopped)
     resumed, keeper = qat(job, mode, recipe, "stopped", kind, snapshot, use_policy)
     fit(resumed)
     keeper.settle(keeper.model)

@@ -2,18 +2,32 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from swin_quant.base.errors import UsageError
+from swin_quant.models.layers import DropPath
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.train.optim import current_lr, decays, layers_to_head, make_optimizer, make_schedule, parameter_groups
-from swin_quant.train.recipe import Optimizer, Schedule
+from swin_quant.train.amax import RangeKeeper
+from swin_quant.train.optim import (
+    current_lr,
+    decays,
+    freeze_stages,
+    layers_to_head,
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+)
+from swin_quant.train.recipe import Optimizer, Ranges, Schedule
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_weight_decay_is_for_matrices_alone(tiny_model, kind):
     model = tiny_model(kind, APE=True)
-    decayed = [
-        name for name, parameter in model.named_parameters() if decays(name, parameter, model.architecture.no_decay)
-    ]
+    no_decay = model.architecture.no_decay
+    decayed = [name for name, parameter in model.named_parameters() if decays(name, parameter, no_decay)]
     assert "layers.0.blocks.0.attn.qkv.weight" in decayed and "patch_embed.proj.weight" in decayed
     assert "head.weight" in decayed and "layers.0.downsample.reduction.weight" in decayed
     for part in ("bias", "norm", "relative_position", "cpb_mlp", "logit_scale", "absolute_pos_embed", "_amax"):
@@ -33,15 +47,13 @@ def test_every_trainable_parameter_is_in_one_group(tiny_model):
 def test_layer_decay_counts_blocks_from_the_head(tiny_model):
     model = tiny_model(DEPTHS=[2, 1], NUM_HEADS=[1, 2])
     expected = {
-        "head.weight": 0, "norm.bias": 0, "layers.1.blocks.0.mlp.fc1.weight": 1, "layers.0.downsample.norm.weight": 2,
-        "layers.0.blocks.1.norm1.weight": 2, "layers.0.blocks.0.norm1.weight": 3, "patch_embed.proj.weight": 4,
-    }  # fmt: skip
-    assert {name: layers_to_head(model)[name] for name in expected} == expected
-    lrs = {
-        id(parameter): group["lr"]
-        for group in parameter_groups(model, Optimizer(layer_decay=0.5), 1.0)
-        for parameter in group["params"]
+        **{"head.weight": 0, "norm.bias": 0, "layers.1.blocks.0.mlp.fc1.weight": 1},
+        **{"layers.0.downsample.norm.weight": 2, "layers.0.blocks.1.norm1.weight": 2},
+        **{"layers.0.blocks.0.norm1.weight": 3, "patch_embed.proj.weight": 4},
     }
+    assert {name: layers_to_head(model)[name] for name in expected} == expected
+    groups = parameter_groups(model, Optimizer(layer_decay=0.5), 1.0)
+    lrs = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
     named = dict(model.named_parameters())
     for name, distance in expected.items():
         assert lrs[id(named[name])] == 0.5**distance
@@ -91,7 +103,32 @@ def test_constant_and_a_warm_up_longer_than_the_run():
     assert rates(Schedule(name="constant"), 2, 3) == [0.4] * 6
     found = rates(Schedule(warmup_epochs=100), 1, 10)
     assert found[4] == pytest.approx(0.4) and found[-1] < 0.1
-    assert (
-        current_lr(torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "role": "weights"}]), "amax")
-        is None
-    )
+    weights = {"params": [torch.nn.Parameter(torch.ones(1))], "role": "weights"}
+    assert current_lr(torch.optim.SGD([weights]), "amax") is None
+
+
+def test_frozen_stages_keep_weights_and_ranges_to_the_bit(tiny_model):
+    model, images = tiny_model("swin", DROP_PATH_RATE=0.2), torch.randn(4, 3, 32, 32)
+    calibrate(model, [images], Method("max"))
+    apply_policy(model, load_policy("qdq"))
+    frozen = freeze_stages(model, 1)
+    quantize(model)
+    keeper = RangeKeeper(model, Ranges(mode="learned"), 1, lambda: [images], frozen)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = make_optimizer(model, Optimizer(lr=0.1), 4, fused=False)
+    model.train()
+    F.cross_entropy(model(images), torch.tensor([0, 1, 2, 3])).backward()
+    optimizer.step()
+    keeper.after_step()
+    moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert not any(key.startswith(("patch_embed", "layers.0")) for key in moved)
+    assert "head.weight" in moved and "layers.1.blocks.0.mlp.fc1.weight" in moved
+    assert "layers.1.blocks.0.mlp.fc1._input_quantizer._amax" in moved
+    assert all(m.rate == 0 for name, m in model.named_modules() if isinstance(m, DropPath) and "layers.0" in name)
+
+
+def test_no_stage_and_too_many(tiny_model):
+    model = tiny_model("swin")
+    assert freeze_stages(model, 0) == set() and all(p.requires_grad for p in model.parameters())
+    with pytest.raises(UsageError, match="freeze_stages 3: the model has 2 stages"):
+        freeze_stages(model, 3)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.train.plot import draw
 from swin_quant.train.record import EPOCHS, STEPS
 
@@ -26,7 +27,15 @@ def texts(tmp_path, monkeypatch):
     return drawn
 
 
-def test_what_the_run_is_compared_with_is_named_beside_it(texts):
+def test_a_plot_is_an_svg_or_a_png_and_one_of_tables_that_are_gone_an_error_in_one_line(tmp_path, texts):
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        path = draw(tmp_path, form)
+        assert path.name == f"training.{form}" and path.read_bytes().startswith(start)
+    with pytest.raises(SwinQuantError, match="steps.csv: the table cannot be read: No such file"):
+        draw(tmp_path / "away")
+
+
+def test_the_models_to_compare_with_are_named_as_lines(texts):
     found = texts(title="swin_micro", levels={"float": 82.06, "PTQ": 75.5})
     assert {"swin_micro", "float 82.06", "PTQ 75.50"} <= set(found)
 

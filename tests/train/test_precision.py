@@ -12,15 +12,8 @@ CPU = torch.device("cpu")
 def types_of_outputs(model):
     """A dictionary that the next forward fills: module name -> type of its result."""
     types = {}
-
-    def note(name):
-        def hook(module, inputs, output):
-            types[name] = output.dtype
-
-        return hook
-
     for name, module in model.named_modules():
-        module.register_forward_hook(note(name))
+        module.register_forward_hook(lambda module, inputs, output, name=name: types.update({name: output.dtype}))
     return types
 
 
@@ -40,17 +33,12 @@ def test_all_levels_compute_about_the_same(tiny_model, kind, level):
     assert noise < 0.01 * signal and (noise == 0) == (level == "O0")
 
 
-@pytest.mark.parametrize(
-    ("level", "weights", "gradients"),
-    [("O0", "float32", "float32"), ("O1", "float32", "float32"), ("O2", "float32", "float32"),
-     ("O3", "bfloat16", "bfloat16")],
-)  # fmt: skip
-def test_what_the_optimizer_updates(tiny_model, level, weights, gradients):
-    model = tiny_model()
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_the_optimizer_updates_float32_weights_unless_all_are_half(tiny_model, level):
+    model, expected = tiny_model(), torch.bfloat16 if level == "O3" else torch.float32
     network = precision(level).network(model)
     F.cross_entropy(precision(level).logits(network, torch.randn(2, 3, 32, 32)), torch.tensor([0, 1])).backward()
-    assert {str(p.dtype) for p in model.parameters()} == {f"torch.{weights}"}
-    assert {str(p.grad.dtype) for p in model.parameters()} == {f"torch.{gradients}"}
+    assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {expected}
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -82,12 +70,10 @@ def test_o1_keeps_norms_and_the_residual_stream_in_float32(tiny_model):
 
 
 def test_loss_scaling_is_for_float16_gradients_of_float32_weights():
-    enabled = {
-        (level, half): precision(level, half).scaler().is_enabled()
-        for level in ("O0", "O1", "O2", "O3")
-        for half in ("bfloat16", "float16")
-    }
-    assert [key for key, value in enabled.items() if value] == [("O1", "float16"), ("O2", "float16")]
+    for level in ("O0", "O1", "O2", "O3"):
+        for half in ("bfloat16", "float16"):
+            needs = half == "float16" and level in ("O1", "O2")
+            assert precision(level, half).scaler().is_enabled() is needs
 
 
 def test_a_processor_without_bfloat16_is_warned_of(monkeypatch, caplog):

@@ -4,12 +4,13 @@ import tracemalloc
 
 import pytest
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.train.plot import draw
 from swin_quant.train.record import Record, read_table
 
 
 def filled(folder, epochs=3, total=0, epoch=0):
+    """The record of a run of two steps an epoch."""
     record = Record(folder, total, epoch)
     for number in range(epoch + 1, epochs + 1):
         for step in (1, 2):
@@ -83,28 +84,10 @@ def test_going_on_takes_memory_for_the_file_and_not_for_every_cell(tmp_path):
     assert peak < 4 * size
 
 
-def test_a_plot_of_tables_that_are_gone_is_an_error_that_ends_nothing(tmp_path):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(SwinQuantError, match="steps.csv: the table cannot be read: No such file"):
-        draw(tmp_path / "away")
-
-
-@pytest.mark.parametrize(("form", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_the_plot(tmp_path, form, start):
+def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
     filled(tmp_path)
-    path = draw(tmp_path, form)
-    assert path.name == f"training.{form}" and path.read_bytes().startswith(start)
-
-
-@pytest.fixture
-def without(monkeypatch):
-    """Makes modules look not installed."""
-    return lambda *names: [monkeypatch.setitem(sys.modules, name, None) for name in names]
-
-
-def test_what_is_not_installed_is_said(tmp_path, without):
-    filled(tmp_path)
-    without("matplotlib.figure", "torch.utils.tensorboard")
+    for name in ("matplotlib.figure", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"matplotlib.* -e '\.\[logs\]' in the checkout"):
         draw(tmp_path)
     with pytest.raises(UsageError, match=r"tensorboard.* -e '\.\[logs\]' in the checkout"):
