@@ -1,4 +1,4 @@
-"""An analysis, for a terminal and as Markdown: operators, targets, shapes, risks, limits, replacements."""
+"""An analysis for a terminal and as Markdown: operators, targets, shapes, risks, limits, replacements."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,6 @@ from swin_quant.report.table import Column, ReportTable, bullets, escaped, field
 MARKS = {SUPPORTED: "yes", REPLACED: "other", UNSUPPORTED: "no", NOT_KNOWN: "?"}
 _STYLES = {SUPPORTED: "green", REPLACED: "", UNSUPPORTED: "red", NOT_KNOWN: "yellow"}
 _LEGEND = "yes: has it; other: computes it by other operators of its own; no: has it not; ?: not known, by our tables"
-_COMPUTED = "computed from the peaks of {}, never measured"
 
 OPERATORS: tuple[Column[Operator], ...] = (
     Column("name", "operator", field("name"), fold=True),
@@ -51,7 +50,7 @@ def _same(row: Checked) -> str:
 
 @dataclass(frozen=True)
 class TargetRow:
-    """An operator, and how each target takes it."""
+    """An operator, and its status on each target."""
 
     name: str
     calls: int
@@ -68,27 +67,30 @@ class Chapter:
 
 
 def sections(analysis: Analysis, full: bool = False) -> Iterator[Chapter]:
-    """All that there is to say, in order; `full`: the sources, and what every replaced operator becomes."""
+    """All chapters in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
     yield Chapter("operators", ReportTable(OPERATORS, analysis.operators, _remarks(analysis)))
     yield Chapter(
         "targets",
         _targets(analysis, " " if full else "\n"),
         [*_unknown(analysis), *(_details(analysis) if full else ())],
     )
-    yield Chapter("shapes and control flow", None, [sentence(one) for one in analysis.variations] + [
-        f"control flow or shapes depend on data: {listed(analysis.depending)}" if analysis.depending
-        else "nothing asks for a value: control flow does not depend on data",
-        f"needed by training alone: {training_sentence({k: list(v) for k, v in analysis.training_only.items()})}",
-    ])  # fmt: skip
-    yield Chapter("precision risks", None, [
-        *(f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks),
-        *(["none found"] if analysis.weighed and not analysis.risks else []),
-        _looked_at(analysis),
-    ])  # fmt: skip
+    if analysis.depending:
+        depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
+    else:
+        depends = "nothing asks for a value: control flow does not depend on data"
+    training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
+    shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
+    yield Chapter("shapes and control flow", None, shapes)
+    risks = [f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks]
+    if analysis.weighed and not risks:
+        risks = ["none found"]
+    yield Chapter("precision risks", None, [*risks, _looked_at(analysis)])
     if analysis.machine:
-        remarks = [_COMPUTED.format(f"{analysis.machine.description} ({analysis.machine.source})"),
-                   "at most: every call on its own; if fused: all but matrix products cost nothing",
-                   "bound: what limits the products in float"]  # fmt: skip
+        remarks = [
+            f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
+            "at most: every call on its own; if fused: all but matrix products cost nothing",
+            "bound: what limits the products in float",
+        ]
         yield Chapter("roofline", ReportTable(LIMITS, analysis.limits, remarks, lambda row: _bold(row)))
     if analysis.checked:
         yield Chapter("equivalent replacements", ReportTable(CHECKED, analysis.checked))
@@ -109,7 +111,7 @@ def head(analysis: Analysis) -> str:
 
 
 def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
-    """For a terminal of `width` columns."""
+    """The chapters for a terminal of `width` columns."""
     parts = ["\n".join(bullets([head(analysis)], width))[2:] + "\n"]
     for section in sections(analysis):
         parts.append(f"\n{styled(section.title, 'bold' if color else '')}\n")
@@ -119,7 +121,7 @@ def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
 
 
 def analysis_markdown(analysis: Analysis, level: int = 2) -> str:
-    """With all sources."""
+    """Markdown with headings from `level`, and all sources."""
     parts = [f"{'#' * level} {escaped(analysis.name)}\n\n{escaped(head(analysis))}.\n"]
     for section in sections(analysis, full=True):
         parts.append(f"\n{'#' * (level + 1)} {section.title}\n\n")
@@ -143,7 +145,7 @@ def _targets(analysis: Analysis, between: str) -> ReportTable[TargetRow]:
 
 
 def _broken(title: str, between: str) -> str:
-    """A title in lines of a word each, so that seven columns fit; as it is where lines cannot be."""
+    """A title with a word on each line, which makes seven columns fit; Markdown has no lines in cells."""
     return title if between == " " else re.sub(r" |(?<=[a-z])(?=[A-Z])", between, title)
 
 

@@ -100,7 +100,7 @@ def fusion_rows(plan: CudaPlan) -> list[FusionRow]:
 
 
 def plan_text(plan: CudaPlan, width: int, color: bool = False) -> str:
-    """For a terminal of `width` columns."""
+    """The plan for a terminal of `width` columns."""
     head = "\n".join(folded(headline(plan), width))
     return f"{head}\n\n{terminal(plan_table(plan), width, color)}\n{terminal(fusion_table(plan), width, color)}"
 

@@ -1,4 +1,4 @@
-"""How near a quantized backbone is to the float one, since maps and embeddings have no accuracy: SQNR and cosine."""
+"""SQNR and cosine of a quantized backbone against the float one: maps and embeddings have no accuracy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ from swin_quant.score.scoring import open_split
 
 @dataclass(frozen=True)
 class FeatureScore:
-    """An engine beside float32 on so many pictures: SQNR in dB (None: equal), the mean cosine of a picture's values."""
+    """An engine against float32: SQNR in dB (None if equal), and the mean cosine over pictures."""
 
     engine: str
     precision: str
@@ -35,7 +35,7 @@ class FeatureScore:
     cosine: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The score for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -49,16 +49,16 @@ def score_features(
     cfg: CfgNode,
     card: RunCard,
     policies: Sequence[Policy],
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     split: str = "val",
     half: str = "auto",
     max_unreadable: float = 0.01,
     baseline: Baseline | None = None,
 ) -> list[FeatureScore]:
-    """Half precision and each policy of a backbone or an embedding beside its float32, on `split` of the data path.
+    """Scores of a backbone or an embedding in half precision and under each policy, on `split` of the data path.
 
-    Float32 is the original's where QAT or passes gave the model weights of its own (`baseline`), else its own.
-    UsageError on several ranks, and where the original is not found.
+    They compare with the model's own float32, or with the original's (`baseline`) if QAT or passes changed the weights.
+    UsageError on several ranks, and if the original is not found.
     """
     if world.size > 1:
         raise UsageError("features are scored in one process: start it without torchrun")
@@ -66,13 +66,18 @@ def score_features(
     if engines[0].precision != "float32":
         raise UsageError("features are compared with the original float model, which is not found: give ‹float› FILE")
     preprocess = Preprocess.from_dict(card.preprocess)
-    return [_beside(engines[0], engine, cfg, preprocess, world, split, max_unreadable) for engine in engines[1:]]
+    return [_compare(engines[0], engine, cfg, preprocess, world, split, max_unreadable) for engine in engines[1:]]
 
 
-def _beside(
-    reference: Engine, engine: Engine, cfg: CfgNode, preprocess: Preprocess, world: World, split: str,
+def _compare(
+    reference: Engine,
+    engine: Engine,
+    cfg: CfgNode,
+    preprocess: Preprocess,
+    world: World,
+    split: str,
     max_unreadable: float,
-) -> FeatureScore:  # fmt: skip
+) -> FeatureScore:
     pictures = open_split(cfg, split, world)
     limit = UnreadableLimit(len(pictures), max_unreadable)
     size = cfg.DATA.BATCH_SIZE if preprocess.is_square or cfg.MODEL.OUTPUT_KIND != FEATURES else 1

@@ -1,1 +1,1 @@
-"""What leaves the house: an artifact as a folder that runs without torch and without this package."""
+"""Packages: an artifact as a folder that runs without torch and without this package."""

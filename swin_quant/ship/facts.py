@@ -1,4 +1,4 @@
-"""What a package says of its model: what goes in, what comes out, how pictures are prepared; all as data."""
+"""The facts that a package states about its model, as data: inputs, outputs, preprocessing, labels."""
 
 import re
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import FLOORED, SHORTER, Preprocess
 
 SCHEMA = "swin-quant/package/1"
-MODEL = "model.onnx"  # what Triton looks for, and OpenVINO Model Server takes
+MODEL = "model.onnx"  # the name that Triton looks for; OpenVINO Model Server takes it
 VERSION = 1  # of the model in a repository
 _TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "UINT8": "uint8", "INT64": "int64"}  # ONNX's -> numpy's
 
 
 @dataclass(frozen=True)
 class GraphEnd:
-    """An input or output of the graph: numpy's name of its type, its sizes behind the batch."""
+    """An input or output of the graph: numpy's name for its type, and its sizes without the batch."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ class GraphEnd:
 
 @dataclass(frozen=True)
 class PackageFacts:
-    """All that is written into a package. `name` is fit for a folder and a URL; `batch` None is any."""
+    """The content of a package. `name` is fit for a folder and a URL; `batch`: None for any."""
 
     name: str
     artifact: Artifact
@@ -53,13 +53,13 @@ class PackageFacts:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the file was exported for an engine that has only GPUs."""
+        """Whether the file was exported for an engine that runs on GPUs alone."""
         backend = backends().get(self.artifact.record["options"].get("target", ""))
         return backend is not None and backend.home == "cuda"
 
     @property
     def folder(self) -> str:
-        """The model's folder in the repository, from the package's."""
+        """The model's folder, relative to the package."""
         return f"models/{self.name}"
 
     @property
@@ -68,17 +68,17 @@ class PackageFacts:
 
     @property
     def session(self) -> dict[str, str]:
-        """What sessions of ONNX Runtime are to be set to, as our own engine does."""
+        """The settings of an ONNX Runtime session, equal to those of our own engine."""
         exact = exact_session("onnxruntime", self.artifact)
         return dict(entry.split("=") for entry in (exact, SKIP_QDQ if self.file.float8 else None) if entry)
 
     @property
     def saturates_in(self) -> list[str]:
-        """The engines in which int8 products saturate on CPUs without VNNI, left as they are."""
+        """The engines in which int8 products of this model saturate on CPUs without VNNI."""
         return [engine.name for engine in takers("onnx") if may_saturate(engine.name, self.artifact)]
 
     def preprocessing(self) -> dict[str, Any]:
-        """All steps from a picture to the input, as the reference implementation reads them."""
+        """All steps from a picture to the model's input, in the words of the reference implementation."""
         p = self.preprocess
         return {
             **({"upright": True} if p.upright else {}),
@@ -95,7 +95,7 @@ class PackageFacts:
         }
 
     def manifest(self) -> dict[str, Any]:
-        """package.json, less the hashes of the files."""
+        """package.json without the hashes of the files."""
         record = self.artifact.record
         return {
             "schema": SCHEMA,
@@ -114,9 +114,9 @@ class PackageFacts:
 
 @reads("artifact", lambda artifact, *_: artifact.file)
 def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
-    """What there is to say of an ONNX artifact; `labels`: names of its classes, none where it has none.
+    """The facts of an ONNX artifact; `labels`: the names of its classes, if it has any.
 
-    UsageError for another kind of artifact, for one of maps, and for preprocessing that gives pictures of any size.
+    UsageError for another kind of artifact, for one that gives maps, and for preprocessing to pictures of any size.
     """
     kind = artifact.record["backend"]
     if kind != "onnx":
@@ -151,5 +151,5 @@ def _port(value: Any) -> GraphEnd:
 
 
 def fit_name(name: str) -> str:
-    """A name as folders, URLs and Triton take it."""
+    """A name that folders, URLs and Triton accept."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".-") or "model"

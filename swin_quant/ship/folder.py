@@ -1,4 +1,4 @@
-"""A package on the disk: the whole folder or none, and never somebody else's."""
+"""Writing a package: the whole folder or nothing, and never over a folder that is no package."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ _NOT_COPIED = ("__pycache__", "*.template.*")
 def write_package(facts: PackageFacts, serving: Serving, folder: str | Path, overwrite: bool = False) -> Path:
     """Write the package into `folder`, which must not exist, be empty or, with `overwrite`, be a package.
 
-    It is written beside it under another name, and takes its own when it is complete; whatever interrupts, what was
-    there before stays. SwinQuantError for a disk that fails, or a model that was replaced meanwhile.
+    The package is written beside `folder` and renamed when it is complete; an interrupt at any moment leaves the
+    former folder. SwinQuantError for a disk that fails, or a model that was replaced meanwhile.
     """
     target = Path(os.path.abspath(folder))
     check_place(target, overwrite)
@@ -37,7 +37,7 @@ def write_package(facts: PackageFacts, serving: Serving, folder: str | Path, ove
             if target.exists():
                 target.rename(old)
             made.rename(target)
-        finally:  # whatever came between the two, an interrupt too
+        finally:  # after an error or an interrupt between the two
             if old.exists() and not target.exists():
                 old.rename(target)
     except OSError as error:
@@ -50,7 +50,7 @@ def write_package(facts: PackageFacts, serving: Serving, folder: str | Path, ove
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
-    """UsageError where a package must not be written: over what is there, unless that is one and `overwrite` is set."""
+    """UsageError if `folder` has content, unless it is a package and `overwrite` is set."""
     if not folder.exists() and not folder.is_symlink():
         return
     if not folder.is_dir() or folder.is_symlink():
@@ -87,7 +87,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     if facts.labels:
         texts[f"{facts.folder}/labels.txt"] = "".join(f"{label}\n" for label in facts.labels)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # names of a stranger's card
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # a card may hold any characters
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     (folder / MANIFEST).write_text(_json({**facts.manifest(), "files": hashes}))

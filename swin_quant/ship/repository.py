@@ -1,18 +1,17 @@
-"""One model repository, and what Triton Inference Server, OpenVINO Model Server and KServe want to know of it.
+"""The model repository's configuration for Triton Inference Server, OpenVINO Model Server and KServe.
 
 Sources: Triton's model_configuration.md and model_config.proto, OpenVINO Model Server's parameters.md and schema.cpp,
-KServe's serving.kserve.io/v1beta1. `models/NAME/1/model.onnx` is what all of them look for.
+KServe's serving.kserve.io/v1beta1. All of them look for `models/NAME/1/model.onnx`.
 """
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from swin_quant.base.errors import UsageError
 from swin_quant.ship.facts import GraphEnd, PackageFacts
+from swin_quant.ship.texts import template
 
-MOST = 4096  # pictures in a batch, copies of a model
+MOST = 4096  # pictures in a batch, and copies of a model
 TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8", "int64": "TYPE_INT64"}
 
 _TENSORRT = """optimization {
@@ -26,8 +25,8 @@ _TENSORRT = """optimization {
 
 @dataclass(frozen=True)
 class Serving:
-    """How a server is to run the model: `max_batch` pictures at a time, waiting at most `delay_us` microseconds for
-    more, in `instances` copies. UsageError for an impossible number."""
+    """How a server runs the model: batches of up to `max_batch` pictures that wait at most `delay_us` microseconds,
+    in `instances` copies. UsageError for an impossible number."""
 
     max_batch: int = 32
     delay_us: int = 2000
@@ -41,7 +40,7 @@ class Serving:
 
 
 def triton(facts: PackageFacts, serving: Serving) -> str:
-    """config.pbtxt: dynamic batching where the file takes any batch, labels for Triton's classification extension."""
+    """config.pbtxt: dynamic batching if the file takes any batch, labels for Triton's classification extension."""
     batched = facts.batch is None
     lead = () if batched else (facts.batch or 1,)
     label_file = '\n    label_filename: "labels.txt"' if facts.labels else ""
@@ -59,10 +58,7 @@ def triton(facts: PackageFacts, serving: Serving) -> str:
     if batched:
         parts.append(f"dynamic_batching {{\n  max_queue_delay_microseconds: {serving.delay_us}\n}}")
     if facts.on_gpu:
-        accelerator = (
-            'execution_accelerators {\n    gpu_execution_accelerator [\n      { name: "tensorrt" }\n    ]\n  }'
-        )
-        parts.append(f"optimization {{\n  {accelerator}\n}}")
+        parts.append(_TENSORRT)
     return "\n".join(parts) + "\n"
 
 
@@ -72,44 +68,17 @@ def _tensor(port: GraphEnd, lead: tuple[int, ...]) -> str:
 
 
 def openvino_model_server(facts: PackageFacts, serving: Serving) -> str:
-    """Its configuration file. It merges no requests: several run at a time, and a request may hold several pictures."""
-    config: dict[str, Any] = {
-        "name": facts.name,
-        "base_path": f"/{facts.folder}",
-        "target_device": "CPU",
-        # Left alone, OpenVINO runs what is not int8 in bfloat16 on many CPUs, and in int8 where weights alone are.
-        "plugin_config": {
-            "PERFORMANCE_HINT": "THROUGHPUT",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-            "NUM_STREAMS": str(serving.instances),
-        },
-        "nireq": 2 * serving.instances,
-    }
-    return json.dumps({"model_config_list": [{"config": config}]}, indent=2) + "\n"
+    """ovms.json. The server merges no requests; it runs several at a time, each of any number of pictures.
+
+    By default OpenVINO runs float layers in bfloat16 on many CPUs, and in int8 if their weights are: the file says no.
+    """
+    about = {"name": facts.name, "folder": facts.folder, "instances": serving.instances}
+    return template("ovms.template.json").substitute(about, requests=2 * serving.instances)
 
 
 def kserve(facts: PackageFacts, serving: Serving) -> str:
-    """An InferenceService on KServe's own Triton runtime, for a claim that holds `models/`."""
+    """kserve.yaml: an InferenceService on KServe's Triton runtime, for a volume claim that holds `models/`."""
     name = re.sub(r"[^a-z0-9]+", "-", facts.name.lower()).strip("-")[:50].strip("-") or "model"
-    resources = {"limits": {"nvidia.com/gpu": 1}} if facts.on_gpu else {"requests": {"cpu": "2", "memory": "2Gi"}}
-    service = {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {"name": name if name[0].isalpha() else f"model-{name}"},
-        "spec": {
-            "predictor": {
-                "minReplicas": 1,
-                "model": {
-                    "modelFormat": {"name": "triton", "version": "2"},
-                    "runtime": "kserve-tritonserver",
-                    "protocolVersion": "v2",
-                    "storageUri": "pvc://models/models",
-                    "resources": resources,
-                },
-            }
-        },
-    }
-    import yaml
-
-    return yaml.safe_dump(service, sort_keys=False)
+    resources = "limits: {nvidia.com/gpu: 1}" if facts.on_gpu else "requests: {cpu: '2', memory: 2Gi}"
+    about = {"name": name if name[0].isalpha() else f"model-{name}", "resources": resources}
+    return template("kserve.template.yaml").substitute(about)

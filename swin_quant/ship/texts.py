@@ -1,4 +1,4 @@
-"""The words of a package that depend on its model: README.md, and what infer.py needs."""
+"""The texts of a package that depend on its model: README.md, and the settings and requirements of infer.py."""
 
 import json
 from string import Template
@@ -25,7 +25,7 @@ In ONNX Runtime `session.x64quantprecision=1` takes slower kernels that do not s
 Triton passes no such setting on to its ONNX Runtime, neither in KServe; OpenVINO has none.
 """
 _SETTINGS = """\
-// What sessions of this model are set to, as package.json says.
+// The session settings of this model, as in package.json.
 #pragma once
 #include <utility>
 #include <vector>
@@ -34,13 +34,17 @@ static const std::vector<std::pair<const char*, const char*>> SETTINGS = {{{entr
 """
 
 
+def template(name: str) -> Template:
+    """A template of configs/package."""
+    return Template((configs_dir() / "package" / name).read_text(encoding="utf-8"))
+
+
 def readme(facts: PackageFacts, version: str) -> str:
-    """README.md, of `version` of swin-quant."""
+    """README.md; `version` is swin-quant's."""
     about, output = facts.manifest(), facts.outputs[0].name
     policy = f", policy {about['policy']}" if about["policy"] else ""
     classifies = output == LOGITS
-    template = Template((configs_dir() / "package" / "README.template.md").read_text(encoding="utf-8"))
-    return template.substitute(
+    return template("README.template.md").substitute(
         name=facts.name,
         version=version,
         what=f"A model in {about['precision']}{policy}" + ("" if classifies else f", which gives an {output}"),
@@ -75,6 +79,6 @@ def _described(facts: PackageFacts, port: GraphEnd) -> str:
 
 
 def requirements(facts: PackageFacts) -> str:
-    """What infer.py needs, with the engine that the file was exported for."""
+    """requirements.txt of infer.py, with the engine that the file was exported for."""
     target = facts.artifact.record["options"].get("target")
     return f"numpy\npillow\n{'openvino' if target == 'openvino' else 'onnxruntime'}\n"

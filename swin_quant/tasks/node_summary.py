@@ -1,4 +1,4 @@
-"""The nodes of a calibrated checkpoint for the page: ranges from its file, values from the statistics beside it."""
+"""The nodes of a calibrated checkpoint for the page: ranges from its file, histograms from the statistics beside it."""
 
 import math
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def node_summaries(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard]
     costs = _costs(card)
     units = list(units_of(model))
     layers = weighted_layers(model)
-    facts = []
+    summaries = []
     for name, node in nodes.items():
         row, column = _place(name, units)
         found = statistics.get(name)
@@ -50,15 +50,28 @@ def node_summaries(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard]
             kept, clipped = _judged_weight(weight, node)
         elif known is not None and found is not None:
             kept, clipped = _judged(found, known, node)
-        facts.append(
+        low, high = _ends(known, node)
+        summaries.append(
             NodeSummary(
-                name=name, row=row, column=column, role=node.role.value, on=node.enabled, kind=node.kind,
-                bits=node.bits, grid=_grid(node), amax=known.amax if known else None,
-                low=_ends(known, node)[0], high=_ends(known, node)[1], clipped=clipped, sqnr_db=kept,
-                costs_db=costs.get(name), engines={title: each[name] for title, each in engines.items()}, bins=bins,
+                name=name,
+                row=row,
+                column=column,
+                role=node.role.value,
+                on=node.enabled,
+                kind=node.kind,
+                bits=node.bits,
+                grid=_grid(node),
+                amax=known.amax if known else None,
+                low=low,
+                high=high,
+                clipped=clipped,
+                sqnr_db=kept,
+                costs_db=costs.get(name),
+                engines={title: each[name] for title, each in engines.items()},
+                bins=bins,
             )
-        )  # fmt: skip
-    return facts
+        )
+    return summaries
 
 
 def _grid(node: Quantizer) -> str:
@@ -79,14 +92,14 @@ def _title(card: RunCard) -> str:
 
 
 def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
-    """What each node is in an artifact, by the policy that it was exported under."""
+    """The type of each node in an artifact, by the policy of its export."""
     _apply(model, card)
     on = bool(card.policy)
     return {name: node.kind if on and node.enabled else "float" for name, node in named_nodes(model).items()}
 
 
 def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
-    """The unit that a node is in, and what its name says beyond that."""
+    """The unit of a node, and the rest of its name."""
     unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
     rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
     return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
@@ -119,16 +132,16 @@ def _ends(known: Range | None, node: Quantizer) -> tuple[float | None, float | N
 
 
 def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
-    """SQNR of the node's own values in dB, and percent of them beyond the range."""
+    """The SQNR of the node's quantized values in dB, and the percentage of values outside the range."""
     amax, qmin, qmax = known.on_grid_of(node)
     if amax <= 0:
         return None, None
     if not node.symmetric and statistics.sides is None:
         return None, None
     kept = sqnr_db(statistics, amax, qmin, qmax)
-    sides = [(statistics, amax)] if node.symmetric else list(
-        zip(statistics.both_sides(), (-qmin * amax / qmax, amax), strict=True)
-    )  # fmt: skip
+    sides = [(statistics, amax)]
+    if not node.symmetric:
+        sides = list(zip(statistics.both_sides(), (-qmin * amax / qmax, amax), strict=True))
     total = sum(int(side.counts.sum()) for side, _ in sides)
     beyond = sum(clipped_share(side, end) * int(side.counts.sum()) for side, end in sides)
     return (kept if math.isfinite(kept) else None), 100 * beyond / max(total, 1)

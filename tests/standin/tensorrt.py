@@ -1,8 +1,8 @@
 """A stand-in for the Python API of TensorRT 10 and 11, as far as NVIDIA documents it and this package uses it.
 
-Classes have the documented names and signatures and nothing else: any other attribute or argument raises, as does what
-a version does not have. An "engine" is its ONNX file, which ONNX Runtime computes on the memory at the addresses given.
-Put this folder first on sys.path; `become` chooses the version.
+Classes have the documented names and signatures alone: any other attribute or argument raises, and so does a name that
+the version lacks. An "engine" is its ONNX file; ONNX Runtime computes it on the memory at the given addresses. Put this
+folder first on sys.path; `become` chooses the version.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ import onnxruntime
 __version__ = "10.13.3"
 MAGIC = b"standin-engine\n"
 UNSUPPORTED: set[str] = set()  # ops that the parser refuses
-FAIL_BUILD: list[str] = []  # messages of a build that fails
-FALLBACK: set[str] = set()  # names of nodes that run in float whatever the graph says
+FAIL_BUILD: list[str] = []  # messages of a failing build
+FALLBACK: set[str] = set()  # names of nodes that run in float against the graph
 STREAMS: list[int] = []  # streams that work was queued on
 BUILDS: list[dict] = []
 
 
 def become(version: str) -> None:
-    """TensorRT 11 has no flag for strong typing: it is the only mode."""
+    """Behave as this version: TensorRT 11 has no flag for strong typing, its only mode."""
     global __version__, NetworkDefinitionCreationFlag, BuilderFlag
     __version__ = version
     NetworkDefinitionCreationFlag, BuilderFlag = _FLAGS[_major()], _BUILDER_FLAGS[_major()]
@@ -220,8 +220,9 @@ class ICudaEngine:
     def __init__(self, head: dict, model: bytes) -> None:
         self._head, self._model = head, model
         graph = onnx.load_from_string(model).graph
-        self._ports = {info.name: (mode, info.type.tensor_type) for mode, infos in (
-            (TensorIOMode.INPUT, graph.input), (TensorIOMode.OUTPUT, graph.output)) for info in infos}  # fmt: skip
+        ends = [(TensorIOMode.INPUT, info) for info in graph.input]
+        ends += [(TensorIOMode.OUTPUT, info) for info in graph.output]
+        self._ports = {info.name: (mode, info.type.tensor_type) for mode, info in ends}
 
     num_io_tensors = property(lambda self: len(self._ports))
 
@@ -256,7 +257,9 @@ class _Context:
         settings = onnxruntime.SessionOptions()
         tensors = onnx.load_from_string(engine._model).graph.initializer
         if any(tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN for tensor in tensors):
-            settings.add_session_config_entry("session.disable_quant_qdq", "1")  # whose fusions take it for int8
+            settings.add_session_config_entry(
+                "session.disable_quant_qdq", "1"
+            )  # or its fusions mistake float8 for int8
         self._session = onnxruntime.InferenceSession(engine._model, settings, providers=["CPUExecutionProvider"])
         self._shape, self._addresses = None, {}
 
@@ -318,18 +321,17 @@ class _Inspector:
                 float8 = int8 and before[0].input[0] in makers and is_float8(makers[before[0].input[0]])
                 kernel = "sm80_xmma_gemm_i8f16_i8i32_f32_tn_n" if int8 else "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n"
                 kernel = "sm89_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n" if float8 else kernel
-                layers.append({
-                    "Name": f"__myl_Fc_{len(layers)}", "LayerType": "gemm", "TacticName": kernel,
-                    "Inputs": [{"Name": node.input[0], key: "Int8" if int8 else "Half"}],
-                    "Outputs": [{"Name": node.output[0], key: "Half"}],
-                    "Metadata": "\x1f".join(f"[ONNX Layer: {part.name}]" for part in parts),
-                })  # fmt: skip
+                layer = {"Name": f"__myl_Fc_{len(layers)}", "LayerType": "gemm", "TacticName": kernel}
+                layer["Inputs"] = [{"Name": node.input[0], key: "Int8" if int8 else "Half"}]
+                layer["Outputs"] = [{"Name": node.output[0], key: "Half"}]
+                layer["Metadata"] = "\x1f".join(f"[ONNX Layer: {part.name}]" for part in parts)
+                layers.append(layer)
             elif node.op_type in ("Transpose", "Reshape"):
                 layers.append({"Name": f"Reformatting CopyNode for {node.name}", "LayerType": "Reformat"})
         if self._engine._head["verbosity"] != "DETAILED":
             layers = [layer["Name"] for layer in layers]
-        io = {"Bindings": list(self._engine._ports)} if key != "DataType" else {"I/O Tensors": [
-            {"Name": name, "IOMode": mode.name, "DataType": "Float", "Dimensions": [-1], "ProfileInfo": []}
-            for name, (mode, _) in self._engine._ports.items()
-        ]}  # fmt: skip
-        return json.dumps({"Layers": layers, **io})
+        if key != "DataType":
+            return json.dumps({"Layers": layers, "Bindings": list(self._engine._ports)})
+        about = {"DataType": "Float", "Dimensions": [-1], "ProfileInfo": []}
+        tensors = [{"Name": name, "IOMode": mode.name, **about} for name, (mode, _) in self._engine._ports.items()]
+        return json.dumps({"Layers": layers, "I/O Tensors": tensors})

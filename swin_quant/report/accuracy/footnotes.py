@@ -1,6 +1,6 @@
-"""What a reader must know to read the table rightly: each rule looks at a row and says a sentence, or nothing.
+"""Footnotes of the accuracy table. Each rule looks at a row and returns a sentence that readers need, or None.
 
-Rows of which the same is said share a footnote.
+Rows with the same sentence share a footnote.
 """
 
 from collections import defaultdict
@@ -13,24 +13,24 @@ from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.rows import AccuracyRow, dataset_key
 from swin_quant.score.engine import FAKE_QUANT
 
-_UNREADABLE = "unreadable: "  # how a result's note begins that names its unreadable pictures
-_EMULATED = "(emulated)"  # how the name of an engine ends that computes what another machine's kernels would
+_UNREADABLE = "unreadable: "  # begins a result's note that names unreadable pictures
+_EMULATED = "(emulated)"  # ends the name of an engine that computes as another machine's kernels do
 _LONGEST_NOTE = 300
 
 
 @dataclass(frozen=True)
 class Footnote:
-    """A sentence, and the indices of the rows that it is about."""
+    """A sentence, and the indices of its rows."""
 
     text: str
     rows: tuple[int, ...]
 
 
-class Others:
-    """What rules compare a row with: the rows of the whole table, gathered in one pass.
+class WholeTable:
+    """The facts of all rows that rules compare a row with, gathered in one pass.
 
-    `baselines`: of each float checkpoint and list of pictures, the float32 accuracies that rows have (top-1, top-5).
-    `lists`: of each name of a data set, the lists of pictures that rows have under it.
+    `baselines`: the float32 accuracies (top-1, top-5) of each float checkpoint on each list of pictures.
+    `lists`: the lists of pictures under each name of a data set.
     """
 
     def __init__(self, rows: Sequence[AccuracyRow]) -> None:
@@ -42,24 +42,24 @@ class Others:
                 self.baselines[_baseline_of(row)].add((row.float32.acc1, row.float32.acc5))
 
 
-Rule: TypeAlias = Callable[[AccuracyRow, Others], str | None]
+Rule: TypeAlias = Callable[[AccuracyRow, WholeTable], str | None]
 
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
     """The footnotes of a table, in the order of RULES."""
     found: dict[str, dict[int, None]] = {}
-    others = Others(rows)
+    table = WholeTable(rows)
     for rule in RULES:
         for index, row in enumerate(rows):
-            if text := rule(row, others):
+            if text := rule(row, table):
                 found.setdefault(one_line(text), {})[index] = None
     return [Footnote(text, tuple(indices)) for text, indices in found.items()]
 
 
 def numbered(notes: Sequence[Footnote], count: int) -> tuple[list[str], dict[int, str]]:
-    """The sentences of a table of `count` rows, and the numbers of those that are about a row, by its index.
+    """The sentences below a table of `count` rows, and the numbers of each row's footnotes by its index.
 
-    What is said of all rows has no number.
+    A sentence about all rows has no number.
     """
     some = [note for note in notes if len(note.rows) < count]
     marks: dict[int, list[str]] = defaultdict(list)
@@ -72,11 +72,11 @@ def numbered(notes: Sequence[Footnote], count: int) -> tuple[list[str], dict[int
 
 
 def is_simulated(engine: str) -> bool:
-    """Whether an engine's latency is that of computing what others would."""
+    """Whether an engine simulates another, so that its latency is the simulation's."""
     return engine == FAKE_QUANT or engine.endswith(_EMULATED)
 
 
-def _simulated(row: AccuracyRow, others: Others) -> str | None:
+def _simulated(row: AccuracyRow, table: WholeTable) -> str | None:
     quantized = row.quantized
     if quantized is None or quantized.ms_per_picture is None:
         return None
@@ -85,7 +85,7 @@ def _simulated(row: AccuracyRow, others: Others) -> str | None:
     return None
 
 
-def _settings(row: AccuracyRow, others: Others) -> str | None:
+def _settings(row: AccuracyRow, table: WholeTable) -> str | None:
     timed = [result for result in row.measured if result.ms_per_picture is not None]
     settings = dict.fromkeys(f"{result.device}, batch {result.batch_size}" for result in timed)
     if len(settings) > 1:
@@ -94,12 +94,12 @@ def _settings(row: AccuracyRow, others: Others) -> str | None:
     return f"latency measured on {next(iter(settings))}" if settings else None
 
 
-def _untimed(row: AccuracyRow, others: Others) -> str | None:
+def _untimed(row: AccuracyRow, table: WholeTable) -> str | None:
     without = [f"{one.precision} on {one.engine}" for one in row.measured if one.ms_per_picture is None]
     return f"ms -: no batch was timed of {listed(without)}; `swin-quant bench` times engines" if without else None
 
 
-def _no_baseline(row: AccuracyRow, others: Others) -> str | None:
+def _no_baseline(row: AccuracyRow, table: WholeTable) -> str | None:
     if row.float32:
         return None
     if row.card.is_qat:
@@ -110,7 +110,7 @@ def _no_baseline(row: AccuracyRow, others: Others) -> str | None:
     return f"float32 was not scored on {row.place}, so there is no delta"
 
 
-def _other_pictures(row: AccuracyRow, others: Others) -> str | None:
+def _other_pictures(row: AccuracyRow, table: WholeTable) -> str | None:
     counts = {result.precision: result.pictures for result in row.measured}
     if len(set(counts.values())) < 2:
         return None
@@ -118,13 +118,13 @@ def _other_pictures(row: AccuracyRow, others: Others) -> str | None:
     return f"not scored on the same number of pictures ({each}): the delta is not of one set of pictures"
 
 
-def _stale(row: AccuracyRow, others: Others) -> str | None:
+def _stale(row: AccuracyRow, table: WholeTable) -> str | None:
     if not row.stale:
         return None
     return "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
-def _unreadable(row: AccuracyRow, others: Others) -> str | None:
+def _unreadable(row: AccuracyRow, table: WholeTable) -> str | None:
     worst = max(row.measured, key=lambda result: result.unreadable)
     if not worst.unreadable:
         return None
@@ -132,13 +132,13 @@ def _unreadable(row: AccuracyRow, others: Others) -> str | None:
     return f"{pictures}: {_note(worst).removeprefix(_UNREADABLE)}" if _names_unreadable(worst) else pictures
 
 
-def _remark(row: AccuracyRow, others: Others) -> str | None:
+def _remark(row: AccuracyRow, table: WholeTable) -> str | None:
     remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
     return "; ".join(remarks) or None
 
 
-def _verified(row: AccuracyRow, others: Others) -> str | None:
-    """How far the row's engine was found to be from its checkpoint, where that was a matter of pass or fail."""
+def _verified(row: AccuracyRow, table: WholeTable) -> str | None:
+    """The verification of the row's engine against its checkpoint, if it had a tolerance to pass."""
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
     said = [
         f"mean |Δlogit| against {record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
@@ -155,15 +155,15 @@ def _agreement(percent: float | None) -> str:
     return "" if percent is None else f", top-1 agreement {percent:.1f} %"
 
 
-def _dead_nodes(row: AccuracyRow, others: Others) -> str | None:
+def _dead_nodes(row: AccuracyRow, table: WholeTable) -> str | None:
     dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
     if not dead:
         return None
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
-def _advice(row: AccuracyRow, others: Others) -> str | None:
-    """What the calibration advised under the policy of the row, but for dead nodes."""
+def _advice(row: AccuracyRow, table: WholeTable) -> str | None:
+    """The advice of the calibration under the row's policy, without dead nodes."""
     card = row.card
     if not row.quantized or not card.calibration or not card.policy or row.quantized.policy != card.policy["name"]:
         return None
@@ -171,24 +171,24 @@ def _advice(row: AccuracyRow, others: Others) -> str | None:
     return f"calibration advises: {'; '.join(said)}" if said else None
 
 
-def _unlike_baselines(row: AccuracyRow, others: Others) -> str | None:
-    """The same float checkpoint on the same pictures must have one accuracy."""
+def _unlike_baselines(row: AccuracyRow, table: WholeTable) -> str | None:
+    """A float checkpoint must have one accuracy on the same pictures."""
     source = row.card.original_sha256
-    if not row.float32 or not source or len(others.baselines[_baseline_of(row)]) < 2:
+    if not row.float32 or not source or len(table.baselines[_baseline_of(row)]) < 2:
         return None
-    figures = sorted(others.baselines[_baseline_of(row)])
+    figures = sorted(table.baselines[_baseline_of(row)])
     each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
     return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 
 
-def _unlike_pictures(row: AccuracyRow, others: Others) -> str | None:
-    if len(others.lists[row.place]) < 2:
+def _unlike_pictures(row: AccuracyRow, table: WholeTable) -> str | None:
+    if len(table.lists[row.place]) < 2:
         return None
     return f"{row.place} is not the same list of pictures in all rows: do not compare them"
 
 
-def _not_shown(row: AccuracyRow, others: Others) -> str | None:
-    """Float results beside those of the row, such as a second half-precision type."""
+def _not_shown(row: AccuracyRow, table: WholeTable) -> str | None:
+    """Float results that no column shows, such as a second half-precision type."""
     rest = [f"{result.precision} on {result.engine}: acc@1 {result.acc1:.3f}" for result in row.others]
     return f"also scored on {row.place}: {'; '.join(rest)}" if rest else None
 
