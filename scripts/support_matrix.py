@@ -16,7 +16,7 @@ from swin_quant.backends.fastertransformer.limits import Case, check_limits, int
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
 from swin_quant.backends.onnx.options import OnnxOptions
-from swin_quant.backends.onnx_target import OnnxTarget
+from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import backends
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.shipped import configs_dir

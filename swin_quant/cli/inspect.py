@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, world: World) -> None:
-    from swin_quant.backends.onnx_file import read_model
-    from swin_quant.backends.onnx_inspect import inspect_model
+    from swin_quant.backends.onnx_reader.file import read_model
+    from swin_quant.backends.onnx_reader.inspect import inspect_model
     from swin_quant.report.inspect import inspection_text
     from swin_quant.report.table import has_colors, print_text, screen_width
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swin_quant.backends.onnx_inspect.attention import Verdict
-from swin_quant.backends.onnx_inspect.gemms import FLOAT8, QUANTIZED, Gemm
-from swin_quant.backends.onnx_inspect.report import Inspection
+from swin_quant.backends.onnx_reader.inspect.attention import Verdict
+from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, QUANTIZED, Gemm
+from swin_quant.backends.onnx_reader.inspect.report import Inspection
 from swin_quant.base.errors import listed, one_line
 from swin_quant.report.table import Column, ReportTable, field, folded, styled, terminal
 

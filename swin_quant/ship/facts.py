@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
+from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.registry import backends, takers
 from swin_quant.backends.saturation import exact_session, may_saturate

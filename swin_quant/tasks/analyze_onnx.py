@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from swin_quant.backends.onnx_calls import CountedGraph, counted
-from swin_quant.backends.onnx_precision import by_file
+from swin_quant.backends.onnx_reader.calls import CountedGraph, counted
+from swin_quant.backends.onnx_reader.precision import by_file
 from swin_quant.base.reading import reads
 from swin_quant.operators.analysis import Analysis
 from swin_quant.operators.support import chosen_targets, status_of

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.onnx_file import open_onnx
+from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.registry import targets
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard

@@ -29,15 +29,15 @@ from PIL import Image
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.details import policy_of
 from swin_quant.backends.fastertransformer.engine import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.stored import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
-from swin_quant.backends.onnx_file import open_onnx, read_model, verified
-from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.onnx_reader import metadata as onnx_metadata
+from swin_quant.backends.onnx_reader.file import open_onnx, read_model, verified
+from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.arrays import read_arrays

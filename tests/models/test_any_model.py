@@ -8,7 +8,7 @@ from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.restore import holding_activations
-from swin_quant.backends.onnx_inside import modules_of
+from swin_quant.backends.onnx_reader.inside import modules_of
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard

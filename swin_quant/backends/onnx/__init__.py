@@ -1,7 +1,7 @@
 """ONNX with explicit Q/DQ: one exporter for TensorRT, ONNX Runtime and OpenVINO, and named rewrites of the graph."""
 
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
+from swin_quant.backends.onnx_reader.target import OnnxTarget, onnx_target
 
 BACKEND = Backend(
     name="onnx",
@@ -10,6 +10,6 @@ BACKEND = Backend(
         ("qdq", "tensorrt-fp8", "cuda-fp8"),
         ("swin-quant inspect {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),
-    labels="swin_quant.backends.onnx_metadata:labels_of",
+    labels="swin_quant.backends.onnx_reader.metadata:labels_of",
     restore="swin_quant.backends.onnx.restore:restoring",
 )

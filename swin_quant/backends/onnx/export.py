@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import swin_quant
-from swin_quant.backends import onnx_metadata
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.onnx.ends import check_ends, names_of_ends
@@ -25,6 +24,7 @@ from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
+from swin_quant.backends.onnx_reader import metadata
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
@@ -102,7 +102,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     own = rewriter.translations() if rewriter.translations else {}
     proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs, own)
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
-    onnx_metadata.write(proto, card, recorded, options.labels or _labels(model, card))
+    metadata.write(proto, card, recorded, options.labels or _labels(model, card))
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     quantized = precision_of(model) if options.int4_weights or has_fp8(model) else "int8"
     stored_as = FP8 if quantized == FP8 else "int4" if options.int4_weights else "int8"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from swin_quant.backends.onnx_target import OnnxTarget
+from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.plugins import plugins_of

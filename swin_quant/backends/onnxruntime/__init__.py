@@ -1,7 +1,7 @@
 """ONNX Runtime on the CPU."""
 
 from swin_quant.backends.backend import Backend, Saturation
-from swin_quant.backends.onnx_target import ONNX_TOLERANCES, OnnxTarget, onnx_target
+from swin_quant.backends.onnx_reader.target import ONNX_TOLERANCES, OnnxTarget, onnx_target
 from swin_quant.base.extras import installing
 
 # For float8: its fusions of Q/DQ take any for int8, and write graphs that it does not load then.

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
-from swin_quant.backends.onnx_checks import first_line
-from swin_quant.backends.onnx_file import OnnxFile, as_input, as_output, verified
-from swin_quant.backends.onnx_graphs import nodes
+from swin_quant.backends.onnx_reader.checks import first_line
+from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
+from swin_quant.backends.onnx_reader.graphs import nodes
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError

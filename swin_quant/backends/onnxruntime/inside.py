@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.onnx_checks import first_line
-from swin_quant.backends.onnx_file import as_input, verified
-from swin_quant.backends.onnx_inside import of_images, opened_up
+from swin_quant.backends.onnx_reader.checks import first_line
+from swin_quant.backends.onnx_reader.file import as_input, verified
+from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.onnxruntime.engine import NAME, _session
 from swin_quant.backends.saturation import exact_kernels
 from swin_quant.base.errors import SwinQuantError

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.onnx_file import as_input, verified
-from swin_quant.backends.onnx_inside import of_images, opened_up
+from swin_quant.backends.onnx_reader.file import as_input, verified
+from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.openvino.engine import DEFAULT_SIDE, _core, _Graphs
 from swin_quant.score.options import EngineOptions
 

@@ -5,7 +5,7 @@ says; `host` is all that knows the library and the GPU of this machine.
 """
 
 from swin_quant.backends.backend import Backend, Tolerances
-from swin_quant.backends.onnx_target import OnnxTarget, onnx_target
+from swin_quant.backends.onnx_reader.target import OnnxTarget, onnx_target
 
 BACKEND = Backend(
     name="tensorrt",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.onnx_file import OnnxFile, read_model, verified
-from swin_quant.backends.onnx_inspect import Inspection, inspect_model
-from swin_quant.backends.onnx_inspect.gemms import FLOAT8
-from swin_quant.backends.onnx_inspect.rules import NOT_SYMMETRIC
+from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
+from swin_quant.backends.onnx_reader.inspect import Inspection, inspect_model
+from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8
+from swin_quant.backends.onnx_reader.inspect.rules import NOT_SYMMETRIC
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir

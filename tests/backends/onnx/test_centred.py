@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import Linear
-from swin_quant.backends.onnx_inspect.report import inspect_model
+from swin_quant.backends.onnx_reader.inspect.report import inspect_model
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policies import load_policy

@@ -11,10 +11,11 @@ import onnx.numpy_helper
 import pytest
 import torch
 
-from swin_quant.backends import exporter, onnx_metadata
+from swin_quant.backends import exporter
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx import store
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_reader import metadata as onnx_metadata
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
 from swin_quant.quant.policies import load_policy

@@ -10,7 +10,7 @@ from onnx.numpy_helper import to_array
 from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
-from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.layer import weighted_layers

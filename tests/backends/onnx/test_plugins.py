@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx_checks import first_line
-from swin_quant.backends.onnx_file import open_onnx
-from swin_quant.backends.onnx_inside import modules_of
+from swin_quant.backends.onnx_reader.checks import first_line
+from swin_quant.backends.onnx_reader.file import open_onnx
+from swin_quant.backends.onnx_reader.inside import modules_of
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swin_quant.backends.onnx_inspect.graph import MOVES, Graph
+from swin_quant.backends.onnx_reader.inspect.graph import MOVES, Graph
 
 if TYPE_CHECKING:
     from onnx import NodeProto

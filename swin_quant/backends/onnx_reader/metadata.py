@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.onnx_file import PREPROCESS, open_onnx
+from swin_quant.backends.onnx_reader.file import PREPROCESS, open_onnx
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of_data
 from swin_quant.base.schema import checked

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from swin_quant.backends.onnx_graphs import graphs, nodes, scopes
-from swin_quant.backends.onnx_worker import InferenceError, infer
+from swin_quant.backends.onnx_reader.graphs import graphs, nodes, scopes
+from swin_quant.backends.onnx_reader.worker import InferenceError, infer
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.onnx_checks import infer_shapes
-from swin_quant.backends.onnx_file import MAX_FILE_BYTES, OnnxFile, read_model
+from swin_quant.backends.onnx_reader.checks import infer_shapes
+from swin_quant.backends.onnx_reader.file import MAX_FILE_BYTES, OnnxFile, read_model
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 

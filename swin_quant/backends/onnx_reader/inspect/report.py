@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends.onnx_inspect.attention import CONDITIONS, Verdict, find_attention, judge
-from swin_quant.backends.onnx_inspect.gemms import FLOAT8, INTEGER_PRODUCTS, PRODUCTS, Gemm, find_gemms
-from swin_quant.backends.onnx_inspect.graph import Graph, index
-from swin_quant.backends.onnx_inspect.rules import Facts, Finding, apply_rules
+from swin_quant.backends.onnx_reader.inspect.attention import CONDITIONS, Verdict, find_attention, judge
+from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, INTEGER_PRODUCTS, PRODUCTS, Gemm, find_gemms
+from swin_quant.backends.onnx_reader.inspect.graph import Graph, index
+from swin_quant.backends.onnx_reader.inspect.rules import Facts, Finding, apply_rules
 from swin_quant.backends.registry import engines_for
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx_file import as_input, as_output, open_onnx, read_model, verified
+from swin_quant.backends.onnx_reader.file import as_input, as_output, open_onnx, read_model, verified
 from swin_quant.base.errors import SwinQuantError, UsageError
 
 

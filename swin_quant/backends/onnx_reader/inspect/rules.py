@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from swin_quant.backends.onnx_inspect.attention import Verdict
-from swin_quant.backends.onnx_inspect.gemms import FLOAT8, QUANTIZED, Gemm, wrong_axis
-from swin_quant.backends.onnx_inspect.graph import Graph
+from swin_quant.backends.onnx_reader.inspect.attention import Verdict
+from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, QUANTIZED, Gemm, wrong_axis
+from swin_quant.backends.onnx_reader.inspect.graph import Graph
 
 NOT_SYMMETRIC = "not symmetric int8"
 ALL: tuple[str, ...] = ()  # every engine that reads ONNX

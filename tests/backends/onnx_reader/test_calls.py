@@ -8,7 +8,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from swin_quant.backends.onnx_calls import counted, macs_of  # noqa: E402
+from swin_quant.backends.onnx_reader.calls import counted, macs_of  # noqa: E402
 from swin_quant.base.errors import SwinQuantError, UsageError  # noqa: E402
 from swin_quant.cli import main  # noqa: E402
 from swin_quant.tasks.analyze_onnx import analyze_onnx  # noqa: E402

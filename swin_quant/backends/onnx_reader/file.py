@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.onnx_checks import (
+from swin_quant.backends.onnx_reader.checks import (
     check_operators,
     check_scales,
     external_parts,
@@ -21,8 +21,8 @@ from swin_quant.backends.onnx_checks import (
     label,
     shown,
 )
-from swin_quant.backends.onnx_graphs import graphs, nodes
-from swin_quant.backends.onnx_wire import check_wire
+from swin_quant.backends.onnx_reader.graphs import graphs, nodes
+from swin_quant.backends.onnx_reader.wire import check_wire
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded

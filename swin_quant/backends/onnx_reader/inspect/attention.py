@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swin_quant.backends.onnx_inspect.gemms import FLOAT8, operand, quantized_after
-from swin_quant.backends.onnx_inspect.graph import Graph
+from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, operand, quantized_after
+from swin_quant.backends.onnx_reader.inspect.graph import Graph
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx_inspect import inspect_model
+from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 

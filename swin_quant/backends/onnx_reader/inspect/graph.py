@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends.onnx_checks import first_line, without_data
-from swin_quant.backends.onnx_worker import InferenceError, infer
+from swin_quant.backends.onnx_reader.checks import first_line, without_data
+from swin_quant.backends.onnx_reader.worker import InferenceError, infer
 from swin_quant.base.errors import SwinQuantError
 
 if TYPE_CHECKING:
