@@ -9,10 +9,9 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.base.progress import track
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES
-from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
 from swin_quant.quant.outputs import Output
@@ -20,6 +19,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.difference import difference_of_pairs
 from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.run_engines import readable_batches, run_engines
 from swin_quant.score.scoring import open_split
 
 
@@ -81,20 +81,16 @@ def _compare(
     pictures = open_split(cfg, split, world)
     limit = UnreadableLimit(len(pictures), max_unreadable)
     size = cfg.DATA.BATCH_SIZE if preprocess.is_square or cfg.MODEL.OUTPUT_KIND != FEATURES else 1
-    parts = list(chunks(range(len(pictures)), size))
+    workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(pictures))
+    parts = chunks(range(len(pictures)), size)
+    batches = readable_batches(pictures, preprocess, parts, limit, workers, f"comparing {engine.label}")
     seen = 0
 
     def pairs() -> Iterator[tuple[Output, Output]]:
         nonlocal seen
-        workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(pictures))
-        loaded = load_batches(pictures, preprocess, parts, workers)
-        for batch in track(loaded, f"comparing {engine.label}", len(parts)):
-            limit.count(batch.unreadable)
-            limit.check()
-            if len(batch.images):
-                seen += len(batch.images)
-                images = batch.images.to(world.device)
-                yield engine(images), reference(images)
+        for batch, found in run_engines({"quantized": engine, "float32": reference}, batches, world.device):
+            seen += len(batch.indices)
+            yield found["quantized"].output, found["float32"].output
 
     found = difference_of_pairs(pairs())
     return FeatureScore(engine.name, engine.precision, engine.policy, seen, found["sqnr_db"], found["cosine"])

@@ -27,7 +27,7 @@ class Footnote:
 
 
 class WholeTable:
-    """The facts of all rows that rules compare a row with, gathered in one pass.
+    """The facts of all rows, gathered in one pass, and the rules that compare a row with them.
 
     `baselines`: the float32 accuracies (top-1, top-5) of each float checkpoint on each list of pictures.
     `lists`: the lists of pictures under each name of a data set.
@@ -41,17 +41,31 @@ class WholeTable:
             if row.float32:
                 self.baselines[_baseline_of(row)].add((row.float32.acc1, row.float32.acc5))
 
+    def unlike_baselines(self, row: AccuracyRow) -> str | None:
+        """A float checkpoint must have one accuracy on the same pictures."""
+        source = row.card.original_sha256
+        if not row.float32 or not source or len(self.baselines[_baseline_of(row)]) < 2:
+            return None
+        figures = sorted(self.baselines[_baseline_of(row)])
+        each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
+        return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 
-Rule: TypeAlias = Callable[[AccuracyRow, WholeTable], str | None]
+    def unlike_pictures(self, row: AccuracyRow) -> str | None:
+        if len(self.lists[row.place]) < 2:
+            return None
+        return f"{row.place} is not the same list of pictures in all rows: do not compare them"
+
+
+Rule: TypeAlias = Callable[[AccuracyRow], str | None]
 
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
-    """The footnotes of a table, in the order of RULES."""
+    """The footnotes of a table: on figures, on pictures and baselines that differ between rows, on the runs."""
     found: dict[str, dict[int, None]] = {}
     table = WholeTable(rows)
-    for rule in RULES:
+    for rule in (*_OF_FIGURES, table.unlike_baselines, table.unlike_pictures, *_OF_RUNS):
         for index, row in enumerate(rows):
-            if text := rule(row, table):
+            if text := rule(row):
                 found.setdefault(one_line(text), {})[index] = None
     return [Footnote(text, tuple(indices)) for text, indices in found.items()]
 
@@ -76,7 +90,7 @@ def is_simulated(engine: str) -> bool:
     return engine == FAKE_QUANT or engine.endswith(_EMULATED)
 
 
-def _simulated(row: AccuracyRow, table: WholeTable) -> str | None:
+def _simulated(row: AccuracyRow) -> str | None:
     quantized = row.quantized
     if quantized is None or quantized.ms_per_picture is None:
         return None
@@ -85,7 +99,7 @@ def _simulated(row: AccuracyRow, table: WholeTable) -> str | None:
     return None
 
 
-def _settings(row: AccuracyRow, table: WholeTable) -> str | None:
+def _settings(row: AccuracyRow) -> str | None:
     timed = [result for result in row.measured if result.ms_per_picture is not None]
     settings = dict.fromkeys(f"{result.device}, batch {result.batch_size}" for result in timed)
     if len(settings) > 1:
@@ -94,12 +108,12 @@ def _settings(row: AccuracyRow, table: WholeTable) -> str | None:
     return f"latency measured on {next(iter(settings))}" if settings else None
 
 
-def _untimed(row: AccuracyRow, table: WholeTable) -> str | None:
+def _untimed(row: AccuracyRow) -> str | None:
     without = [f"{one.precision} on {one.engine}" for one in row.measured if one.ms_per_picture is None]
     return f"ms -: no batch was timed of {listed(without)}; `swin-quant bench` times engines" if without else None
 
 
-def _no_baseline(row: AccuracyRow, table: WholeTable) -> str | None:
+def _no_baseline(row: AccuracyRow) -> str | None:
     if row.float32:
         return None
     if row.card.is_qat:
@@ -110,7 +124,7 @@ def _no_baseline(row: AccuracyRow, table: WholeTable) -> str | None:
     return f"float32 was not scored on {row.place}, so there is no delta"
 
 
-def _other_pictures(row: AccuracyRow, table: WholeTable) -> str | None:
+def _other_pictures(row: AccuracyRow) -> str | None:
     counts = {result.precision: result.pictures for result in row.measured}
     if len(set(counts.values())) < 2:
         return None
@@ -118,13 +132,13 @@ def _other_pictures(row: AccuracyRow, table: WholeTable) -> str | None:
     return f"not scored on the same number of pictures ({each}): the delta is not of one set of pictures"
 
 
-def _stale(row: AccuracyRow, table: WholeTable) -> str | None:
+def _stale(row: AccuracyRow) -> str | None:
     if not row.stale:
         return None
     return "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
-def _unreadable(row: AccuracyRow, table: WholeTable) -> str | None:
+def _unreadable(row: AccuracyRow) -> str | None:
     worst = max(row.measured, key=lambda result: result.unreadable)
     if not worst.unreadable:
         return None
@@ -132,12 +146,12 @@ def _unreadable(row: AccuracyRow, table: WholeTable) -> str | None:
     return f"{pictures}: {_note(worst).removeprefix(_UNREADABLE)}" if _names_unreadable(worst) else pictures
 
 
-def _remark(row: AccuracyRow, table: WholeTable) -> str | None:
+def _remark(row: AccuracyRow) -> str | None:
     remarks = dict.fromkeys(_note(result) for result in row.measured if result.note and not _names_unreadable(result))
     return "; ".join(remarks) or None
 
 
-def _verified(row: AccuracyRow, table: WholeTable) -> str | None:
+def _verified(row: AccuracyRow) -> str | None:
     """The verification of the row's engine against its checkpoint, if it had a tolerance to pass."""
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
     said = [
@@ -155,14 +169,14 @@ def _agreement(percent: float | None) -> str:
     return "" if percent is None else f", top-1 agreement {percent:.1f} %"
 
 
-def _dead_nodes(row: AccuracyRow, table: WholeTable) -> str | None:
+def _dead_nodes(row: AccuracyRow) -> str | None:
     dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
     if not dead:
         return None
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
-def _advice(row: AccuracyRow, table: WholeTable) -> str | None:
+def _advice(row: AccuracyRow) -> str | None:
     """The advice of the calibration under the row's policy, without dead nodes."""
     card = row.card
     if not row.quantized or not card.calibration or not card.policy or row.quantized.policy != card.policy["name"]:
@@ -171,23 +185,7 @@ def _advice(row: AccuracyRow, table: WholeTable) -> str | None:
     return f"calibration advises: {'; '.join(said)}" if said else None
 
 
-def _unlike_baselines(row: AccuracyRow, table: WholeTable) -> str | None:
-    """A float checkpoint must have one accuracy on the same pictures."""
-    source = row.card.original_sha256
-    if not row.float32 or not source or len(table.baselines[_baseline_of(row)]) < 2:
-        return None
-    figures = sorted(table.baselines[_baseline_of(row)])
-    each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
-    return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
-
-
-def _unlike_pictures(row: AccuracyRow, table: WholeTable) -> str | None:
-    if len(table.lists[row.place]) < 2:
-        return None
-    return f"{row.place} is not the same list of pictures in all rows: do not compare them"
-
-
-def _not_shown(row: AccuracyRow, table: WholeTable) -> str | None:
+def _not_shown(row: AccuracyRow) -> str | None:
     """Float results that no column shows, such as a second half-precision type."""
     rest = [f"{result.precision} on {result.engine}: acc@1 {result.acc1:.3f}" for result in row.others]
     return f"also scored on {row.place}: {'; '.join(rest)}" if rest else None
@@ -206,19 +204,5 @@ def _note(result: Result) -> str:
     return note if len(note) <= _LONGEST_NOTE else note[:_LONGEST_NOTE] + " ..."
 
 
-RULES: tuple[Rule, ...] = (
-    _simulated,
-    _settings,
-    _untimed,
-    _no_baseline,
-    _other_pictures,
-    _stale,
-    _unlike_baselines,
-    _unlike_pictures,
-    _unreadable,
-    _verified,
-    _dead_nodes,
-    _advice,
-    _not_shown,
-    _remark,
-)
+_OF_FIGURES: tuple[Rule, ...] = (_simulated, _settings, _untimed, _no_baseline, _other_pictures, _stale)
+_OF_RUNS: tuple[Rule, ...] = (_unreadable, _verified, _dead_nodes, _advice, _not_shown, _remark)
