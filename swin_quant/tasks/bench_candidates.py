@@ -1,4 +1,4 @@
-"""Who competes: what the user names, and beside it always the float model in torch and on the same engines."""
+"""The candidates of a bench: the user's files, and the float model in torch and on the same engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 FLOAT32 = "float32"
-REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits the others are compared with
-_OF_OTHERS = {QAT: ", QAT weights", PTQ: ", corrected weights"}  # behind the names of float candidates
+REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits are the reference
+_CHANGED_WEIGHTS = {QAT: ", QAT weights", PTQ: ", corrected weights"}  # ends the names of float candidates
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
 @dataclass(frozen=True)
 class BenchCandidates:
-    """Candidates, the reference first; the config and a card of the checkpoint that all were made from."""
+    """Candidates, the reference first; the config and a card of the checkpoint that they were made from."""
 
     candidates: list[BenchCandidate]
     cfg: CfgNode
@@ -59,10 +59,10 @@ def bench_candidates(
 ) -> BenchCandidates:
     """Candidates for artifacts and checkpoints of one model, at `paths`.
 
-    A checkpoint competes on the installed engines of `device` (or `engines`) as `export` would write it. What is
-    exported for that, and for the float baseline of each such engine, goes to `workspace`. `float_types` are those that
-    what is not int8 runs in, where an engine can choose; None: float32, and bfloat16 where this CPU has it. `device` is
-    that of torch, and of engines that can choose; on a GPU torch competes in float16 too.
+    A checkpoint runs on the installed engines of `device` (or on `engines`), exported as `export` does. These files and
+    the float baseline of each engine go to `workspace`. `float_types`: the types of layers that are not int8, for
+    engines that offer a choice; None: float32, and bfloat16 if this CPU has it. `device`: where torch and the engines
+    that offer a choice run; on a GPU torch runs in float16 as well.
     """
     artifacts, checkpoints = _opened(paths)
     origin = _origin(artifacts, checkpoints, checkpoint)
@@ -84,7 +84,7 @@ def bench_candidates(
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
-    whose = _OF_OTHERS.get(whose_weights(card) or "", "")
+    whose = _CHANGED_WEIGHTS.get(whose_weights(card) or "", "")
     candidates = [
         BenchCandidate(
             f"{EAGER} {half or FLOAT32}{whose}",
@@ -100,12 +100,12 @@ def bench_candidates(
 
 
 def _is_tried(backend: Backend, device: str) -> bool:
-    """Whether `bench` exports a checkpoint for an engine: one that runs the very file, as fast as it can."""
+    """Whether `bench` exports a checkpoint for an engine: it runs the exported file itself, at full speed."""
     return backend.runs_its_export and backend.is_fast_on(backend.home or device)
 
 
 def _tried_on(device: str) -> list[str]:
-    """The engines that a checkpoint is tried on where none is named: those that are there."""
+    """The engines that a checkpoint is tried on by default: the installed ones."""
     able = {name: one for name, one in known_engines().items() if _is_tried(one, device) and one.home in (None, device)}
     if not any(one.is_installed for one in able.values()):
         remedies = " or ".join(one.remedy for one in able.values())
@@ -136,7 +136,7 @@ def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
 
 
 def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], given: str | None) -> Path:
-    """The one checkpoint of everything: its weights are the float baselines."""
+    """The one checkpoint of all files; its weights are the float baselines."""
     found = {Path(path).resolve(): None for path in checkpoints}
     for artifact in artifacts:
         path = find_checkpoint(artifact, given)
@@ -148,12 +148,12 @@ def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], given: st
         found[path.resolve()] = None
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise UsageError(f"what is compared must be of one checkpoint, not of {names}: bench them one at a time")
+        raise UsageError(f"the files must be made from one checkpoint, not from {names}: bench them one at a time")
     return next(iter(found))
 
 
 def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
-    """Those asked for; else the one that the artifact was exported for; else all that take it."""
+    """The given engines; else the one that the artifact was exported for; else all that run it."""
     if engines:
         return names_of_engines(artifact, engines)
     own = known_engines().get(str(artifact.record["options"].get("target")))
@@ -204,7 +204,7 @@ def _candidates(
 
 
 def _named_apart(candidates: Sequence[BenchCandidate]) -> list[BenchCandidate]:
-    """The second of a name also gets that of its file, or a number; the first, perhaps a baseline, keeps it."""
+    """Unique names: the first, perhaps a baseline, keeps its name; later ones get a file name or number behind it."""
     names: set[str] = set()
     apart = []
     for candidate in candidates:

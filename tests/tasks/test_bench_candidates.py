@@ -119,5 +119,5 @@ def test_a_checkpoint_is_not_tried_on_other_engines(names, first):
 
 @pytest.mark.slow
 def test_models_of_two_checkpoints_are_not_compared(names, exported, checkpoint):
-    with pytest.raises(UsageError, match="must be of one checkpoint"):
+    with pytest.raises(UsageError, match="must be made from one checkpoint"):
         names([*exported, str(checkpoint(1))])
