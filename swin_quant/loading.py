@@ -12,12 +12,11 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import card_of, made_before, original
+from swin_quant.cards.lineage import original
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint import Source, load_calibrated, load_float
+from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
 from swin_quant.checkpoint.class_names import names_of
 from swin_quant.checkpoint.range_bits import check_bits
-from swin_quant.checkpoint.sources import local_file
 from swin_quant.config import from_dict, to_dict
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.portable import portable_config
@@ -57,22 +56,22 @@ def load(
     sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
     wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
-    checkpoint = local_file(checkpoint)
+    subject = open_checkpoint(checkpoint)
     from swin_quant.checkpoint.identify import agreed, config_for, config_given
 
     with called(cfg="config"):
         if config is None:
-            cfg = config_for(checkpoint, wanted)
+            cfg = config_for(subject, wanted)
         elif isinstance(config, CfgNode):
             cfg = from_dict(to_dict(config), "load", wanted) if wanted else config
-            cfg = agreed(cfg, checkpoint, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
+            cfg = agreed(cfg, subject, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
         else:
-            cfg = config_given(config, checkpoint, (), wanted)
+            cfg = config_given(config, subject, (), wanted)
     chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
     world = World(device=torch.device(device))
-    subject = load_for_scoring(cfg, str(checkpoint), chosen, world, replace_head)
-    card = giving(subject.card, cfg) if wanted else subject.card
-    return Model(subject.model, card=card, file=Path(checkpoint))
+    loaded = load_for_scoring(cfg, subject, chosen, world, replace_head)
+    card = giving(loaded.card, cfg) if wanted else loaded.card
+    return Model(loaded.model, card=card, file=subject.file)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Subject:
 
 def load_for_scoring(
     cfg: CfgNode,
-    checkpoint: str,
+    checkpoint: Checkpoint,
     policies: Sequence[Policy] = (),
     world: World = World(),  # noqa: B008
     replace_head: bool = False,
@@ -99,9 +98,10 @@ def load_for_scoring(
     card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
     ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
     """
+    checkpoint = open_checkpoint(checkpoint)
     card_file: Path | None = card_path(checkpoint)
-    card = card_of(checkpoint)
-    refuse_changed_features(checkpoint, card, cfg)
+    card = checkpoint.card
+    refuse_changed_features(str(checkpoint), card, cfg)
     policies = list(policies)
     if not policies and card and card.policy:
         policies = [policy_from_dict(card.policy, str(card_file))]
@@ -110,7 +110,7 @@ def load_for_scoring(
     quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
     if quantized:
         if not any_bits:
-            check_bits(model, card, quantized, checkpoint)
+            check_bits(model, card, quantized, str(checkpoint))
         apply_policy(model, quantized[0])
         source = load_calibrated(model, checkpoint)
     else:
@@ -120,23 +120,29 @@ def load_for_scoring(
     model.to(world.device)
     if card is None:
         card_file = None
-        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source.record(),
-                       policy=policies[0].to_dict() if policies else None,
-                       class_names=names_of(cfg, source.path, replace_head))  # fmt: skip
+        card = RunCard(
+            cfg.MODEL.NAME,
+            portable_config(cfg),
+            Preprocess.from_config(cfg).to_dict(),
+            source.record(),
+            policy=policies[0].to_dict() if policies else None,
+            class_names=names_of(cfg, checkpoint, replace_head),
+        )
     return Subject(model, policies, card, card_file)
 
 
 def load_float_model(
-    cfg: CfgNode, checkpoint: str | None, world: World, replace_head: bool = False
+    cfg: CfgNode, checkpoint: Checkpoint | None, world: World, replace_head: bool = False
 ) -> tuple[Model, Source | None]:
     """The float weights of a checkpoint as a new model of `cfg`, and where they came from; None: seeded random weights.
 
     Its card knows the original that the weights came from, how they were trained and which passes they have seen.
     """
+    checkpoint = open_checkpoint(checkpoint) if checkpoint else None
     torch.manual_seed(cfg.SEED)
     module = build_model(cfg)
     source = load_float(module, checkpoint, replace_head=replace_head) if checkpoint else None
-    before = made_before(checkpoint, source is not None and source.calibrated)
+    before = made_before(checkpoint)
     if checkpoint is None:
         log.warning("no checkpoint: these are random weights, good for timing only")
     refuse_changed_features(str(checkpoint), before, cfg)
@@ -147,7 +153,7 @@ def load_float_model(
         original(before, source.record() if source else None),
         training=before.training if before else None,
         calibration=before.calibration if before else None,
-        class_names=names_of(cfg, source.path if source else None, replace_head),
+        class_names=names_of(cfg, checkpoint, replace_head),
     )
     return Model(module.to(world.device), card=card), source
 

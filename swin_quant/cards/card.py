@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timezone
 from operator import itemgetter
@@ -196,11 +197,11 @@ def without_paths(card: RunCard) -> dict[str, Any]:
     return with_paths(card.to_dict(), lambda file: None)
 
 
-def verify_checkpoint(card: RunCard, path: str | os.PathLike[str]) -> None:
+def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Callable[[], str] | None = None) -> None:
     """Raise unless `path` holds, byte for byte, the checkpoint that the card was written for."""
     if card.checkpoint is None:
         raise SwinQuantError(f"{path}: the run card {card.name} records no checkpoint to compare it with")
-    actual, recorded = sha256_of(path), card.checkpoint["sha256"]
+    actual, recorded = sha256() if sha256 else sha256_of(path), card.checkpoint["sha256"]
     if actual != recorded:
         raise SwinQuantError(
             f"{path}: is not the checkpoint of its run card: SHA-256 is {actual[:12]}..., the card has "

@@ -4,7 +4,7 @@ Quantized figures are compared with the float checkpoint that the user had. Cali
 QAT and some passes do not: then the original is looked for, or another file that is known to hold its weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ class Start:
     card: RunCard | None
 
 
-def card_of(checkpoint: str | Path) -> RunCard | None:
-    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is another's, or there is neither."""
+def card_of(checkpoint: str | Path, sha256: Callable[[], str] | None = None) -> RunCard | None:
+    """The run card beside `checkpoint`, if there is one; SwinQuantError if it is another's, or there is neither.
+
+    `sha256`: gives the hash of the checkpoint where it is known already.
+    """
     require_file(checkpoint, "checkpoint")
     path = card_path(checkpoint)
     if not path.exists():
         return None
     card = RunCard.read(path)
-    verify_checkpoint(card, checkpoint)
+    verify_checkpoint(card, checkpoint, sha256)
     return card
 
 
@@ -115,31 +118,14 @@ def _source(card: RunCard) -> str | None:
     return card.source["sha256"] if card.source else None
 
 
-def made_before(checkpoint: str | None, calibrated: bool) -> RunCard | None:
-    """The card of a checkpoint that is calibrated already, or has weights of its own: whatever is made from it came
-    from the same original, through the same passes. `calibrated`: its weights hold ranges."""
-    if checkpoint is None:
-        return None
-    try:
-        card = card_of(checkpoint)
-    except SwinQuantError:
-        if calibrated:  # it may be QAT's
-            raise
-        return None  # some other JSON beside a float checkpoint
-    if card is None or card.has_own_weights:
-        return card
-    is_other = card.source or card.kept_passes  # random weights that were calibrated are their own original
-    return card if card.calibration and is_other else None
-
-
 def original(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
-    """What the card of a result calls its source: that of what was `made_before`, else the file that was read."""
+    """The source of a result: that of the earlier work in its checkpoint (`before`), else the file that was read."""
     if before and (before.source or before.has_own_weights):
         return before.source
     return source
 
 
 def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
-    """How the weights were trained, for the card of new ranges; None where they were not (`made_before`)."""
+    """How the weights were trained, for the card of new ranges; None where they were not."""
     as_calibrated = RangesRecord(weights=None, activations=None)
     return {**before.training, "ranges": as_calibrated} if before and before.training else None

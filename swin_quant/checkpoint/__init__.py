@@ -1,12 +1,14 @@
 """Every way in and out of a weights file: Microsoft's, timm's, FasterTransformer's, safetensors, our own."""
 
 from swin_quant.checkpoint.load import load_calibrated, load_float
+from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, made_before, open_checkpoint
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.save import calibrated_bytes, calibrated_state, save_calibrated, save_float
-from swin_quant.checkpoint.weights import Checkpoint, Weights, is_calibrated, read_weights
+from swin_quant.checkpoint.weights import Weights, is_calibrated, read_weights
 
 __all__ = [
     "Checkpoint",
+    "OpenedCheckpoint",
     "Source",
     "Weights",
     "calibrated_bytes",
@@ -14,6 +16,8 @@ __all__ = [
     "is_calibrated",
     "load_calibrated",
     "load_float",
+    "made_before",
+    "open_checkpoint",
     "read_state_dict",
     "read_weights",
     "save_calibrated",

@@ -11,9 +11,9 @@ from yacs.config import CfgNode
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import read_json
-from swin_quant.cards.lineage import card_of
 from swin_quant.cards.records import NAMES, are_names
 from swin_quant.checkpoint.hub import WEIGHTS
+from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.sources import timm_name
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import is_usual_imagenet
@@ -22,16 +22,17 @@ from swin_quant.data.imagenet import wnids_of
 _OF_IMAGENET = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # a tag of timm: what the head was last trained on
 
 
-def class_names(file: Path, classes: int) -> list[str]:
-    """Those of the run card beside the checkpoint `file`, else its publisher's; none where nobody says them.
+def class_names(checkpoint: Checkpoint, classes: int) -> list[str]:
+    """The class names in the checkpoint's run card, else its publisher's; none where neither has any.
 
     SwinQuantError for a description that is broken: it names the file and the key.
     """
+    checkpoint = open_checkpoint(checkpoint)
     try:
-        card = card_of(file)
+        card = checkpoint.card
     except SwinQuantError:  # another JSON beside a float checkpoint
         card = None
-    return card.class_names if card and card.class_names else _published(file, classes)
+    return card.class_names if card and card.class_names else _published(checkpoint.file, classes)
 
 
 def _published(file: Path, classes: int) -> list[str]:
@@ -85,8 +86,8 @@ def _checked(names: list[Any], where: str, classes: int) -> list[str]:
     return names
 
 
-def names_of(cfg: CfgNode, checkpoint: str | Path | None, replace_head: bool = False) -> list[str]:
-    """The names of the classes of a checkpoint's head, where it says them; none of a new head."""
+def names_of(cfg: CfgNode, checkpoint: Checkpoint | None, replace_head: bool = False) -> list[str]:
+    """The class names of a checkpoint's head, where they are known; none for a new head."""
     if checkpoint is None or replace_head or cfg.MODEL.OUTPUT_KIND != LOGITS:
         return []
-    return class_names(Path(checkpoint), cfg.MODEL.NUM_CLASSES)
+    return class_names(checkpoint, cfg.MODEL.NUM_CLASSES)

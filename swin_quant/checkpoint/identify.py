@@ -15,18 +15,18 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest, windows_of
 from swin_quant.checkpoint.footprint import check_footprint
 from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows, unlike
+from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.published import published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
-from swin_quant.checkpoint.sources import local_file, name_of
+from swin_quant.checkpoint.sources import name_of
 from swin_quant.checkpoint.strangers import described, stranger
 from swin_quant.checkpoint.timm_models import of_timm, timm_config_name
-from swin_quant.checkpoint.weights import Checkpoint, Weights, file_of, read_weights
+from swin_quant.checkpoint.weights import Weights
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import written
 from swin_quant.config.outputs import FEATURES, LOGITS
@@ -40,7 +40,7 @@ _MOST_STAGES = 16
 _USUAL = "TEST.SHAPE"  # no guess: only few say anything else than the default
 
 
-@reads("checkpoint", file_of)
+@reads("checkpoint")
 def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None) -> CfgNode:
     """The checked, frozen config of a checkpoint: that of its run card, or the one that its keys and shapes tell.
 
@@ -49,13 +49,12 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     something open; SwinQuantError for what is no checkpoint of a Swin, nor called as one of timm's.
     """
     overrides = dict(overrides or {})
-    file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
-    if (card := card_of(file)) is not None:
+    checkpoint = open_checkpoint(checkpoint)
+    file = checkpoint.file
+    if (card := checkpoint.card) is not None:
         cfg = from_dict(card.config, str(card_path(file)))
         return from_dict(card.config, str(card_path(file)), overrides | _trained_window(_geometry_of(cfg), overrides))
-    weights = read_weights(
-        checkpoint if isinstance(checkpoint, Weights) else file, str(overrides.get("MODEL.WEIGHTS", ""))
-    )
+    weights = checkpoint.weights(str(overrides.get("MODEL.WEIGHTS", "")))
     kind = overrides.get("MODEL.OUTPUT_KIND", LOGITS)
     if kind == FEATURES:
         weights, features = as_backbone(weights)
@@ -87,7 +86,7 @@ def config_given(
     """The configuration that the user names, as `load_config` reads it, and what it leaves open as published."""
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
-    if isinstance(checkpoint, Weights) or (checkpoint is not None and local_file(checkpoint).is_file()):
+    if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).exists:
         own = _geometry_of(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)
@@ -101,11 +100,12 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     Where he stated that pictures are prepared otherwise, it is his word, and a warning. UsageError where he stated
     another model than is published, unless one by one (`explicit`).
     """
-    file = checkpoint.source.path if isinstance(checkpoint, Weights) else local_file(checkpoint)
+    checkpoint = open_checkpoint(checkpoint)
+    file = checkpoint.file
     with contextlib.suppress(SwinQuantError):  # some other JSON may lie beside a float checkpoint
-        if card_of(file) is not None:
+        if checkpoint.card is not None:
             return cfg
-    weights = read_weights(checkpoint if isinstance(checkpoint, Weights) else file, cfg.MODEL.WEIGHTS)
+    weights = checkpoint.weights(cfg.MODEL.WEIGHTS)
     told = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
     if told["TYPE"] != cfg.MODEL.TYPE:
         return cfg  # which loading refuses

@@ -15,12 +15,13 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.geometry import difference, geometry
+from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.resize import resized
 from swin_quant.checkpoint.roots import of_names
 from swin_quant.checkpoint.strangers import described, stranger
-from swin_quant.checkpoint.weights import Checkpoint, Weights, file_of, read_weights
+from swin_quant.checkpoint.weights import Weights
 from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.factors import all_factors
@@ -28,7 +29,7 @@ from swin_quant.quant.fold import fitted
 
 
 def _file_of(model: nn.Module, checkpoint: Checkpoint, **named: Any) -> str | os.PathLike[str]:
-    return file_of(checkpoint)
+    return checkpoint
 
 
 @reads("checkpoint", _file_of)
@@ -64,7 +65,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
 
 def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     """The weights of a file under the model's own names, if more of those are in it than of the house's."""
-    read, wanted = read_weights(checkpoint, getattr(model, "weights", "")), model.state_dict().keys()
+    read, wanted = open_checkpoint(checkpoint).weights(getattr(model, "weights", "")), model.state_dict().keys()
     have = len(wanted & read.state.keys())
     whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
     if read.raw is None or (whole and not read.asked):

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,19 @@ class Source:
 
 
 @reads("checkpoint")
-def read_state_dict(path: str | os.PathLike[str], weights: str = "") -> tuple[dict[str, Tensor], Source]:
+def read_state_dict(
+    path: str | os.PathLike[str], weights: str = "", sha256: Callable[[], str] | None = None
+) -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
     A .pth may be a bare state_dict or nest one, or several, beside an optimizer, an epoch, a configuration; `weights`
     chooses as in `parts`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
     damaged (checksums included), code or foreign classes (never executed), no tensors, an entry that is not dense.
-    Where `path` is an index, the tensors are those of the files that it names.
+    Where `path` is an index, the tensors are those of the files that it names. `sha256`: gives the hash of the file.
     """
     path = Path(path)
     if path.is_file() and (parts := parts_of(path)):
-        return _of_parts(path, parts)
+        return _of_parts(path, parts, sha256)
     head = _sniff(path)
     said: dict[str, Any] = {}
     content: Any
@@ -84,10 +86,12 @@ def read_state_dict(path: str | os.PathLike[str], weights: str = "") -> tuple[di
     state, taken, several = _unwrap(path, content, weights)
     for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one deeper
         said |= {key: part[key] for key in _SAID if key not in said and isinstance(part.get(key), Mapping | str)}
-    return state, Source(path, sha256_of(path), kind, said=said, weights=taken, several=several)
+    return state, Source(path, sha256() if sha256 else sha256_of(path), kind, said=said, weights=taken, several=several)
 
 
-def _of_parts(index: Path, parts: Mapping[Path, list[str]]) -> tuple[dict[str, Tensor], Source]:
+def _of_parts(
+    index: Path, parts: Mapping[Path, list[str]], sha256: Callable[[], str] | None
+) -> tuple[dict[str, Tensor], Source]:
     if absent := [part.name for part in parts if not part.is_file()]:
         raise SwinQuantError(f"{index}: names {listed(absent, 3)}, which must lie beside it: download or copy it, too")
     found: dict[str, Tensor] = {}
@@ -96,7 +100,7 @@ def _of_parts(index: Path, parts: Mapping[Path, list[str]]) -> tuple[dict[str, T
         if unlike := {*keys} ^ state.keys():
             raise SwinQuantError(f"{part}: holds other tensors than {index.name} says: {listed(sorted(unlike), 3)}")
         found |= state
-    return found, replace(source, path=index, sha256=sha256_of(index))
+    return found, replace(source, path=index, sha256=sha256() if sha256 else sha256_of(index))
 
 
 def _sniff(path: Path) -> bytes:

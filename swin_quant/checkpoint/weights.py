@@ -1,9 +1,8 @@
-"""The weights of a checkpoint under the house's names, read once and handed on."""
+"""The weights of a checkpoint file under the house's names."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.names import to_microsoft, without_inserted
 from swin_quant.checkpoint.parts import RAW, satisfies
-from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
+from swin_quant.checkpoint.ranges import SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.roots import of_a_swin
 from swin_quant.checkpoint.sources import local_file
@@ -34,29 +33,15 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
     return any(key.endswith(SUFFIX) for key in state)
 
 
-def knows_ends(checkpoint: str | os.PathLike[str]) -> bool:
-    """Whether a calibrated checkpoint has both ends of its ranges, which zero points need."""
-    return any(key.endswith(BOUNDS) for key in read_weights(checkpoint).state)
-
-
-Checkpoint = str | os.PathLike[str] | Weights
-"""A file, a name as in `sources`, or what `read_weights` read from it."""
-
-
-def file_of(checkpoint: Checkpoint, *more: Any, **named: Any) -> str | os.PathLike[str]:
-    """Where weights come from."""
-    return checkpoint.source.path if isinstance(checkpoint, Weights) else checkpoint
-
-
-@reads("checkpoint", file_of)
-def read_weights(checkpoint: Checkpoint, weights: str = "") -> Weights:
-    """The weights of a file; SwinQuantError as in `read_state_dict`. What was read already is handed back.
+@reads("checkpoint")
+def read_weights(
+    checkpoint: str | os.PathLike[str], weights: str = "", sha256: Callable[[], str] | None = None
+) -> Weights:
+    """The weights of a file; SwinQuantError as in `read_state_dict`.
 
     `weights`: which set of a file that holds several (`parts`); a file of ours holds one.
     """
-    if isinstance(checkpoint, Weights):
-        return checkpoint
-    raw, source = read_state_dict(local_file(checkpoint), weights)
+    raw, source = read_state_dict(local_file(checkpoint), weights, sha256)
     raw = without_inserted(raw)
     calibrated = is_calibrated(raw)
     ours = calibrated or card_path(source.path).exists()
@@ -67,6 +52,11 @@ def read_weights(checkpoint: Checkpoint, weights: str = "") -> Weights:
     except SwinQuantError as error:
         raise SwinQuantError(f"{source.path}: {error}") from error
     name = ".".join(filter(None, (source.weights, found.root.removesuffix("."))))
-    source = replace(source, format=f"{source.format}, {convention} names", calibrated=calibrated, weights=name,
-                     several=source.several or found.several)  # fmt: skip
+    source = replace(
+        source,
+        format=f"{source.format}, {convention} names",
+        calibrated=calibrated,
+        weights=name,
+        several=source.several or found.several,
+    )
     return Weights(state, source, raw, "" if found.said else asked)

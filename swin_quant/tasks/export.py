@@ -18,8 +18,8 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
+from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.checkpoint.range_bits import check_bits
-from swin_quant.checkpoint.weights import knows_ends
 from swin_quant.config import from_dict
 from swin_quant.loading import giving, load_for_scoring
 from swin_quant.models.classifier import Classifier
@@ -174,7 +174,7 @@ def backend_of(name: str) -> Backend:
 
 def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:
     best, *others = fitting
-    if checkpoint is None or not best.has_zero_points or knows_ends(checkpoint):
+    if checkpoint is None or not best.has_zero_points or open_checkpoint(checkpoint).has_zero_points:
         return best
     usable = next((policy for policy in others if not policy.has_zero_points), best)
     log.warning("policy %s: ranges of before zero points lack an end; calibrate again for %s, which %s runs best",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
-from swin_quant.checkpoint import load_calibrated, read_weights
+from swin_quant.checkpoint import load_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.models.registry import units_of
@@ -30,7 +30,7 @@ _SUFFIX = "_quantizer"
 def node_summaries(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard] = ()) -> list[NodeSummary]:
     """Every node of the `checkpoint` of `card`, under the card's policy; `artifacts` were exported from it."""
     model = build_model(from_dict(card.config, card.name))
-    load_calibrated(model, read_weights(str(checkpoint)))
+    load_calibrated(model, checkpoint)
     nodes = named_nodes(model)
     engines = {_title(one): _precisions(model, one) for one in artifacts}
     _apply(model, card)

@@ -3,8 +3,7 @@
 import torch
 from yacs.config import CfgNode
 
-from swin_quant.cards.lineage import card_of
-from swin_quant.checkpoint import load_calibrated, load_float, read_weights
+from swin_quant.checkpoint import load_calibrated, load_float, open_checkpoint
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.listing import NodeRow, list_nodes
@@ -24,12 +23,12 @@ def model_of(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None 
     """The model that `cfg` describes, float or calibrated as its checkpoint is; without one, shapes alone."""
     with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
-    card = card_of(checkpoint) if checkpoint else None
+    subject = open_checkpoint(checkpoint) if checkpoint else None
+    card = subject.card if subject else None
     if card and card.policy and policy is None:
         policy = policy_from_dict(card.policy, card.name)
     if policy is not None:
         apply_policy(model, policy)
-    if checkpoint:
-        weights = read_weights(checkpoint)
-        (load_calibrated if weights.source.calibrated else load_float)(model, weights)
+    if subject:
+        (load_calibrated if subject.is_calibrated else load_float)(model, subject)
     return model

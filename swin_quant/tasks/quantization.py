@@ -18,9 +18,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import parts_of, sha256_of
 from swin_quant.base.journal import plain
 from swin_quant.cards.card import RunCard, without_paths
-from swin_quant.cards.lineage import calibrated_again, made_before
+from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, DatasetRecord
+from swin_quant.checkpoint import made_before
 from swin_quant.checkpoint.class_names import names_of
 from swin_quant.config.portable import portable_config
 from swin_quant.data.calibration import seeded_order
@@ -177,7 +178,7 @@ def _changed(asked: Quantization, file: Path) -> list[str] | None:
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
         return None
     record, plan = card.calibration, asked.plan
-    before = made_before(asked.checkpoint, calibrated=False)
+    before = made_before(asked.checkpoint)
     earlier = of_weights(before)
     same = {
         "the checkpoint": _same_weights(card, before, asked.checkpoint),

@@ -73,9 +73,9 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
     from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.dependents import refuse_to_replace
-    from swin_quant.cards.lineage import calibrated_again, card_of, made_before, original
+    from swin_quant.cards.lineage import calibrated_again, original
     from swin_quant.cards.paths import card_path
-    from swin_quant.checkpoint import load_float, save_float
+    from swin_quant.checkpoint import load_float, made_before, open_checkpoint, save_float
     from swin_quant.checkpoint.class_names import names_of
     from swin_quant.config.portable import portable_config
     from swin_quant.data.preprocess import Preprocess
@@ -95,14 +95,15 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
         raise UsageError(f"‹to› {target}: {card_path(target)} is the run card of {checkpoint}; give another name")
     refuse_to_replace(target)
     model = build_model(cfg)
-    source = load_float(model, checkpoint, replace_head=replace_head)
+    subject = open_checkpoint(checkpoint)
+    source = load_float(model, subject, replace_head=replace_head)
     for exchange in exchanges_of(model):  # others know the names of a trained network only
         take_back(model, exchange)
-    before = card_of(checkpoint)
-    record = original(made_before(checkpoint, source.calibrated), source.record())
+    before = subject.card
+    record = original(made_before(subject), source.record())
     ensure_writable_dir(target.parent)
     save_float(model, target, dtype)
-    names, preprocess = names_of(cfg, source.path, replace_head), Preprocess.from_config(cfg).to_dict()
+    names, preprocess = names_of(cfg, subject, replace_head), Preprocess.from_config(cfg).to_dict()
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, record, class_names=names)
     if before:
         training = calibrated_again(before) if before.is_qat else before.training

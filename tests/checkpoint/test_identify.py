@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint import Source, Weights, load_float, save_calibrated, save_float
+from swin_quant.checkpoint import OpenedCheckpoint, Source, Weights, load_float, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import architecture, from_dict, load_config
 from swin_quant.config.files import shipped_configs
@@ -60,7 +60,7 @@ def weights(tmp_path):
     def make(state, name="mine.pth"):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, 4 << 30)  # takes no disk
-        return Weights(state, Source(tmp_path / name, "0" * 64, "pth"))
+        return OpenedCheckpoint(tmp_path / name, Weights(state, Source(tmp_path / name, "0" * 64, "pth")))
 
     return make
 
@@ -221,7 +221,7 @@ def test_shapes_ask_for_no_more_memory_than_the_file_has(tmp_path):
     file = tmp_path / "small.pth"
     file.write_bytes(b"x" * 1000)
     with pytest.raises(SwinQuantError, match="damaged checkpoint of a Swin: its keys and shapes are of a model of"):
-        config_for(Weights(on_meta(cfg), Source(file, "0" * 64, "pth")))
+        config_for(OpenedCheckpoint(file, Weights(on_meta(cfg), Source(file, "0" * 64, "pth"))))
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-22, 1e30, float("nan"), float("inf"), -1.0])
@@ -304,7 +304,7 @@ def test_whatever_a_file_holds_the_answer_is_a_config_or_one_line(tmp_path_facto
         else:
             state[key.replace("0", str(number))] = torch.ones(2)
     try:
-        config_for(Weights(state, Source(file, "0" * 64, "pth")))
+        config_for(OpenedCheckpoint(file, Weights(state, Source(file, "0" * 64, "pth"))))
     except SwinQuantError as error:
         assert "\n" not in str(error) and len(str(error)) < 1500
 

@@ -1,0 +1,51 @@
+"""A checkpoint is read and hashed once, however many ask it."""
+
+import pytest
+import torch
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import load_float, made_before, open_checkpoint, opened, save_float, weights
+from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.identify import config_for, config_given
+from swin_quant.models import build_model
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The names of the functions that read a file, one entry a call."""
+
+    calls = []
+    for module, name in ((opened, "sha256_of"), (weights, "read_state_dict"), (opened, "card_of")):
+        original = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *given, _name=name, _read=original: calls.append(_name) or _read(*given)
+        )
+    return calls
+
+
+def test_every_question_shares_one_reading(micro, counted):
+    checkpoint = open_checkpoint(micro / "swin.pth")
+    assert counted == [] and open_checkpoint(checkpoint) is checkpoint
+    cfg = config_for(checkpoint)
+    config_given(micro / "swin.yaml", checkpoint)
+    source = load_float(build_model(cfg), checkpoint)
+    assert names_of(cfg, checkpoint) == [] and made_before(checkpoint) is None
+    assert source.sha256 == checkpoint.sha256 and not checkpoint.is_calibrated
+    assert checkpoint.geometry["TYPE"] == "swin" and not checkpoint.has_zero_points
+    assert sorted(counted) == ["card_of", "read_state_dict", "sha256_of"]
+
+
+def test_a_card_of_another_file_stops_only_what_was_calibrated(micro, tmp_path, tiny_model):
+    assert open_checkpoint(tmp_path).file == tmp_path and made_before(None) is None
+    for name, state in (("float", {}), ("calibrated", {"head._amax": torch.tensor(1.0)})):
+        file = tmp_path / f"{name}.pth"
+        model = tiny_model()
+        save_float(model, file)
+        torch.save({**torch.load(file)["model"], **state}, file)
+        RunCard("x", {}, {}, checkpoint={"file": file.name, "sha256": "0" * 64}).write(file.with_suffix(".json"))
+        if state:
+            with pytest.raises(SwinQuantError, match="is not the checkpoint of its run card"):
+                made_before(file)
+        else:
+            assert made_before(file) is None
