@@ -11,7 +11,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import put
-from swin_quant.report.formats import FORMATS, SUFFIXES
+from swin_quant.report import FORMATS, SUFFIXES
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World

@@ -1,1 +1,4 @@
-"""Tables of what was measured or found: columns are data, and one engine writes them in every form."""
+"""Tables and the page: what was measured or found, as columns of data, in every form. Imports nothing slow."""
+
+FORMATS = ("terminal", "markdown", "csv")  # printed
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}  # of the files in a folder of results

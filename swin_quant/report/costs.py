@@ -1,13 +1,13 @@
 """Tables of what quantization costs: of each group of nodes, of each block, and of each policy that a search tried."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swin_quant.base.errors import listed
 from swin_quant.base.files import finite
-from swin_quant.cards.costs import GroupRecord, LossRecord, SensitivityRecord
+from swin_quant.cards.costs import GroupRecord, SensitivityRecord
 from swin_quant.quant.search import SearchResult, TriedPolicy
-from swin_quant.report.table import Column, ReportTable, Value, comma_separated, field, figure, json_text, records
+from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, json_text, records
 
 KINDS = ("role", "stage", "block", "layer", "node")
 
@@ -28,28 +28,19 @@ class CostRow:
         return self.group["name"]
 
 
-def _of(which: str, key: str) -> Callable[[CostRow], Value]:
-    def value(row: CostRow) -> Value:
-        loss: LossRecord = row.group[which]  # type: ignore[literal-required]  # keys of columns, not of users
-        found: Value = loss[key]  # type: ignore[literal-required]
-        return found
-
-    return value
-
-
 COSTS: tuple[Column[CostRow], ...] = (
     Column("kind", "kind", field("kind")),
     Column("name", "name", field("name"), fold=True),
-    figure("nodes", "nodes", lambda row: row.group["nodes"]),
-    figure("gain_db", "off wins\ndB", lambda row: row.gain_db, "{:+.2f}"),
-    figure("without_sqnr_db", "all but it\nSQNR dB", _of("without", "sqnr_db"), "{:.1f}"),
-    figure("without_agreement", "agree %", _of("without", "agreement"), "{:.1f}"),
-    figure("without_drop", "", _of("without", "drop")),
-    figure("without_kl", "", _of("without", "kl")),
-    figure("alone_sqnr_db", "only it\nSQNR dB", _of("alone", "sqnr_db"), "{:.1f}"),
-    figure("alone_agreement", "agree %", _of("alone", "agreement"), "{:.1f}"),
-    figure("alone_drop", "", _of("alone", "drop")),
-    figure("alone_kl", "KL", _of("alone", "kl"), "{:.1e}"),
+    figure("nodes", "nodes", field("group", "nodes")),
+    figure("gain_db", "off wins\ndB", field("gain_db"), "{:+.2f}"),
+    figure("without_sqnr_db", "all but it\nSQNR dB", field("group", "without", "sqnr_db"), "{:.1f}"),
+    figure("without_agreement", "agree %", field("group", "without", "agreement"), "{:.1f}"),
+    figure("without_drop", "", field("group", "without", "drop")),
+    figure("without_kl", "", field("group", "without", "kl")),
+    figure("alone_sqnr_db", "only it\nSQNR dB", field("group", "alone", "sqnr_db"), "{:.1f}"),
+    figure("alone_agreement", "agree %", field("group", "alone", "agreement"), "{:.1f}"),
+    figure("alone_drop", "", field("group", "alone", "drop")),
+    figure("alone_kl", "KL", field("group", "alone", "kl"), "{:.1e}"),
 )
 _DEPTH: tuple[Column[tuple[str, float | None]], ...] = (
     Column("block", "output of", lambda row: row[0], fold=True),
@@ -59,11 +50,11 @@ _TRIED: tuple[Column[TriedPolicy], ...] = (
     Column("policy", "policy", field("policy"), fold=True),
     figure("nodes", "nodes on", field("nodes")),
     figure("ms", "ms", field("ms"), "{:.3f}", may_lack=True),
-    figure("sqnr_db", "SQNR dB", lambda row: row.loss.sqnr_db, "{:.1f}"),
-    figure("agreement", "agree %", lambda row: row.loss.agreement, "{:.2f}"),
-    figure("drop", "expected\ndrop", lambda row: row.loss.drop, "{:.3f}"),
-    figure("drop_error", "±", lambda row: row.loss.drop_error, "{:.3f}"),
-    figure("kl", "KL", lambda row: row.loss.kl, "{:.1e}"),
+    figure("sqnr_db", "SQNR dB", field("loss", "sqnr_db"), "{:.1f}"),
+    figure("agreement", "agree %", field("loss", "agreement"), "{:.2f}"),
+    figure("drop", "expected\ndrop", field("loss", "drop"), "{:.3f}"),
+    figure("drop_error", "±", field("loss", "drop_error"), "{:.3f}"),
+    figure("kl", "KL", field("loss", "kl"), "{:.1e}"),
     Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
 )
 

@@ -90,11 +90,13 @@ def figure(key: str, title: str, of: Callable[[Row], Value], form: str = "{}", m
     return Column(key, title, of, form, right=True, may_lack=may_lack)
 
 
-def field(name: str) -> Callable[[Any], Value]:
-    """A function that reads a field of a row: an attribute, or the key of a mapping."""
+def field(*names: str) -> Callable[[Any], Value]:
+    """A function that reads a field of a row, or a field of that: attributes, or keys of mappings; None has no fields."""
 
     def value(row: Any) -> Value:
-        found: Value = row[name] if isinstance(row, Mapping) else getattr(row, name)
+        for name in names:
+            row = None if row is None else row[name] if isinstance(row, Mapping) else getattr(row, name)
+        found: Value = row
         return found
 
     return value

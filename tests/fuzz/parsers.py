@@ -67,7 +67,7 @@ from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, of_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
-from swin_quant.report.formats import FORMATS
+from swin_quant.report import FORMATS
 from swin_quant.score.alignment import from_arrays
 from swin_quant.tasks.analyze_onnx import analyze_onnx
 from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines

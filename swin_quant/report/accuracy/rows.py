@@ -4,14 +4,14 @@ The columns are those of FasterTransformer's guide (docs/reference, section 5.3)
 Three deltas printed in that guide contradict their own columns; here a delta is always computed.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CORRECTED, ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
 from swin_quant.quant.policies import told_apart
-from swin_quant.report.table import Column, Value, figure
+from swin_quant.report.table import Column, field, figure
 from swin_quant.score.engine import EAGER, HALF_TYPES
 
 LEGEND = (
@@ -75,11 +75,11 @@ class AccuracyRow:
             return ranges["activations"]
         return record["method"] if record["percentile"] is None else f"{record['method']} {record['percentile']}"
 
-    def delta(self, field: str) -> float | None:
+    def delta(self, metric: str) -> float | None:
         """Quantized minus float32, in points, of `acc1` or `acc5`."""
         if self.float32 is None or self.quantized is None:
             return None
-        return getattr(self.quantized, field) - getattr(self.float32, field)
+        return getattr(self.quantized, metric) - getattr(self.float32, metric)
 
     @property
     def stale(self) -> bool:
@@ -195,10 +195,6 @@ def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
     return None if result is None or result.policy is None else (result.policy, result.policy_sha256)
 
 
-def _of(result: str, field: str) -> Callable[[AccuracyRow], Value]:
-    return lambda row: getattr(getattr(row, result), field, None)
-
-
 def _delta_with_error(row: AccuracyRow) -> str:
     delta, error = row.delta("acc1"), row.delta_acc1_se
     text = f"{delta:+.3f}" if error is None else f"{delta:+.3f} ±{error:.3f}"
@@ -217,32 +213,32 @@ def _resolution(row: AccuracyRow) -> int | None:
 
 
 COLUMNS: tuple[Column[AccuracyRow], ...] = (
-    Column("name", "name", lambda row: row.card.name),
+    Column("name", "name", field("card", "name")),
     figure("resolution", "resolution", _resolution, "{0}x{0}"),
-    Column("dataset", "dataset", lambda row: row.place),
-    Column("policy", "policy", lambda row: row.policy),
-    Column("precision", "type", _of("quantized", "precision")),
-    Column("weights", "weights", lambda row: row.weights, may_lack=True),
-    Column("calibrator", "calibrator", lambda row: row.calibrator),
+    Column("dataset", "dataset", field("place")),
+    Column("policy", "policy", field("policy")),
+    Column("precision", "type", field("quantized", "precision")),
+    Column("weights", "weights", field("weights"), may_lack=True),
+    Column("calibrator", "calibrator", field("calibrator")),
     figure("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
-    figure("acc1", "acc@1", _of("float32", "acc1"), "{:.3f}"),
-    figure("acc5", "acc@5", _of("float32", "acc5"), "{:.3f}"),
-    Column("half_precision", "half (H)", _of("half", "precision")),
-    figure("half_acc1", "acc@1(H)", _of("half", "acc1"), "{:.3f}"),
-    figure("quantized_acc1", "acc@1(I)", _of("quantized", "acc1"), "{:.3f}"),
-    figure("quantized_acc5", "acc@5(I)", _of("quantized", "acc5"), "{:.3f}"),
+    figure("acc1", "acc@1", field("float32", "acc1"), "{:.3f}"),
+    figure("acc5", "acc@5", field("float32", "acc5"), "{:.3f}"),
+    Column("half_precision", "half (H)", field("half", "precision")),
+    figure("half_acc1", "acc@1(H)", field("half", "acc1"), "{:.3f}"),
+    figure("quantized_acc1", "acc@1(I)", field("quantized", "acc1"), "{:.3f}"),
+    figure("quantized_acc5", "acc@5(I)", field("quantized", "acc5"), "{:.3f}"),
     Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=_delta_with_error, style=_verdict),
-    Column("delta_acc1_se", "", lambda row: row.delta_acc1_se),
+    Column("delta_acc1_se", "", field("delta_acc1_se")),
     figure("delta_acc5", "Δ acc@5", lambda row: row.delta("acc5"), "{:+.3f}"),
-    figure("agreement", "agree %", _of("quantized", "agreement"), "{:.2f}"),
-    figure("sqnr_db", "SQNR dB", _of("quantized", "sqnr_db"), "{:.1f}"),
-    figure("ms", "ms", _of("float32", "ms_per_picture"), "{:.3f}"),
-    figure("half_ms", "ms(H)", _of("half", "ms_per_picture"), "{:.3f}"),
-    figure("quantized_ms", "ms(I)", _of("quantized", "ms_per_picture"), "{:.3f}"),
-    Column("engine", "engine", _of("quantized", "engine")),
-    Column("own_precision", "float (E)", _of("own", "precision"), may_lack=True),
-    figure("own_acc1", "acc@1(E)", _of("own", "acc1"), "{:.3f}", may_lack=True),
-    figure("own_ms", "ms(E)", _of("own", "ms_per_picture"), "{:.3f}", may_lack=True),
+    figure("agreement", "agree %", field("quantized", "agreement"), "{:.2f}"),
+    figure("sqnr_db", "SQNR dB", field("quantized", "sqnr_db"), "{:.1f}"),
+    figure("ms", "ms", field("float32", "ms_per_picture"), "{:.3f}"),
+    figure("half_ms", "ms(H)", field("half", "ms_per_picture"), "{:.3f}"),
+    figure("quantized_ms", "ms(I)", field("quantized", "ms_per_picture"), "{:.3f}"),
+    Column("engine", "engine", field("quantized", "engine")),
+    Column("own_precision", "float (E)", field("own", "precision"), may_lack=True),
+    figure("own_acc1", "acc@1(E)", field("own", "acc1"), "{:.3f}", may_lack=True),
+    figure("own_ms", "ms(E)", field("own", "ms_per_picture"), "{:.3f}", may_lack=True),
     Column("device", "", lambda row: row.measured[-1].device),
     Column("batch_size", "", lambda row: row.measured[-1].batch_size),
 )
