@@ -91,7 +91,7 @@ def figure(key: str, title: str, of: Callable[[Row], Value], form: str = "{}", m
 
 
 def field(*names: str) -> Callable[[Any], Value]:
-    """A function that reads a field of a row, or a field of that: attributes, or keys of mappings; None has no fields."""
+    """A function that reads a field of a row, or a field of a field: attributes or keys. None has no fields."""
 
     def value(row: Any) -> Value:
         for name in names:
