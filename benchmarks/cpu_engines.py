@@ -37,7 +37,7 @@ from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
 from swin_quant.config import find_config, load_config
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier

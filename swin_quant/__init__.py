@@ -14,6 +14,8 @@ Importing it changes nothing in the process; what is slow is imported when it is
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base import __version__ as __version__
+
 if TYPE_CHECKING:
     from swin_quant.base.reproducible import reproducible as reproducible
     from swin_quant.data.picture_set import pictures as pictures
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
     from swin_quant.verbs.wrap import wrap as wrap
-
-__version__ = "0.1.0"
 
 # Name -> its module, and what it is called there.
 _FACE = {

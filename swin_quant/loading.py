@@ -18,8 +18,8 @@ from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_floa
 from swin_quant.checkpoint.class_names import names_of
 from swin_quant.checkpoint.range_bits import check_bits
 from swin_quant.config import from_dict, to_dict
+from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.config.portable import portable_config
 from swin_quant.config.values import leaves
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model

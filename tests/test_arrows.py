@@ -30,15 +30,39 @@ FOLDED = {"tasks", "face", "cli", "verbs"}  # into verbs/, one after the other
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 
+MODULES = {
+    ".".join(("swin_quant", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+OWN_NAME = re.compile(r"(swin_quant(?:\.\w+)+)(?::\w+)?")
+
+
 def imported(path):
-    """(line, package) of ours for every import in a file, those inside functions too."""
+    """(line, module of ours) for every import in a file, those inside functions and for types alone too."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "swin_quant":
-            inner = [node.module] if "." in node.module else [f"swin_quant.{alias.name}" for alias in node.names]
-            yield from ((node.lineno, name.split(".")[1]) for name in inner)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "swin_quant":
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name if name in MODULES else node.module) for name in inner)
         elif isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
-            yield from ((node.lineno, name[1]) for name in names if name[0] == "swin_quant" and len(name) > 1)
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in MODULES)
+
+
+def named(path):
+    """(line, module of ours) for every text that names a module to import, as registries do."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if (name := OWN_NAME.fullmatch(node.value)) and name[1] in MODULES:
+                yield node.lineno, name[1]
+
+
+IMPORTS = {name: sorted(set(imported(path))) for name, path in MODULES.items()}
+NAMED = {name: sorted(set(named(path))) for name, path in MODULES.items()}
+
+
+def floor_of(module):
+    """(package, its floor); the package's own `__init__`, which offers everything, is above all."""
+    package = module.split(".")[1] if "." in module else "swin_quant"
+    return package, FLOOR.get(package, len(FLOORS))
 
 
 def test_every_package_has_a_floor():
@@ -49,13 +73,27 @@ def test_every_package_has_a_floor():
 @pytest.mark.parametrize("package", FLOOR)
 def test_no_arrow_goes_up_or_aside(package):
     wrong = [
-        f"{path.relative_to(PACKAGE)}:{line} imports {other}"
-        for path in [*(PACKAGE / package).rglob("*.py"), *PACKAGE.glob(f"{package}.py")]
-        for line, other in imported(path)
-        if other in FLOOR and other != package
-        if FLOOR[other] >= FLOOR[package] and not {other, package} <= FOLDED
+        f"{MODULES[name].relative_to(PACKAGE)}:{line} imports {module}"
+        for name, imports in IMPORTS.items()
+        for line, module in imports + NAMED[name]
+        for other, floor in [floor_of(module)]
+        if floor_of(name)[0] == package != other
+        if floor >= FLOOR[package] and not {other, package} <= FOLDED
     ]
     assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """A module is taken away once all that it imports is gone; what stays lies in a circle, or leads to one."""
+    left = {
+        name: {module for _, module in imports if module != name}
+        for name, imports in IMPORTS.items()
+        if floor_of(name)[0] not in {*FOLDED, "swin_quant"}
+    }
+    while gone := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in gone:
+            del left[name]
+    assert left == {}
 
 
 def test_no_two_classes_have_one_name():

@@ -22,7 +22,7 @@ from swin_quant.checkpoint import candidates
 from swin_quant.cli import GROUPS, main
 from swin_quant.cli.session import FRONT_DOOR
 from swin_quant.config import load_config
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures

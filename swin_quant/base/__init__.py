@@ -1,1 +1,3 @@
 """What everything stands on: errors, files, progress, ranks."""
+
+__version__ = "0.1.0"

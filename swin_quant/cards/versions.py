@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-import swin_quant
+from swin_quant.base import __version__
 
 
 def versions() -> dict[str, str | None]:
     """What the figures depend on besides the checkpoint; None where there is no such thing."""
     return {
-        "swin_quant": swin_quant.__version__,
+        "swin_quant": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         **{package: _installed(package) for package in ("timm", "numpy")},

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-import swin_quant
+from swin_quant.base import __version__
 from swin_quant.base.reproducible import reproducible
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps say nothing that our one line does not
@@ -63,7 +63,7 @@ def _main(arguments: Sequence[str]) -> int:
         print(_usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        print(swin_quant.__version__)
+        print(__version__)
         return 0
     from swin_quant.cli.session import run
 

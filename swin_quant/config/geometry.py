@@ -11,7 +11,8 @@ from swin_quant.base.schema import Must, one_of, within
 from swin_quant.config import outputs
 from swin_quant.config.defaults import architecture
 from swin_quant.config.families import families
-from swin_quant.config.values import check_values, leaves
+from swin_quant.config.family import check_values
+from swin_quant.config.values import leaves
 
 
 def _spelt(pattern: str) -> Callable[[str], bool]:

@@ -8,6 +8,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.config.defaults import default_config
+from swin_quant.config.families import BUILT_IN, families
 from swin_quant.config.files import layers
 from swin_quant.config.geometry import check_geometry
 from swin_quant.config.timm import named
@@ -59,3 +60,16 @@ def to_dict(cfg: CfgNode) -> dict[str, Any]:
     """The tree as plain dicts, lists, numbers and strings, for JSON."""
     plain = {key: to_dict(value) if isinstance(value, CfgNode) else value for key, value in cfg.items()}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+def portable_config(cfg: CfgNode) -> dict[str, Any]:
+    """The config as a run card keeps it: without the folders of the machine it ran on."""
+    data = to_dict(cfg)
+    for family in families().values():  # a reader without that package would not know the section
+        if family.name not in (cfg.MODEL.TYPE, *(family.name for family in BUILT_IN)):
+            del data["MODEL"][family.section]
+    data["DATA"]["DATA_PATH"] = Path(cfg.DATA.DATA_PATH).name
+    data["OUTPUT"] = ""
+    for key in ("RESUME", "PRETRAINED"):
+        data["MODEL"][key] = Path(cfg.MODEL[key]).name
+    return data

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 from yacs.config import CfgNode
 
 from swin_quant.base.schema import counted, within
-from swin_quant.config.families import Family
+from swin_quant.config.family import Family, check_values, need
 from swin_quant.config.outputs import FEATURES, LAST, stages_of
-from swin_quant.config.values import check_values, need
 
 _BOTH: dict[str, Any] = {
     "PATCH_SIZE": 4,

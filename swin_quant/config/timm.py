@@ -10,8 +10,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.schema import Must
-from swin_quant.config.families import Family
-from swin_quant.config.values import check_values, need
+from swin_quant.config.family import Family, check_values, need
 
 HEADS = ("fc", "head.fc", "classifier", "head", "last_linear", "head.l")
 # What of a builder's options would read files or change what the config says elsewhere.

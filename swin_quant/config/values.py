@@ -73,18 +73,6 @@ def at(cfg: CfgNode, place: str) -> Any:
     return node
 
 
-def need(holds: bool, source: str, problem: str) -> None:
-    """UsageError that names the source, unless it holds."""
-    if not holds:
-        raise UsageError(f"{source}: {problem}")
-
-
-def check_values(kinds: Mapping[str, Any], values: Mapping[str, Any], source: str, section: str = "") -> None:
-    """UsageError unless the values of the keys of `kinds` are of those types (`base.schema`)."""
-    for key, kind in kinds.items():
-        checked(kind, values[key], source, f"{section}{key}", error=UsageError)
-
-
 def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
     """Write `tree` into `cfg`: nested sections or dotted keys, every key known and every value of its key's type."""
     known = _keys(tuple(families()))

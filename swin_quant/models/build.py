@@ -8,8 +8,8 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import EMBEDDING, FEATURES
-from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import Architecture, architectures
+from swin_quant.models.classifier import Architecture, Classifier
+from swin_quant.models.registry import architectures
 from swin_quant.quant.quantizer import named_nodes
 
 

@@ -1,15 +1,15 @@
-"""What the house asks of a network, whatever its architecture."""
+"""The two types of `models`: what a network must offer, and the entry of its architecture in the registry."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
+from swin_quant.config.family import Family
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.passes.places import Exchange
-
-if TYPE_CHECKING:
-    from swin_quant.models.registry import Architecture
 
 
 class Classifier(nn.Module):
@@ -47,3 +47,39 @@ class Classifier(nn.Module):
                 f"pictures {list(images.shape)}: this model takes [B, {', '.join(map(str, wanted))}]: prepare them as "
                 "its `preprocess` says"
             )
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An entry of the registry: a family, and the network that a config of it describes.
+
+    `build(cfg)` gives a `Classifier` with freshly initialised weights, nodes off. `blocks` are the parts that repeat,
+    in the order of the forward pass: what is computed anew to save memory, sharded, and counted by layer decay.
+    `stages` are those whose outputs are features. `pairs`: a norm and the linears that read its output and nothing
+    else does, so that a factor can move from one to the others; stars stand for the same words in all. `exchanges`:
+    other places of such a kind; `streams(model)`: those of residual streams, which depend on the depth. `padded`: what
+    is given zeros beside tokens where a map has no whole windows: no offset may move into it. `no_decay`: what is in
+    the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module that
+    rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
+    `backbone` names a function "module:function" from a config to the model that gives maps; None: there is none.
+    `embedding` one to the model that gives what the head reads; None: that without its `head`.
+    """
+
+    family: Family
+    build: Callable[[CfgNode], Classifier]
+    blocks: str | None = None
+    stages: str | None = None
+    pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    streams: Callable[[nn.Module], Iterable[Exchange]] | None = None
+    padded: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    no_decay: tuple[str, ...] = ()
+    rewrites: str | None = None
+    backbone: str | None = None
+    embedding: str | None = None
+
+    @property
+    def name(self) -> str:
+        """MODEL.TYPE of its configs."""
+        return self.family.name

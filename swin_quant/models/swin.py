@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.config.swin import SWIN
+from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
-from swin_quant.models.registry import Architecture
 from swin_quant.models.windows import relative_position_index
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part

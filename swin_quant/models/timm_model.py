@@ -17,7 +17,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.timm import TIMM, options_of
-from swin_quant.models.registry import Architecture
+from swin_quant.models.classifier import Architecture
 from swin_quant.models.traced import Traced, traced
 
 

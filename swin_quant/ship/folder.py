@@ -7,7 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-import swin_quant
+from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, finite, read_json, reason, sha256_of
 from swin_quant.base.shipped import configs_dir
@@ -77,7 +77,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     texts = {
         "preprocess.json": _json(facts.preprocessing()),
         "card.json": _json(without_paths(facts.artifact.card)),
-        "README.md": readme(facts, swin_quant.__version__),
+        "README.md": readme(facts, __version__),
         "requirements.txt": requirements(facts),
         "cpp/settings.h": settings(facts),
         f"{facts.folder}/config.pbtxt": triton(facts, serving),

@@ -14,7 +14,8 @@ from swin_quant.data.loader import load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import sample
-from swin_quant.models.registry import Architecture, blocks_of
+from swin_quant.models.classifier import Architecture
+from swin_quant.models.registry import blocks_of
 from swin_quant.operators.analysis import Analysis, Checked
 from swin_quant.operators.precision import by_pictures, by_ranges, by_weights
 from swin_quant.operators.replacements import REPLACEMENTS, chosen

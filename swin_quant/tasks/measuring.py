@@ -12,7 +12,7 @@ from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.versions import versions
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.sampling import digest
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import described, load_policy

@@ -23,7 +23,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, DatasetRecord
 from swin_quant.checkpoint import made_before
 from swin_quant.checkpoint.class_names import names_of
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.calibration import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest

@@ -21,7 +21,8 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import open_unlabelled
 from swin_quant.loading import load_for_scoring
-from swin_quant.models.registry import Architecture, blocks_or_units, stages_of
+from swin_quant.models.classifier import Architecture
+from swin_quant.models.registry import blocks_or_units, stages_of
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.sensitivity import Sensitivity, sensitivity

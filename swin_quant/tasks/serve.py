@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-import swin_quant
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.registry import engine_named, takers
+from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.files import reason
@@ -71,7 +71,7 @@ def service_of(artifact: Artifact, how: Hosting = Hosting()) -> Service:  # noqa
             outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
     names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
     about = {
-        "version": swin_quant.__version__,
+        "version": __version__,
         "file": artifact.file.name,
         "sha256": artifact.record["sha256"],
         "engine": engine.name,

@@ -19,8 +19,8 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.checkpoint.class_names import names_of
+from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import LOGITS
-from swin_quant.config.portable import portable_config
 from swin_quant.data.class_names import stated
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess

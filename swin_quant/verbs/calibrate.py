@@ -467,7 +467,8 @@ def calibrate_and_score(
 
 def unnamed_policy(cfg: CfgNode | None) -> Policy:
     """The policy to calibrate under where nobody names one: that of the model's family."""
-    from swin_quant.config.families import Family, families
+    from swin_quant.config.families import families
+    from swin_quant.config.family import Family
     from swin_quant.quant.policies import load_policy
 
     return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)

@@ -77,7 +77,7 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import load_float, made_before, open_checkpoint, save_float
     from swin_quant.checkpoint.class_names import names_of
-    from swin_quant.config.portable import portable_config
+    from swin_quant.config.load import portable_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.models.registry import exchanges_of

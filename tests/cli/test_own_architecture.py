@@ -11,7 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config import default_config, load_config
 from swin_quant.config.families import ENTRY_POINTS
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.models import build_model
 from swin_quant.models.registry import pairs_of
 from swin_quant.quant.policies import load_policy

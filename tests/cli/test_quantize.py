@@ -18,7 +18,7 @@ from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cli import main
 from swin_quant.cli.session import command_of, parser_of
 from swin_quant.config import load_config
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.score.interleave import Timing

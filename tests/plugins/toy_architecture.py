@@ -6,11 +6,9 @@ import torch
 from torch import nn
 
 from swin_quant.base.schema import within
-from swin_quant.config.families import Family
-from swin_quant.config.values import check_values
-from swin_quant.models.classifier import Classifier
+from swin_quant.config.family import Family, check_values
+from swin_quant.models.classifier import Architecture, Classifier
 from swin_quant.models.layers import LayerNorm
-from swin_quant.models.registry import Architecture
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.linear import QuantLinear
 

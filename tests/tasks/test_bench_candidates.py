@@ -8,7 +8,7 @@ import pytest
 from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy

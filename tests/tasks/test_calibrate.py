@@ -9,7 +9,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.checkpoint import load_calibrated, save_float
 from swin_quant.config import find_config, load_config
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.sources import has_split
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-import swin_quant
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.onnx.ends import check_ends, names_of_ends
@@ -26,6 +25,7 @@ from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx.store import store
 from swin_quant.backends.onnx_reader import metadata
 from swin_quant.backends.saturation import SAFE_ON, safe_on
+from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import ensure_writable_dir
@@ -221,7 +221,7 @@ def to_onnx(
     proto.graph.ClearField("value_info")  # whoever wants shapes infers them
     add_functions(proto, plugging.nodes, options.version)
     proto.ir_version = _IR_VERSIONS[options.version]
-    proto.producer_name, proto.producer_version = "swin_quant", swin_quant.__version__
+    proto.producer_name, proto.producer_version = "swin_quant", __version__
     return proto
 
 

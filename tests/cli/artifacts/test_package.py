@@ -24,7 +24,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.cli import main
 from swin_quant.config import load_config
-from swin_quant.config.portable import portable_config
+from swin_quant.config.load import portable_config
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.score.options import EngineOptions

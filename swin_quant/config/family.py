@@ -1,0 +1,55 @@
+"""A family of models as data: the keys of its configuration and of its checkpoints. The network itself is above.
+
+A family called `name` is MODEL.TYPE `name`, and its keys are those of the section MODEL.<NAME>.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import checked
+
+
+def _anything_goes(cfg: CfgNode, source: str) -> None:
+    """No value is impossible."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of a family of models by its keys alone.
+
+    `defaults` are the keys of its section, each with a value of its type; `optional` those that may be None, with a
+    value of the type. `check` refuses, by UsageError, values that no model can be built from; it is given the source to
+    name. `derived`: ends of the names of buffers that the config determines, which a checkpoint may leave out; `head`:
+    the parameters of its classifier. `rename` undoes other ways of naming: a state_dict to that under the family's
+    names, and what the ways are called. `policy`: the one to calibrate under where nobody names one.
+    """
+
+    name: str
+    defaults: Mapping[str, Any]
+    check: Callable[[CfgNode, str], None] = _anything_goes
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
+    head: tuple[str, ...] = ("head.weight", "head.bias")
+    rename: Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]] | None = None
+    policy: str = "qdq"
+
+    @property
+    def section(self) -> str:
+        """The key of its section in MODEL."""
+        return self.name.upper()
+
+
+def need(holds: bool, source: str, problem: str) -> None:
+    """UsageError that names the source, unless it holds."""
+    if not holds:
+        raise UsageError(f"{source}: {problem}")
+
+
+def check_values(kinds: Mapping[str, Any], values: Mapping[str, Any], source: str, section: str = "") -> None:
+    """UsageError unless the values of the keys of `kinds` are of those types (`base.schema`)."""
+    for key, kind in kinds.items():
+        checked(kind, values[key], source, f"{section}{key}", error=UsageError)
