@@ -29,6 +29,7 @@ from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.files import atomic_write_bytes, sha256_of
@@ -54,7 +55,6 @@ from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
 from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.bench_candidates import REFERENCE
-from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # unless said
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
@@ -31,7 +32,6 @@ from swin_quant.score.cpu import usable_cores
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.tasks.bench_candidates import REFERENCE
-from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")

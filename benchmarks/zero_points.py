@@ -155,6 +155,7 @@ def measured(
     args: argparse.Namespace, name: str, engine: str, pictures: int, batch: int, rounds: int = 1
 ) -> dict[str, Any]:
     """Way -> its row: beside the float model, or with several `rounds` those without "safe" in turns, timed."""
+    from swin_quant.backends.engine_loading import artifact_engine, torch_engine
     from swin_quant.backends.registry import engine_named
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
@@ -163,7 +164,6 @@ def measured(
     from swin_quant.score.candidate import BenchCandidate
     from swin_quant.score.options import EngineOptions
     from swin_quant.tasks.bench_candidates import REFERENCE
-    from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
     files, checkpoint = prepare(args, name, engine), args.work / f"{name}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config

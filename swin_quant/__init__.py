@@ -19,14 +19,14 @@ from swin_quant.base import __version__ as __version__
 if TYPE_CHECKING:
     from swin_quant.base.reproducible import reproducible as reproducible
     from swin_quant.data.picture_set import pictures as pictures
+    from swin_quant.exported import Exported as Exported
+    from swin_quant.exported import artifact as artifact
     from swin_quant.face.alignment import Alignment as Alignment
     from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
     from swin_quant.face.checking import Verification as Verification
     from swin_quant.face.checking import predict as predict
     from swin_quant.face.checking import verify as verify
-    from swin_quant.face.exporting import Exported as Exported
-    from swin_quant.face.exporting import artifact as artifact
     from swin_quant.face.exporting import export as export
     from swin_quant.face.exporting import package as package
     from swin_quant.face.planning import plan as plan
@@ -67,10 +67,10 @@ _FACE = {
     "align": ("swin_quant.face.alignment", "align"),
     "Alignment": ("swin_quant.face.alignment", "Alignment"),
     "predict": ("swin_quant.face.checking", "predict"),
-    "artifact": ("swin_quant.face.exporting", "artifact"),
+    "artifact": ("swin_quant.exported", "artifact"),
     "package": ("swin_quant.face.exporting", "package"),
     "app": ("swin_quant.face.serving", "app"),
-    "Exported": ("swin_quant.face.exporting", "Exported"),
+    "Exported": ("swin_quant.exported", "Exported"),
     "doctor": ("swin_quant.tasks.doctor", "doctor"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),
     "UsageError": ("swin_quant.base.errors", "UsageError"),

@@ -21,6 +21,7 @@ FLOORS = [
     ["saving"],
     ["model"],
     ["loading"],
+    ["exported"],
     ["tasks"],
     ["face"],
     ["cli"],

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from swin_quant.base.distributed import World, world_on
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.prepared import Prepared
-from swin_quant.face.exporting import Exported
+from swin_quant.exported import Exported
 from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.alignment import table_of

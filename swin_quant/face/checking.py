@@ -9,7 +9,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.face.exporting import Exported
+from swin_quant.exported import Exported
 from swin_quant.model import Model
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.report.table import html_table, terminal

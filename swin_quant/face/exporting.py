@@ -1,26 +1,20 @@
 """`export`, and an artifact as something to call."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
+from swin_quant.exported import Exported
 from swin_quant.model import Model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.report.table import Value, html_facts
 from swin_quant.saving import place_for
-from swin_quant.score.engine import Engine
-from swin_quant.score.options import EngineOptions
 from swin_quant.ship.repository import Serving
 from swin_quant.tasks import package as packages
-from swin_quant.tasks.deployed import load_engines, names_of_engines
 from swin_quant.tasks.export import (
     backend_of,
     export_checkpoint,
@@ -29,52 +23,6 @@ from swin_quant.tasks.export import (
     policy_for,
     policy_of,
 )
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What is deployed: its main file, and the run card beside it."""
-
-    artifact: Artifact
-
-    @property
-    def file(self) -> Path:
-        return self.artifact.file
-
-    @property
-    def card(self) -> RunCard:
-        return self.artifact.card
-
-    def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
-             device: str = "cpu", extensions: Sequence[str | Path] = ()) -> Engine:  # fmt: skip
-        """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits. None: that it was made for.
-
-        `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
-        UsageError for an engine that is not installed, or does not run such artifacts.
-        """
-        name = names_of_engines(self.artifact, [engine] if engine else None)[0]
-        libraries = tuple(map(str, extensions))
-        options = EngineOptions(threads=threads, float_type=float_type, device=device, extensions=libraries)
-        (loaded,) = load_engines(self.artifact, [name], options).values()
-        return loaded
-
-    def __repr__(self) -> str:
-        record = self.artifact.record
-        policy = f", policy {self.card.policy['name']}" if self.card.policy else ""
-        return f"{self.file}: {record['backend']}, {record['precision']}{policy}"
-
-    def _repr_html_(self) -> str:
-        record, policy, checkpoint = self.artifact.record, self.card.policy, self.card.checkpoint
-        facts: dict[str, Value] = {
-            "file": str(self.file),
-            "for": record["backend"],
-            "precision": record["precision"],
-            "policy": policy["name"] if policy else None,
-            "size": f"{self.file.stat().st_size / 2**20:.1f} MB",
-            "made from": checkpoint["file"] if checkpoint else None,
-            **{name: str(value) for name, value in record["options"].items() if value not in (None, False, [])},
-        }
-        return html_facts(self.card.name, facts)
 
 
 def export(
@@ -146,11 +94,6 @@ def _was_saved(place: Path, name: str) -> bool:
         return RunCard.read(card_path(place)).name == name
     except SwinQuantError:
         return False
-
-
-def artifact(file: str | Path) -> Exported:
-    """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed."""
-    return Exported(open_artifact(file))
 
 
 def package(exported: Exported, folder: str | Path, *, labels: str | None = None, overwrite: bool = False,

@@ -26,6 +26,7 @@ from swin_quant.data.loader import UnreadableLimit
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
+from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy
 from swin_quant.score.alignment import (
@@ -44,7 +45,6 @@ from swin_quant.score.alignment import (
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.torch_engines import torch_engines
-from swin_quant.tasks.deployed import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.tasks.verify import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, BETWEEN_BELOW = (

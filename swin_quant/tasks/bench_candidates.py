@@ -9,6 +9,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.registry import engine_named
 from swin_quant.backends.registry import engines as known_engines
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -17,13 +18,12 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import PTQ, QAT
 from swin_quant.config import from_dict
 from swin_quant.config.outputs import need_logits
+from swin_quant.exported import config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import EAGER, HALF_TYPES
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.tasks.export import export_checkpoint
-from swin_quant.tasks.loaders import artifact_engine, torch_engine
 
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits are the reference

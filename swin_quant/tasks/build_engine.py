@@ -15,8 +15,8 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.pictures import Pictures
+from swin_quant.exported import find_checkpoint, no_checkpoint
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.deployed import find_checkpoint, no_checkpoint
 from swin_quant.tasks.verify import Verifying, verify_artifact
 
 

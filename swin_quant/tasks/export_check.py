@@ -7,13 +7,13 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import names_of_engines
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.score.baseline import engines_beside, unnamed_baseline
 from swin_quant.score.bench import noise
 from swin_quant.score.difference import difference, difference_of_outputs
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.deployed import names_of_engines
 from swin_quant.tasks.verify import is_quantized, tolerance_of
 
 PICTURES = 4

@@ -6,10 +6,10 @@ from pathlib import Path
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
+from swin_quant.exported import config_of, labels_in
 from swin_quant.ship.facts import PackageFacts, facts_of
 from swin_quant.ship.folder import check_place, write_package
 from swin_quant.ship.repository import Serving
-from swin_quant.tasks.deployed import config_of, labels_in
 from swin_quant.tasks.predict import class_names
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from swin_quant.backends.engine_loading import artifact_engine
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import track
+from swin_quant.exported import on_its_device
 from swin_quant.quant.policy import Policy
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
 from swin_quant.score.interleave import Timing, interleave
-from swin_quant.tasks.deployed import on_its_device
 from swin_quant.tasks.export import export_checkpoint
-from swin_quant.tasks.loaders import artifact_engine
 from swin_quant.tasks.measuring import Measuring
 
 _AT_ONCE = 6  # engines in memory while they are timed in turns

@@ -13,12 +13,12 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.imagenet import english_of, wnids_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import infer
 from swin_quant.score.torch_engines import torch_engines
-from swin_quant.tasks.deployed import config_of, labels_in, load_engines, one_engine, preprocess_of
 
 
 @dataclass(frozen=True)

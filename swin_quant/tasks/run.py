@@ -13,8 +13,8 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import FEATURES, LOGITS, classes_of
 from swin_quant.data.pictures import Pictures
+from swin_quant.exported import config_of, load_engines, one_engine, preprocess_of
 from swin_quant.score.run_engines import Inferred, infer
-from swin_quant.tasks.deployed import config_of, load_engines, one_engine, preprocess_of
 from swin_quant.tasks.verify import Verifying
 
 

@@ -24,12 +24,12 @@ from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.app import Service, build_app
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.serving.server import server_of
 from swin_quant.ship.facts import fit_name
-from swin_quant.tasks.deployed import config_of, labels_in, load_engines, one_engine, preprocess_of
 from swin_quant.tasks.predict import class_names
 
 _BACKLOG = 1000

@@ -15,12 +15,7 @@ from swin_quant.cards.update import update
 from swin_quant.config.outputs import LOGITS, classes_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.sampling import digest
-from swin_quant.score.baseline import engines_beside, unnamed_baseline
-from swin_quant.score.difference import difference, difference_of_outputs
-from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
-from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import Inferred, infer
-from swin_quant.tasks.deployed import (
+from swin_quant.exported import (
     config_of,
     find_checkpoint,
     load_engines,
@@ -29,6 +24,11 @@ from swin_quant.tasks.deployed import (
     no_checkpoint,
     preprocess_of,
 )
+from swin_quant.score.baseline import engines_beside, unnamed_baseline
+from swin_quant.score.difference import difference, difference_of_outputs
+from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import Inferred, infer
 
 
 @dataclass(frozen=True)

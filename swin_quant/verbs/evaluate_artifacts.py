@@ -20,6 +20,17 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.cards.update import update, with_results
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import (
+    config_of,
+    find_checkpoint,
+    folders_of,
+    load_engines,
+    load_origin,
+    names_of_engines,
+    no_checkpoint,
+    on_its_device,
+    preprocess_of,
+)
 from swin_quant.score.baseline import (
     Baseline,
     engines_beside,
@@ -32,17 +43,6 @@ from swin_quant.score.engine import Engine, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import score_engines
-from swin_quant.tasks.deployed import (
-    config_of,
-    find_checkpoint,
-    folders_of,
-    load_engines,
-    load_origin,
-    names_of_engines,
-    no_checkpoint,
-    on_its_device,
-    preprocess_of,
-)
 
 
 @dataclass(frozen=True)

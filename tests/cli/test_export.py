@@ -15,8 +15,8 @@ from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.registry import targets
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.exported import labels_in
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks.deployed import labels_in
 from swin_quant.tasks.export import policy_for
 
 

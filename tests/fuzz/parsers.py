@@ -57,6 +57,7 @@ from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.data.zip import ZipPictures
+from swin_quant.exported import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.histogram import BINS
@@ -70,7 +71,6 @@ from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report import FORMATS
 from swin_quant.score.alignment import from_arrays
 from swin_quant.tasks.analyze_onnx import analyze_onnx
-from swin_quant.tasks.deployed import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.tasks.predict import class_names
 from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe

@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.engine_loading import artifact_engine
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
@@ -20,7 +21,6 @@ from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine
 from swin_quant.score.interleave import Timing, interleave, rotated
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.loaders import artifact_engine
 
 SIDE = 4
 QUICK = BenchPlan((1, 3), rounds=2, seconds=0.001, threads=1)

@@ -27,8 +27,8 @@ from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import load_engines
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.deployed import load_engines
 
 FORBIDDEN = "torch", "swin_quant", "timm", "onnx"
 ALONE = f"""

@@ -1,19 +1,20 @@
-"""An artifact as something to run: its config and preprocessing, the engines that take it, what it was made from."""
+"""An artifact as something to run: its config and preprocessing, its engines, and the checkpoint behind it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
 from swin_quant.backends import engine_loader
-from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import backends, engine_named, takers
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
 from swin_quant.config.load import from_dict
@@ -23,10 +24,62 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import Subject, load_for_scoring
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.report.table import Value, html_facts
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
 _PARENTS = 2  # the artifact's own folder, and the one above it
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is deployed: its main file, and the run card beside it."""
+
+    artifact: Artifact
+
+    @property
+    def file(self) -> Path:
+        return self.artifact.file
+
+    @property
+    def card(self) -> RunCard:
+        return self.artifact.card
+
+    def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
+             device: str = "cpu", extensions: Sequence[str | Path] = ()) -> Engine:  # fmt: skip
+        """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits. None: that it was made for.
+
+        `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
+        UsageError for an engine that is not installed, or does not run such artifacts.
+        """
+        name = names_of_engines(self.artifact, [engine] if engine else None)[0]
+        libraries = tuple(map(str, extensions))
+        options = EngineOptions(threads=threads, float_type=float_type, device=device, extensions=libraries)
+        (loaded,) = load_engines(self.artifact, [name], options).values()
+        return loaded
+
+    def __repr__(self) -> str:
+        record = self.artifact.record
+        policy = f", policy {self.card.policy['name']}" if self.card.policy else ""
+        return f"{self.file}: {record['backend']}, {record['precision']}{policy}"
+
+    def _repr_html_(self) -> str:
+        record, policy, checkpoint = self.artifact.record, self.card.policy, self.card.checkpoint
+        facts: dict[str, Value] = {
+            "file": str(self.file),
+            "for": record["backend"],
+            "precision": record["precision"],
+            "policy": policy["name"] if policy else None,
+            "size": f"{self.file.stat().st_size / 2**20:.1f} MB",
+            "made from": checkpoint["file"] if checkpoint else None,
+            **{name: str(value) for name, value in record["options"].items() if value not in (None, False, [])},
+        }
+        return html_facts(self.card.name, facts)
+
+
+def artifact(file: str | Path) -> Exported:
+    """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed."""
+    return Exported(open_artifact(file))
 
 
 def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:

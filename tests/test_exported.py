@@ -8,8 +8,8 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
+from swin_quant.exported import config_of, find_checkpoint, names_of_engines, no_checkpoint, on_its_device
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.deployed import config_of, find_checkpoint, names_of_engines, no_checkpoint, on_its_device
 
 PREPROCESS = {"size": 32, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
