@@ -1,4 +1,4 @@
-"""Tables and the page: what was measured or found, as columns of data, in every form. Imports nothing slow."""
+"""Tables of results in every form, their columns as data, and the page. Imports nothing slow."""
 
 FORMATS = ("terminal", "markdown", "csv")  # printed
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}  # of the files in a folder of results

@@ -136,18 +136,18 @@ def score_model(
 ) -> RunCard:
     """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
 
-    Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` is what a model that
-    QAT trained is compared with (`find_baseline`). Every rank scores its share; all return the same card. `answers`:
-    where those to each picture are kept, so that a run which is cut off goes on.
+    Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` (`find_baseline`):
+    the models to compare a QAT model with. Every rank scores its share, and all return the same card. `answers`: the
+    folder of saved predictions, where a run that was cut off goes on.
     """
     preprocess = Preprocess.from_dict(card.preprocess)
     if preprocess != Preprocess.from_config(cfg):
         log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
     engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
     whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
-    keeping = PredictionFolder(answers, whose) if answers else None
+    save_to = PredictionFolder(answers, whose) if answers else None
     with eval_mode(model):
-        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, keeping, card.class_names)
+        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, save_to, card.class_names)
     for result in results.values():
         card = card.with_result(result)
     return card

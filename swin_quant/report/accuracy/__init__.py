@@ -1,1 +1,1 @@
-"""The accuracy-delta table, from run cards: what was measured, never what was not."""
+"""The accuracy-delta table, made from the results in run cards alone."""

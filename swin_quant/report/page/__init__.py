@@ -1,1 +1,1 @@
-"""The report as one HTML file that needs no network: what was measured, node by node and picture by picture."""
+"""The report as one HTML file that needs no network: all measurements, node by node and picture by picture."""

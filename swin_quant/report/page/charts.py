@@ -19,7 +19,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 # The figures that colour the network: title, field of NodeSummary.
 FIGURES = {
     "SQNR of the node's own values, dB": "sqnr_db",
-    "what it costs the logits, dB": "costs_db",
+    "cost to the logits, dB": "costs_db",
     "clipped, %": "clipped",
     "amax": "amax",
     "bits": "bits",
@@ -100,7 +100,7 @@ def accuracy_and_latency(subjects: Sequence[PageData]) -> Spec | None:
     ]
     if len(values) < 2:
         return None
-    spec = _spec("latency", "Accuracy against latency, of what was measured", values)
+    spec = _spec("latency", "Accuracy against latency, as measured", values)
     low, high = min(row["top-1"] for row in values), max(row["top-1"] for row in values)
     middle, half = (low + high) / 2, max(1.0, 0.55 * (high - low))  # or hundredths of a point would look like an abyss
     spec["encoding"]["y"]["scale"]["domain"] = [middle - half, middle + half]

@@ -21,7 +21,7 @@ from swin_quant.report.table import Column, ReportTable, html_table
 _NOT_ON_THE_PAGE = ("resolution", "acc5", "quantized_acc5", "delta_acc5", "half_precision", "half_acc1", "pictures")
 MOST_NODES = 2000  # rows that a browser sorts within a second
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
-# The parts of a card that say what was decided or given; results have tables of their own.
+# The parts of a card that hold settings and inputs; results have their own tables.
 _PARTS = (
     "config",
     "preprocess",
@@ -97,7 +97,7 @@ def _row(node: NodeSummary) -> dict[str, Any]:
 
 
 def _charts(subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
-    """The chart of each place on the page; None where there is nothing to draw."""
+    """The chart of each place on the page; None for nothing to draw."""
     return {
         "latency-chart": charts.accuracy_and_latency(subjects),
         "network-chart": charts.network(shown.nodes) if shown else None,
@@ -126,9 +126,9 @@ def _sections(
     if drawn["training-chart"]:
         yield "training", ("Training", '<div class="chart" id="training-chart"></div>')
     if compared := [subject for subject in subjects if subject.compared]:
-        yield "pictures", ("Pictures seen otherwise", "".join(map(_pictures, compared)))
+        yield "pictures", ("Pictures classified otherwise", "".join(map(_pictures, compared)))
     if len(cards) > 1:
-        yield "differences", ("What differs between the runs", f'<div class="wide">{differences(cards)}</div>')
+        yield "differences", ("Differences between the runs", f'<div class="wide">{differences(cards)}</div>')
     yield "cards", ("Run cards", "".join(map(_card, cards)))
 
 
@@ -193,9 +193,9 @@ def _nodes(subject: PageData) -> str:
     on = sum(node.on for node in subject.nodes)
     cut = f", the first {MOST_NODES} are shown" if len(subject.nodes) > MOST_NODES else ""
     missing = f'<p class="dim">{_text(subject.missing)}</p>' if subject.missing else ""
-    return f"""<p>{_text(subject.title)}: {on} of {len(subject.nodes)} nodes on{cut}. SQNR: what the grid keeps of a
-node's own values; costs: by how much the SQNR of the logits rises without it (<code>swin-quant sensitivity</code>).
-A cell of the picture or a name of the table shows the node's values, its levels' ends dashed.</p>{missing}
+    return f"""<p>{_text(subject.title)}: {on} of {len(subject.nodes)} nodes on{cut}. SQNR: of the node's own values
+after quantization; costs: the rise of the logits' SQNR without the node (<code>swin-quant sensitivity</code>). Choose a
+cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.</p>{missing}
 <div class="chart" id="network-chart"></div>
 <h3 id="values-title">Choose a node</h3><div class="chart" id="values" aria-live="polite"></div>
 <label>Search <input type="search" id="search" placeholder="fc2 input"></label> <span id="found" class="dim"></span>
@@ -206,9 +206,9 @@ A cell of the picture or a name of the table shows the node's values, its levels
 
 def _pictures(subject: PageData) -> str:
     shown = len(subject.disagreements)
-    head = f"<p>{_text(subject.title)}, {_text(subject.policy)}: quantized names another class than float for "
-    head += f"{subject.otherwise} of {subject.compared} pictures"
-    head += f"{'' if shown == subject.otherwise else f', of which the {shown} farthest apart are shown'}.</p>"
+    cut = "" if shown == subject.otherwise else f"; the {shown} with the largest divergence are shown"
+    head = f"<p>{_text(subject.title)}, {_text(subject.policy)}: the quantized model classifies {subject.otherwise} of "
+    head += f"{subject.compared} pictures otherwise than float{cut}.</p>"
     return head + f'<div class="pictures">{"".join(map(_picture, subject.disagreements))}</div>'
 
 
