@@ -1,4 +1,4 @@
-"""The one boundary around whoever reads a file of others: all that is raised inside is about that file."""
+"""Reading files that somebody else wrote: one boundary for every error, and bounded primitives for binary formats."""
 
 import functools
 import os
@@ -62,3 +62,35 @@ def _first_line(error: Exception) -> str:
     """What a library says; ours says it all in a ValueError."""
     said = one_line(next(iter(str(error).strip().splitlines()), "")[:_LONGEST])
     return said if said and type(error) is ValueError else ": ".join(filter(None, (type(error).__name__, said)))
+
+
+class Cursor:
+    """A place in bytes; whatever is taken lies inside them, and all else is a ValueError."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data, self.at = data, 0
+
+    def __bool__(self) -> bool:
+        return self.at < len(self.data)
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes."""
+        if not 0 <= size <= len(self.data) - self.at:
+            raise ValueError("it ends inside a field")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def byte(self) -> int:
+        """The next byte."""
+        return self.take(1)[0]
+
+
+def varint(byte: Callable[[], int]) -> int:
+    """A number in groups of 7 bits, the lowest first, as protobuf and Thrift write it; `byte` gives the next one."""
+    value = 0
+    for shift in range(0, 64, 7):
+        group = byte()
+        value |= (group & 0x7F) << shift
+        if group < 0x80:
+            return value
+    raise ValueError("a number of more than 64 bits")

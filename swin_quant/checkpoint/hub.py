@@ -11,8 +11,14 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import parts_of
 from swin_quant.base.progress import log
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth",
-           "model.safetensors.index.json", "pytorch_model.bin.index.json")  # fmt: skip
+WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.pth",
+    "model.pth",
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+)
 """What repositories call their weights, in the order in which they are looked for."""
 _BESIDE = ("config.json", "preprocessor_config.json")  # what says how the weights are meant
 _PROBLEMS = (  # of huggingface_hub.errors, the more special first

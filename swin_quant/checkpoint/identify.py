@@ -13,23 +13,23 @@ from typing import Any
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import parts_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest, windows_of
-from swin_quant.checkpoint.footprint import check_footprint
 from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows, unlike
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
-from swin_quant.checkpoint.published import published
+from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
-from swin_quant.checkpoint.sources import name_of
+from swin_quant.checkpoint.sources import name_of, timm_name
 from swin_quant.checkpoint.strangers import described, stranger
-from swin_quant.checkpoint.timm_models import of_timm, timm_config_name
 from swin_quant.checkpoint.weights import Weights
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import written
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.timm import HEADS
 from swin_quant.config.values import at, merge
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -37,7 +37,8 @@ _OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # what some file
 _OF_THE_HEAD = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor ever tells the first; few files lack the second
 _MOST_STAGES = 16
-_USUAL = "TEST.SHAPE"  # no guess: only few say anything else than the default
+_USUAL = "TEST.SHAPE"  # no guess: few publishers differ from the default
+_MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow from the geometry and need no file
 
 
 @reads("checkpoint")
@@ -59,8 +60,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if kind == FEATURES:
         weights, features = as_backbone(weights)
         overrides = features | dict(overrides)
-    if (named := timm_config_name(weights)) is not None:
-        return of_timm(named, weights, overrides)
+    if (named := _timm_config(weights)) is not None:
+        return _of_timm(named, weights, overrides)
     told = _told(weights)
     if kind != LOGITS:
         told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # no part of it
@@ -73,7 +74,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     given = {place: value for place, value in said.keys.items() if place.rpartition(".")[2] not in told}
     cfg = (_of_shipped if chosen else _of_its_own)(chosen or nearest(known), known, given | dict(overrides), file)
-    check_footprint(cfg, file)
+    _check_footprint(cfg, file)
     return cfg
 
 
@@ -196,8 +197,15 @@ def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], fi
     unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
-    log.info("%s: is of the configuration %s%s, %d classes%s%s", file, chosen.name, rest, cfg.MODEL.NUM_CLASSES, unlike,
-             _beside(file))  # fmt: skip
+    log.info(
+        "%s: is of the configuration %s%s, %d classes%s%s",
+        file,
+        chosen.name,
+        rest,
+        cfg.MODEL.NUM_CLASSES,
+        unlike,
+        _beside(file),
+    )
     return cfg
 
 
@@ -228,3 +236,49 @@ def _beside(file: Path) -> str:
 
 def _place(key: str, known: Geometry) -> str:
     return _ELSEWHERE.get(key, f"MODEL.{str(known['TYPE']).upper()}.{key}")
+
+
+def _timm_config(weights: Weights) -> str | None:
+    """`timm:NAME` of weights that are no Swin's, and whose repository says what they are; else None."""
+    file = weights.source.path
+    if geometry(weights.state):
+        return None
+    if (name := timm_name(file)) is not None:
+        return f"timm:{name}"
+    name = described_by_timm(weights.source).get("architecture")
+    return f"timm:{name}" if isinstance(name, str) else None
+
+
+def _of_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
+    """The config of `named`, with what its publisher and its head say, under `overrides`; errors of `load_config`."""
+    said = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
+    if (classes := _classes(weights)) is not None:
+        said["MODEL.NUM_CLASSES"] = classes
+    return load_config(named, overrides={**said, **overrides})
+
+
+def _classes(weights: Weights) -> int | None:
+    heads = (weights.state.get(f"{head}.weight") for head in HEADS)
+    return next((len(head) for head in heads if head is not None and head.dim() > 1), None)
+
+
+def _check_footprint(cfg: CfgNode, file: Path) -> None:
+    """SwinQuantError where the model of `cfg` has more weights than `file` has bytes, or tables beyond any use."""
+    weights, tables = _elements(cfg)
+    if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
+        raise SwinQuantError(
+            f"{file}: is a damaged checkpoint of a Swin: its keys and shapes are of a model of {weights:,} weights and "
+            f"tables of {tables:,} entries, which the file cannot hold"
+        )
+
+
+def _elements(cfg: CfgNode) -> tuple[int, int]:
+    """The elements of the matrices of a Swin, and of what is computed from its geometry."""
+    a, weights, tables = architecture(cfg), 0, 0
+    side, width = cfg.DATA.IMG_SIZE // a.PATCH_SIZE, a.EMBED_DIM
+    for depth in a.DEPTHS:
+        length = min(a.WINDOW_SIZE, side) ** 2
+        weights += depth * width * (4 * width + 2 * int(width * a.MLP_RATIO))
+        tables += depth * length**2 + depth // 2 * side**2 * length
+        side, width = side // 2, width * 2
+    return weights, tables

@@ -1,8 +1,9 @@
 """MindSpore's names of parameters for Swin and ResNet, both ways, and its .ckpt files, without MindSpore.
 
 Names of mindcv (https://github.com/mindspore-lab/mindcv) and of the model zoo, which differ in heads and shortcuts;
-the tensors are alike, but that attention has q, k and v apart. The file is a protobuf: `Checkpoint` of MindSpore's
-checkpoint.proto, a list of (tag, tensor).
+the tensors are alike, but that attention has q, k and v apart. The file is a protobuf of MindSpore's checkpoint.proto:
+Checkpoint { repeated Value value = 1 }, Value { string tag = 1; TensorProto tensor = 2 },
+TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3 }.
 """
 
 import re
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
+from swin_quant.base.reading import Cursor, varint
 
 NAME = "MindSpore"
 MAX_BYTES = 4 << 30
@@ -43,10 +45,18 @@ _DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_inde
 _SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
 _QKV = ("q", "k", "v")
 TYPES = {
-    "Float32": torch.float32, "Float16": torch.float16, "Float64": torch.float64, "BFloat16": torch.bfloat16,
-    "Int8": torch.int8, "UInt8": torch.uint8, "Int16": torch.int16, "Int32": torch.int32, "Int64": torch.int64,
+    "Float32": torch.float32,
+    "Float16": torch.float16,
+    "Float64": torch.float64,
+    "BFloat16": torch.bfloat16,
+    "Int8": torch.int8,
+    "UInt8": torch.uint8,
+    "Int16": torch.int16,
+    "Int32": torch.int32,
+    "Int64": torch.int64,
     "Bool": torch.bool,
-}  # fmt: skip
+}
+_TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 def is_mindspore(keys: Iterable[str]) -> bool:
@@ -181,43 +191,49 @@ def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> T
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Fields of a protobuf message: varints and what has a length (https://protobuf.dev/programming-guides/encoding)."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-        elif kind == 2:
-            size, at = _varint(data, at)
-            if size > len(data) - at:
-                raise ValueError("it ends inside a field")
-            yield key >> 3, data[at : at + size]
-            at += size
+    cursor = Cursor(data)
+    while cursor:
+        key = varint(cursor.byte)
+        if key & 7 == 0:
+            yield key >> 3, varint(cursor.byte)
+        elif key & 7 == 2:
+            yield key >> 3, cursor.take(varint(cursor.byte))
         else:
-            raise ValueError(f"a field of wire type {kind}")
+            raise ValueError(f"a field of wire type {key & 7}")
 
 
 def _varints(data: memoryview) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        yield value
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 64, 7):
-        if at >= len(data):
-            raise ValueError("it ends inside a number")
-        byte = data[at]
-        value, at = value | (byte & 0x7F) << shift, at + 1
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number of more than 64 bits")
+    cursor = Cursor(data)
+    while cursor:
+        yield varint(cursor.byte)
 
 
 def _bytes(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
         raise ValueError("a number where bytes should be")
     return value
+
+
+def ckpt_of(state: Mapping[str, Tensor]) -> bytes:
+    """The file of tensors under their names. SwinQuantError for one of a type that MindSpore has not."""
+    return b"".join(_field(1, _field(1, name.encode()) + _field(2, _message(name, x))) for name, x in state.items())
+
+
+def _message(name: str, x: Tensor) -> bytes:
+    if x.dtype not in _TYPE_NAMES:
+        raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore has not")
+    content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    dims = b"".join(b"\x08" + _written(size) for size in (x.shape or (0,)))  # it writes a scalar as [0]
+    return dims + _field(2, _TYPE_NAMES[x.dtype].encode()) + _field(3, content)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _written(len(content)) + content
+
+
+def _written(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])

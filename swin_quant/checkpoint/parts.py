@@ -85,8 +85,12 @@ def _default(file: Path, sets: Mapping[str, Shapes], among: Mapping[str, Shapes]
     if len(first) > 1:
         raise SwinQuantError(f"{file}: {_shown(first)} could each be the model: choose one by ‹weights› NAME")
     if others := [name for name in _large(among or sets) if name != first[0]]:
-        log.warning("%s: holds several sets of weights: %s is taken, not %s (‹weights› chooses)", file,
-                    _shown(first), _shown(others))  # fmt: skip
+        log.warning(
+            "%s: holds several sets of weights: %s is taken, not %s (‹weights› chooses)",
+            file,
+            _shown(first),
+            _shown(others),
+        )
     return first[0]
 
 

@@ -149,16 +149,21 @@ def published(
         log.warning("%s; it is left unread", error)
         beside = Said()
     if file.name not in WEIGHTS and (other := beside.contradictions(told, explicit)):
-        log.warning("%s: describes another model than %s is, and is left unread: %s", file.with_name("config.json"),
-                    file.name, other[0])  # fmt: skip
+        log.warning(
+            "%s: describes another model than %s is, and is left unread: %s",
+            file.with_name("config.json"),
+            file.name,
+            other[0],
+        )
         beside = Said()
     if not beside.raw and not said.raw and (name := timm_name(file)) is not None:
         given = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
         _of_timm(beside, given, f"timm's {name}", node)
     for place, value in beside.keys.items():
         said.say(place, value, beside.where[place])
-    said = replace(said, refusals=said.refusals | beside.refusals, unknown=said.unknown + beside.unknown,
-                   raw=said.raw | beside.raw)  # fmt: skip
+    said = replace(
+        said, refusals=said.refusals | beside.refusals, unknown=said.unknown + beside.unknown, raw=said.raw | beside.raw
+    )
     said = said.checked(explicit, settled)
     if other := said.contradictions(told, explicit):
         raise UsageError(f"{file}: {other[0]}: set that key to say which it is")

@@ -110,15 +110,20 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             if other := sorted({setting.bits for setting in asked.values()} - {8}):
                 log.warning(
                     "%s: no run card says for how many bits its ranges were found: policy %s has %s",
-                    checkpoint, policy.name, listed(map(str, other)),
-                )  # fmt: skip
+                    checkpoint,
+                    policy.name,
+                    listed(map(str, other)),
+                )
             continue
         if card and (names := rounded_otherwise(model, card, policy)):
             log.warning(
                 "%s: %s rounded weights for other grids than policy %s has (%s): they are rounded once more, "
                 "and `calibrate` under it finds better ones",
-                checkpoint, choosing_ranges(card.kept_passes)[-1], policy.name, listed(names, 2),
-            )  # fmt: skip
+                checkpoint,
+                choosing_ranges(card.kept_passes)[-1],
+                policy.name,
+                listed(names, 2),
+            )
         others = {name: found[name] for name, setting in asked.items() if not found[name].is_for(setting)}
         wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
         if not others:
@@ -135,8 +140,12 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             )
         log.warning(
             "%s: %s for %s, and policy %s has %s: usable, but `calibrate` with these bits finds better ones",
-            checkpoint, _found(others, origin), origin.grid, policy.name, here,
-        )  # fmt: skip
+            checkpoint,
+            _found(others, origin),
+            origin.grid,
+            policy.name,
+            here,
+        )
 
 
 def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:

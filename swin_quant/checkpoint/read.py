@@ -52,8 +52,12 @@ class Source:
 
     def record(self) -> SourceRecord:
         """The `source` section of a run card."""
-        record: SourceRecord = {"file": self.path.name, "sha256": self.sha256, "format": self.format,
-                                "path": str(place_of(self.path))}  # fmt: skip
+        record: SourceRecord = {
+            "file": self.path.name,
+            "sha256": self.sha256,
+            "format": self.format,
+            "path": str(place_of(self.path)),
+        }
         return record | {"weights": self.weights} if self.several else record
 
 

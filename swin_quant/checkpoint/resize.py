@@ -35,8 +35,13 @@ def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Pat
             found[key] = _bicubic(value.float(), shape[0])
         changed.append(f"{key} {list(value.shape)} to {list(shape)}")
     if changed:
-        log.warning("%s: %d tables of positions were interpolated as %s code does: %s, ...", file, len(changed),
-                    "timm's" if by_timm else "Microsoft's", changed[0])  # fmt: skip
+        log.warning(
+            "%s: %d tables of positions were interpolated as %s code does: %s, ...",
+            file,
+            len(changed),
+            "timm's" if by_timm else "Microsoft's",
+            changed[0],
+        )
     return found
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.checkpoint.mindspore import to_mindspore
-from swin_quant.checkpoint.mindspore_file import ckpt_of
+from swin_quant.checkpoint.mindspore import ckpt_of, to_mindspore
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX, finite_positive, is_range
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.quantizer import named_nodes, row_ranges

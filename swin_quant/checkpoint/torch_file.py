@@ -27,10 +27,17 @@ _MAX_PICKLE = 16 << 20
 MAX_DIMENSIONS = 64  # that torch computes with
 
 _STORAGES = {
-    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
     "Bool": torch.bool,
-}  # fmt: skip
+}
 TYPES = {str(dtype): dtype for dtype in _STORAGES.values()}
 _WIDTHS = {"ComplexFloat": 8, "ComplexDouble": 16, "QUInt8": 1, "QInt8": 1, "QInt32": 4, "Untyped": 1}
 _STORAGE = re.compile(r"torch\.(?:storage\.)?(\w+)Storage")

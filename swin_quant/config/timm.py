@@ -15,9 +15,21 @@ from swin_quant.config.family import Family, check_values, need
 HEADS = ("fc", "head.fc", "classifier", "head", "last_linear", "head.l")
 # What of a builder's options would read files or change what the config says elsewhere.
 _NOT_OPTIONS = (
-    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir",
-    "features_only", "num_classes", "scriptable", "exportable", "no_jit", "in_chans", "drop_path_rate", "drop_rate",
-)  # fmt: skip
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "pretrained_strict",
+    "checkpoint_path",
+    "cache_dir",
+    "features_only",
+    "num_classes",
+    "scriptable",
+    "exportable",
+    "no_jit",
+    "in_chans",
+    "drop_path_rate",
+    "drop_rate",
+)
 CROP_RATIO = 0.875  # timm's defaults, of its PretrainedCfg
 _DATA = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _LONGEST = 4096

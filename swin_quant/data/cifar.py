@@ -31,10 +31,16 @@ class _Form:
 
 
 _FORMS = (
-    _Form("cifar-10-batches-bin", tuple(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin",
-          "batches.meta.txt", 1, 10),
+    _Form(
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{n}.bin" for n in range(1, 6)),
+        "test_batch.bin",
+        "batches.meta.txt",
+        1,
+        10,
+    ),
     _Form("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 2, 100),
-)  # fmt: skip
+)
 
 
 class CifarPictures(Pictures):

@@ -18,10 +18,15 @@ from swin_quant.data.source import DataSource, Wanted
 _MAX_BYTES = 256 << 20  # of a batch: CIFAR-100's training pictures are 155 MB
 _FOLDERS = {  # folder -> training files, test file, file of names, key of labels, key of names, classes
     "cifar-10-batches-py": (
-        tuple(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta", "labels", "label_names", 10
+        tuple(f"data_batch_{n}" for n in range(1, 6)),
+        "test_batch",
+        "batches.meta",
+        "labels",
+        "label_names",
+        10,
     ),
     "cifar-100-python": (("train",), "test", "meta", "fine_labels", "fine_label_names", 100),
-}  # fmt: skip
+}
 _TEXTS = {"BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINUNICODE", "SHORT_BINUNICODE"}
 _NUMBERS = {"BININT", "BININT1", "BININT2"}
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from swin_quant.base.reading import varint
+
 _MOST_PAGES = 1 << 17  # of a column in a row group
 _MOST_VALUES = 1 << 20  # of a file's metadata: Arrow makes objects of 700 bytes of four bytes each
 _MAX_FOOTER = 64 << 20
@@ -75,14 +77,14 @@ class _Thrift:
         if kind in _FIXED:
             self.file.seek(_FIXED[kind], 1)
         elif kind in _NUMBERS:
-            self.varint()
+            varint(self.byte)
         elif kind == _BINARY:
-            self.file.seek(self.varint(), 1)
+            self.file.seek(varint(self.byte), 1)
         elif kind in (_LIST, _SET):
             head = self.byte()
-            self.several(self.varint() if head >> 4 == 15 else head >> 4, (head & 15,), depth)
+            self.several(varint(self.byte) if head >> 4 == 15 else head >> 4, (head & 15,), depth)
         elif kind == _MAP:
-            if count := self.varint():
+            if count := varint(self.byte):
                 head = self.byte()
                 self.several(count, (head >> 4, head & 15), depth)
         elif kind == _STRUCT:
@@ -103,16 +105,5 @@ class _Thrift:
         return data[0]
 
     def number(self) -> int:
-        value = self.varint()
+        value = varint(self.byte)
         return value >> 1 ^ -(value & 1)
-
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 63:
-                raise ValueError("a number of too many digits")

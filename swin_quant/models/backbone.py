@@ -24,8 +24,19 @@ from swin_quant.models.maps import Cut, neighbours, patches
 class MapBlock(WindowBlock):
     """A block on maps [B, H, W, C] of any size. Its masks depend on the map: none is kept."""
 
-    def __init__(self, attn: nn.Module, dim: int, resolution: int, window: int, shift: int, mlp_ratio: float,
-                 drop: float, drop_path: float, *, pad_first: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        attn: nn.Module,
+        dim: int,
+        resolution: int,
+        window: int,
+        shift: int,
+        mlp_ratio: float,
+        drop: float,
+        drop_path: float,
+        *,
+        pad_first: bool,
+    ) -> None:
         super().__init__(attn, dim, resolution, window, 0, mlp_ratio, drop, drop_path)
         self.cut = Cut(window, shift, pad_first)
 

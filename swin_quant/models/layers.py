@@ -119,8 +119,17 @@ class WindowBlock(nn.Module):
     A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C].
     """
 
-    def __init__(self, attn: nn.Module, dim: int, resolution: int, window: int, shift: int, mlp_ratio: float,
-                 drop: float, drop_path: float) -> None:  # fmt: skip
+    def __init__(
+        self,
+        attn: nn.Module,
+        dim: int,
+        resolution: int,
+        window: int,
+        shift: int,
+        mlp_ratio: float,
+        drop: float,
+        drop_path: float,
+    ) -> None:
         super().__init__()
         self.resolution, self.window, self.shift = resolution, window, shift
         self.norm1 = LayerNorm(dim)

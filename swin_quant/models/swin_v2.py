@@ -164,11 +164,13 @@ def streams(model: nn.Module) -> Iterator[Exchange]:
             shown=shown,
             also=(*also, *(Part(f"{linear}._input_quantizer", index=index, of=4) for linear, index in merging)),
             before=(*(Part(f"{layer}.{kind}") for layer in adding for kind in ("weight", "bias")), *position),
-            after=(*(Part(f"{linear}.weight", dim=1) for linear in reading),
-                   *(Part(f"{linear}.weight", dim=1, index=index, of=4) for linear, index in merging)),
+            after=(
+                *(Part(f"{linear}.weight", dim=1) for linear in reading),
+                *(Part(f"{linear}.weight", dim=1, index=index, of=4) for linear, index in merging),
+            ),
             stream=True,
             exit=None if stage.downsample else "norm.factors",
-        )  # fmt: skip
+        )
         source, position = f"{at}.downsample.norm", ()
 
 

@@ -37,8 +37,9 @@ class Traced(Classifier):
 
     _run: Callable[..., Tensor]
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, image_size: int, in_chans: int, classes: int,
-                 foldable: dict[str, str]) -> None:  # fmt: skip
+    def __init__(
+        self, root: nn.Module, graph: fx.Graph, image_size: int, in_chans: int, classes: int, foldable: dict[str, str]
+    ) -> None:
         super().__init__(image_size, in_chans, classes)
         self.foldable = foldable
         self._used = frozenset(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
@@ -243,9 +244,16 @@ def _ours(layer: nn.Module) -> QuantizedLayer:
     with torch.device("meta"):
         if isinstance(layer, nn.Conv2d):
             ours = QuantConv2d(
-                layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation,
-                layer.groups, biased, layer.padding_mode,
-            )  # fmt: skip
+                layer.in_channels,
+                layer.out_channels,
+                layer.kernel_size,
+                layer.stride,
+                layer.padding,
+                layer.dilation,
+                layer.groups,
+                biased,
+                layer.padding_mode,
+            )
         elif isinstance(layer, nn.Linear):
             ours = QuantLinear(layer.in_features, layer.out_features, biased)
         else:

@@ -284,16 +284,33 @@ def test_what_a_newer_version_added_is_kept_and_warned_of_in_one_line(tmp_path, 
 
 
 def test_a_card_of_a_newer_format_says_to_update(tmp_path):
-    refused(tmp_path / "x.json", {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"},
-            "format 2", "update", "format 1")  # fmt: skip
+    refused(
+        tmp_path / "x.json",
+        {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"},
+        "format 2",
+        "update",
+        "format 1",
+    )
     refused(tmp_path / "x.json", {"schema": "swin-quant/run-card/10", "all": "else"}, "format 10", "update")
     refused(tmp_path / "x.json", {"schema": "other/run-card/2"}, "is not a run card")
 
 
 def test_a_newer_verification_takes_the_place_of_one_of_the_same_engine_and_reference(tmp_path):
-    record = {"engine": "openvino", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant",
-              "pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.01, "max": 0.1, "step": 0.05, "agreement": 100.0,
-              "sqnr_db": float("inf"), "tolerance": 0.1, "passed": True}  # fmt: skip
+    record = {
+        "engine": "openvino",
+        "precision": "int8",
+        "policy": "qdq",
+        "reference": "torch fake-quant",
+        "pictures": 64,
+        "pictures_sha256": "0" * 64,
+        "mean": 0.01,
+        "max": 0.1,
+        "step": 0.05,
+        "agreement": 100.0,
+        "sqnr_db": float("inf"),
+        "tolerance": 0.1,
+        "passed": True,
+    }
     card = RunCard("x", {}, {}).with_verification(record).with_verification({**record, "engine": "onnxruntime"})
     card = card.with_verification({**record, "mean": 0.2, "passed": False})
     card.write(tmp_path / "x.json")
@@ -401,9 +418,20 @@ def test_a_place_that_would_tell_of_the_machine_is_not_written(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "../../../../../x.pth", "a/../b.pth", "..", "a//b.pth", "", "a\\b.pth", "a\nb.pth", "./x.pth",
-     "../" * 4 + "x" * 256, 3],
-)  # fmt: skip
+    [
+        "/etc/passwd",
+        "../../../../../x.pth",
+        "a/../b.pth",
+        "..",
+        "a//b.pth",
+        "",
+        "a\\b.pth",
+        "a\nb.pth",
+        "./x.pth",
+        "../" * 4 + "x" * 256,
+        3,
+    ],
+)
 def test_a_place_must_be_relative_and_plain(tmp_path, path):
     content = written(tmp_path / "x.json")
     content["source"]["path"] = path

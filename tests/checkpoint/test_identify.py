@@ -324,8 +324,23 @@ def test_timms_files_are_identified(tmp_path, name, kind, window):
 
 
 def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):
-    run("calibrate", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--data-path", pictures,
-        "--output", tmp_path, "--policy", "ft-mode1", "--pictures", 2, "--batch", 2)  # fmt: skip
+    run(
+        "calibrate",
+        "--cfg",
+        micro / "swin.yaml",
+        "--checkpoint",
+        micro / "swin.pth",
+        "--data-path",
+        pictures,
+        "--output",
+        tmp_path,
+        "--policy",
+        "ft-mode1",
+        "--pictures",
+        2,
+        "--batch",
+        2,
+    )
     file = tmp_path / "swin_micro_calib.pth"
     assert config_for(file).TEST.CROP is False, "the card's, which no tensor tells"
     assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3

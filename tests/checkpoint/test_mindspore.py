@@ -5,8 +5,7 @@ import torch
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.checkpoint.mindspore import from_mindspore, is_mindspore, read_ckpt, to_mindspore
-from swin_quant.checkpoint.mindspore_file import ckpt_of
+from swin_quant.checkpoint.mindspore import ckpt_of, from_mindspore, is_mindspore, read_ckpt, to_mindspore
 from swin_quant.checkpoint.names import to_microsoft
 
 # What mindcv's Swin has in a stage of one block and its merging, and around them -> ours.

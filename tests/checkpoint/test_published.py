@@ -20,8 +20,16 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 
 KEYS = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
-SWIN = {"model_type": "swin", "image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2],
-        "num_heads": [1, 2], "window_size": 4, "id2label": {str(i): f"class {i}" for i in range(10)}}  # fmt: skip
+SWIN = {
+    "model_type": "swin",
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depths": [2, 2],
+    "num_heads": [1, 2],
+    "window_size": 4,
+    "id2label": {str(i): f"class {i}" for i in range(10)},
+}
 VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
 ARGUMENTS = {"img_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
 TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
@@ -75,14 +83,16 @@ def heard(caplog):
     [
         ({}, lambda x: (x / 255 - 0.5) / 0.5),
         ({"do_normalize": False}, lambda x: x / 255),
-        ({"do_rescale": False, "image_mean": [100, 110, 120.0], "image_std": [50.0] * 3},
-         lambda x: (x - torch.tensor([100.0, 110, 120]).view(3, 1, 1)) / 50),
+        (
+            {"do_rescale": False, "image_mean": [100, 110, 120.0], "image_std": [50.0] * 3},
+            lambda x: (x - torch.tensor([100.0, 110, 120]).view(3, 1, 1)) / 50,
+        ),
         ({"do_rescale": False, "do_normalize": False}, lambda x: x),
         ({"rescale_factor": 1 / 127.5, "image_mean": 1.0, "image_std": [1.0] * 3}, lambda x: x / 127.5 - 1),
         ({"rescale_factor": 1 / 128, "do_normalize": False}, lambda x: x / 128),
         ({"rescale_factor": 0.00392156862745098}, lambda x: (x / 255 - 0.5) / 0.5),
     ],
-)  # fmt: skip
+)
 def test_pixels_are_rescaled_and_normalised_as_the_processor_does(tmp_path, said, levels):
     file = folder_of(tmp_path / "a", config=SWIN, preprocessor_config=VIT | said)
     image = picture(32, 32)
@@ -95,19 +105,37 @@ FRAMES = {
     "height and width": ({"size": {"height": 32, "width": 32}}, (32, 32), None),
     "shorter side and crop": ({"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32}, 40, 32),
     "an odd shorter side": (
-        {"size": {"shortest_edge": 37}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}}, 37, 32),
+        {"size": {"shortest_edge": 37}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
+        37,
+        32,
+    ),
     "squashed, then cropped": (
         {"image_processor_type": "DeiTImageProcessor", "size": {"height": 40, "width": 40}, "crop_size": 32},
-        (40, 40), 32),
+        (40, 40),
+        32,
+    ),
     "an int is a shorter side": (
-        {"image_processor_type": "BitImageProcessor", "size": 36, "crop_size": {"height": 32, "width": 32}}, 36, 32),
+        {"image_processor_type": "BitImageProcessor", "size": 36, "crop_size": {"height": 32, "width": 32}},
+        36,
+        32,
+    ),
     "ConvNext's share": ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 32}}, 36, 32),
     "ConvNext's own share": (
-        {"feature_extractor_type": "ConvNextFeatureExtractor", "image_processor_type": None, "size": 32,
-         "crop_pct": 0.8}, 40, 32),
-    "a fast one": ({"image_processor_type": "ViTImageProcessorFast", "size": {"height": 32, "width": 32}}, (32, 32),
-                   None),
-}  # fmt: skip
+        {
+            "feature_extractor_type": "ConvNextFeatureExtractor",
+            "image_processor_type": None,
+            "size": 32,
+            "crop_pct": 0.8,
+        },
+        40,
+        32,
+    ),
+    "a fast one": (
+        {"image_processor_type": "ViTImageProcessorFast", "size": {"height": 32, "width": 32}},
+        (32, 32),
+        None,
+    ),
+}
 
 
 @pytest.mark.parametrize(("said", "resized", "crop"), FRAMES.values(), ids=FRAMES)
@@ -198,16 +226,28 @@ def test_a_trainers_checkpoint_has_its_processor_above(tmp_path):
     assert config_for(file).DATA.STD == [1, 1, 1]
 
 
-PRETRAINED = {"input_size": [3, 32, 32], "crop_pct": 0.9, "interpolation": "bilinear", "mean": [0.4] * 3,
-              "std": [0.3] * 3, "num_classes": 10}  # fmt: skip
+PRETRAINED = {
+    "input_size": [3, 32, 32],
+    "crop_pct": 0.9,
+    "interpolation": "bilinear",
+    "mean": [0.4] * 3,
+    "std": [0.3] * 3,
+    "num_classes": 10,
+}
 TIMMS = {"architecture": "swin_tiny_patch4_window7_224", "model_args": ARGUMENTS}
 
 
 @pytest.mark.parametrize(
     "said",
-    [{}, {"crop_mode": "squash"}, {"crop_mode": "squash", "crop_pct": 1.0}, {"crop_pct": 1.0}, {"crop_pct": None},
-     {"interpolation": "bicubic", "std": [0.1, 0.2, 0.3]}],
-)  # fmt: skip
+    [
+        {},
+        {"crop_mode": "squash"},
+        {"crop_mode": "squash", "crop_pct": 1.0},
+        {"crop_pct": 1.0},
+        {"crop_pct": None},
+        {"interpolation": "bicubic", "std": [0.1, 0.2, 0.3]},
+    ],
+)
 @pytest.mark.parametrize("where", ["config.json", "all in one", "metadata", "metadata of all"])
 def test_pictures_are_prepared_as_by_timm(tmp_path, said, where):
     pretrained = PRETRAINED | said
@@ -266,8 +306,18 @@ def test_a_file_of_timms_training_script_says_how_it_was_validated(tmp_path):
     from argparse import Namespace
 
     sizes = ARGUMENTS | {"img_size": None}
-    args = Namespace(model="swin_tiny_patch4_window7_224", img_size=32, input_size=None, crop_pct=None, mean=[0.1] * 3,
-                     std=None, interpolation="bilinear", num_classes=10, model_kwargs=sizes, lr=0.1)  # fmt: skip
+    args = Namespace(
+        model="swin_tiny_patch4_window7_224",
+        img_size=32,
+        input_size=None,
+        crop_pct=None,
+        mean=[0.1] * 3,
+        std=None,
+        interpolation="bilinear",
+        num_classes=10,
+        model_kwargs=sizes,
+        lr=0.1,
+    )
     torch.save({"epoch": 3, "arch": args.model, "state_dict": bare(trained()), "args": args}, tmp_path / "last.pth.tar")
     data = import_timm().data
     own = {"mean": (0.1, 0.1, 0.1), "interpolation": "bilinear", "input_size": (3, 32, 32)}
@@ -317,8 +367,12 @@ def test_a_model_of_timm_is_built_with_its_options_whatever_its_file_is_called(t
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     save_file(theirs.state_dict(), tmp_path / "mine.safetensors")
-    said = {"architecture": "vit_tiny_patch16_224", "model_args": {"depth": 2, "img_size": 32}, "num_classes": 10,
-            "pretrained_cfg": PRETRAINED | {"crop_mode": "squash"}}  # fmt: skip
+    said = {
+        "architecture": "vit_tiny_patch16_224",
+        "model_args": {"depth": 2, "img_size": 32},
+        "num_classes": 10,
+        "pretrained_cfg": PRETRAINED | {"crop_mode": "squash"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(said))
     images = torch.randn(2, 3, 32, 32)
     file = tmp_path / "mine.safetensors"
@@ -383,15 +437,22 @@ def test_tables_know_the_keys_of_transformers(transformers):
 
 
 @pytest.mark.parametrize("said", [{}, {"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 127.5}])
-@pytest.mark.parametrize("name, frame", [
-    ("ViT", {"size": {"height": 32, "width": 32}}), ("DeiT", {"size": {"height": 40, "width": 40}, "crop_size": 32}),
-    ("Bit", {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}), ("Bit", {"size": 32,
-    "crop_size": 32}), ("ConvNext", {"size": {"shortest_edge": 32}}),
-    ("MobileNetV2", {"size": {"shortest_edge": 36}, "crop_size": 32}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, frame",
+    [
+        ("ViT", {"size": {"height": 32, "width": 32}}),
+        ("DeiT", {"size": {"height": 40, "width": 40}, "crop_size": 32}),
+        ("Bit", {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}),
+        ("Bit", {"size": 32, "crop_size": 32}),
+        ("ConvNext", {"size": {"shortest_edge": 32}}),
+        ("MobileNetV2", {"size": {"shortest_edge": 36}, "crop_size": 32}),
+    ],
+)
 def test_logits_of_a_picture_are_those_of_transformers(tmp_path, transformers, name, frame, said):
-    kinds = {"swin": (transformers.SwinConfig, transformers.SwinForImageClassification),
-             "swinv2": (transformers.Swinv2Config, transformers.Swinv2ForImageClassification)}  # fmt: skip
+    kinds = {
+        "swin": (transformers.SwinConfig, transformers.SwinForImageClassification),
+        "swinv2": (transformers.Swinv2Config, transformers.Swinv2ForImageClassification),
+    }
     processor = getattr(transformers, f"{name}ImageProcessorPil")(**frame, **said)
     pixels = processor(picture(), return_tensors="pt")["pixel_values"].float()
     for kind, (config, network) in kinds.items():

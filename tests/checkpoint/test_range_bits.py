@@ -12,11 +12,36 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 
-RECORD = {"method": "mse", "percentile": None, "exact": False, "batches": 1, "batch_size": 8, "seed": 0,
-          "split": "train", "augment": False, "pictures": 8, "pictures_sha256": "1" * 64, "files": [], "unreadable": [],
-          "dead_nodes": [], "beyond_half": []}  # fmt: skip
-TRAINING = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1, "steps": 1, "pictures": 1,
-            "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip
+RECORD = {
+    "method": "mse",
+    "percentile": None,
+    "exact": False,
+    "batches": 1,
+    "batch_size": 8,
+    "seed": 0,
+    "split": "train",
+    "augment": False,
+    "pictures": 8,
+    "pictures_sha256": "1" * 64,
+    "files": [],
+    "unreadable": [],
+    "dead_nodes": [],
+    "beyond_half": [],
+}
+TRAINING = {
+    "recipe": {},
+    "seed": 0,
+    "world": 1,
+    "device": "cpu",
+    "step_pictures": 1,
+    "steps": 1,
+    "pictures": 1,
+    "pictures_sha256": "1" * 64,
+    "start": None,
+    "teacher": None,
+    "best_epoch": None,
+    "epochs": [],
+}
 ONE = "layers.0.blocks.0.mlp.fc2._input_quantizer"
 
 
@@ -127,8 +152,16 @@ def test_learned_ranges_are_for_the_bits_that_they_were_learned_at(model, caplog
 
 
 def done(name, keeps_function=False, kept=True):
-    return {"name": name, "options": {}, "note": "", "seconds": 1.0, "kept": kept, "keeps_function": keeps_function,
-            "sqnr_db": [1.0, 2.0], "agreement": [1.0, 2.0]}  # fmt: skip
+    return {
+        "name": name,
+        "options": {},
+        "note": "",
+        "seconds": 1.0,
+        "kept": kept,
+        "keeps_function": keeps_function,
+        "sqnr_db": [1.0, 2.0],
+        "agreement": [1.0, 2.0],
+    }
 
 
 def test_weights_that_a_pass_rounded_are_for_the_granularity_of_its_policy(model, caplog):

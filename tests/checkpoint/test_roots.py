@@ -25,15 +25,23 @@ def parts(state, head, prefix):
 @pytest.mark.parametrize(
     "kept",
     [
-        *(lambda state, prefix=prefix: under(prefix, state) for prefix in (
-            "_orig_mod.module.", "module._orig_mod.", "model.model.", "net.", "module.network._orig_mod.")),
+        *(
+            lambda state, prefix=prefix: under(prefix, state)
+            for prefix in (
+                "_orig_mod.module.",
+                "module._orig_mod.",
+                "model.model.",
+                "net.",
+                "module.network._orig_mod.",
+            )
+        ),
         lambda state: under("model.", state) | TRAINING,
         lambda state: state | TRAINING | {"mask_token": torch.zeros(1, 1, 96)},
         *(lambda state, head=head: parts(state, head, "backbone.") for head in ("head.", "classifier.", "fc.")),
         lambda state: under("model.", parts(state, "head.", "encoder.")),
         lambda state: state | under("ema.", {key: value + 1 for key, value in state.items()}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_the_model_is_found(kind, kept, tiny_model, tmp_path):
     source = tiny_model(kind, seed=3, **SHAPE, **({"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}))

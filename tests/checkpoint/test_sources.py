@@ -113,8 +113,9 @@ def test_a_processor_that_crops(cache):
 
 @pytest.mark.parametrize("name", ["hf:me/mine", "{folder}"])
 def test_commands_and_python_take_names_and_folders(cache, tmp_path, name):
-    folder = cached(cache, "me/mine", {"config.json": {"model_type": "swin", "image_size": 32},
-                                       "model.safetensors": weights()})  # fmt: skip
+    folder = cached(
+        cache, "me/mine", {"config.json": {"model_type": "swin", "image_size": 32}, "model.safetensors": weights()}
+    )
     name = name.format(folder=folder)
     assert main(["convert", name, "--to", str(tmp_path / "mine.pth"), "--quiet"]) == 0
     loaded, converted = sq.load(name), sq.load(tmp_path / "mine.pth")

@@ -75,7 +75,7 @@ def test_models_of_others_are_named(library, name, what):
         (["base.lora_A.weight"], "an adapter"),
         (["x", "more", "a", "b"], "no checkpoint of a Swin Transformer (its keys are x, more, a and 1 more)"),
     ],
-)  # fmt: skip
+)
 def test_keys_of_others_are_named(keys, what):
     state = {key: torch.zeros(1) for key in keys}
     assert what in described(state)

@@ -178,28 +178,55 @@ HOSTILE = {
     ),
     "a storage that is not there": (packed(entry(tensor(key="../../1")), STORED), "damaged"),
     "five gigabytes of zeros": (
-        packed(entry(global_of("builtins.bytearray") + number(5 * 10**9) + b"\x85R")), "builtins.bytearray", "refused"),
+        packed(entry(global_of("builtins.bytearray") + number(5 * 10**9) + b"\x85R")),
+        "builtins.bytearray",
+        "refused",
+    ),
     "an opcode that makes them": (packed(entry(b"\x96" + struct.pack("<Q", 5 * 10**9))), "damaged"),
     "a place in the memo": (packed(entry(b"Nr" + struct.pack("<I", 2**32 - 1))), "no tensors"),
     "a key that hashes for ever": (packed(b"\x80\x02}(" + DOUBLED[tuple] + b"Nu."), "no plain value"),
     "a set that hashes for ever": (packed(entry(global_of("builtins.set") + b"]\x85R")), "no tensors"),
     "lists that double": (packed(entry(DOUBLED[list])), "too many"),
     "pairs that are one long list": (
-        packed(entry(after(b"](" + b"N" * 8000 + b"e", global_of("collections.OrderedDict") + b"](" + b"h\x00" * 8000
-                           + b"e\x85R"))), "too many values"),
+        packed(
+            entry(
+                after(
+                    b"](" + b"N" * 8000 + b"e",
+                    global_of("collections.OrderedDict") + b"](" + b"h\x00" * 8000 + b"e\x85R",
+                )
+            )
+        ),
+        "too many values",
+    ),
     "one list in many sets": (
-        packed(entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("builtins.set") + b"h\x00\x85R") * 5000
-                           + b"l"))), "too many values"),
+        packed(
+            entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("builtins.set") + b"h\x00\x85R") * 5000 + b"l"))
+        ),
+        "too many values",
+    ),
     "one list in many sizes": (
-        packed(entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("torch.Size") + b"h\x00\x85R") * 5000
-                           + b"l"))), "too many values"),
+        packed(
+            entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("torch.Size") + b"h\x00\x85R") * 5000 + b"l"))
+        ),
+        "too many values",
+    ),
     "letters as sizes": (packed(entry(global_of("torch.Size") + text("7" * 100) + b"\x85R")), "a str where"),
     "one long key many times": (
-        packed(entry(after(b"(" + b"N" * 20_000 + b"t", b"}" + b"h\x00Ns" * 5000))), "no plain value"),
+        packed(entry(after(b"(" + b"N" * 20_000 + b"t", b"}" + b"h\x00Ns" * 5000))),
+        "no plain value",
+    ),
     "one long name many times": (packed(entry(after(text("a" * 1_000_000), NAMES + b"N"))), "too many letters"),
     "five thousand tensors in each other": (
-        packed(entry(after(global_of("torch._tensor._rebuild_from_type_v2"), b"h\x00" + b"(h\x00N" * 5000 + b")"
-                           + b"Nt" * 5000 + b"R"))), "a tensor that is none"),
+        packed(
+            entry(
+                after(
+                    global_of("torch._tensor._rebuild_from_type_v2"),
+                    b"h\x00" + b"(h\x00N" * 5000 + b")" + b"Nt" * 5000 + b"R",
+                )
+            )
+        ),
+        "a tensor that is none",
+    ),
     "a list in itself": (packed(entry(b"]q\x00(h\x00e")), "contains itself"),
     "a thousand lists in each other": (packed(entry(b"(" * 1000 + b"l" * 1000)), "too deep"),
     "a number of 10,000 digits": (packed(entry(b"\x8b" + struct.pack("<i", 4000) + b"\x7f" * 4000)), "digits"),
@@ -208,18 +235,31 @@ HOSTILE = {
     "no end": (packed(b"\x80\x02}"), "damaged"),
     "a persistent id in text": (packed(entry(b"Pabc\n")), "PERSID"),
     "a persistent id with a tensor in it": (
-        packed(entry(b"(" + text("storage") + global_of("torch.FloatStorage") + text("0") + text("cpu") + number(2)
-                     + tensor(2, (2,)) + b"tQ"), [("data/0", bytes(8))]), "Boolean value of Tensor"),
+        packed(
+            entry(
+                b"("
+                + text("storage")
+                + global_of("torch.FloatStorage")
+                + text("0")
+                + text("cpu")
+                + number(2)
+                + tensor(2, (2,))
+                + b"tQ"
+            ),
+            [("data/0", bytes(8))],
+        ),
+        "Boolean value of Tensor",
+    ),
     "an object of a class": (packed(b"\x80\x02(ios\nsystem\n."), "INST"),
     "an extension": (packed(entry(b"\x82\x01")), "EXT1"),
     "half a million opcodes": (packed(b"\x80\x02}" + b"N0" * 250_000 + b"."), "opcodes"),
     "a pickle of 20 MB": (packed(b"\x80\x02}" + bytes(20_000_000)), "pickle is too large"),
-    "no pickle": (packed(b"") , "damaged"),
+    "no pickle": (packed(b""), "damaged"),
     "two members of one name": (lambda: packed(entry(tensor()), [*STORED, *STORED]), "damaged"),
     "a comment": (packed(entry(tensor()), STORED)[:-2] + b"\x05\x00hello", "damaged"),
     "something before it": (b"PK\x03\x04" + packed(entry(tensor()), STORED), "damaged"),
     "big-endian": (packed(entry(tensor()), [*STORED, ("byteorder", b"big")]), "big-endian"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -294,8 +334,10 @@ def test_types_that_no_swin_has_are_named_in_safetensors_too(tmp_path, dtype):
 
 
 def test_what_nobody_reads_may_be_of_any_type(tmp_path):
-    torch.save({"model": {"w": BASE}, "rest": torch.eye(2).to_sparse(), "eight": torch.ones(1).to(torch.float8_e5m2)},
-               tmp_path / "x.pth")  # fmt: skip
+    torch.save(
+        {"model": {"w": BASE}, "rest": torch.eye(2).to_sparse(), "eight": torch.ones(1).to(torch.float8_e5m2)},
+        tmp_path / "x.pth",
+    )
     assert torch.equal(read_state_dict(tmp_path / "x.pth")[0]["w"], BASE)
 
 

@@ -44,8 +44,10 @@ def test_a_table_may_lie_beside_the_folder_of_its_pictures(folders, alike, tmp_p
 
 
 def test_one_table_may_hold_several_splits(folders, alike):
-    lines = [f"{path},{label},{'train' if index % 2 else 'val'}" for index, (path, label) in
-             enumerate(zip(folders.names, folders.labels, strict=True))]  # fmt: skip
+    lines = [
+        f"{path},{label},{'train' if index % 2 else 'val'}"
+        for index, (path, label) in enumerate(zip(folders.names, folders.labels, strict=True))
+    ]
     (folders.folder / "all.csv").write_text("\n".join(["path,label,split", *lines]))
     alike(open_pictures(f"csv:{folders.folder}/all.csv", "train", num_classes=3), [1, 3, 5])
     alike(open_pictures(f"csv:{folders.folder}/all.csv", "val", num_classes=3), [0, 2, 4])

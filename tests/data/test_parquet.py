@@ -86,7 +86,9 @@ def bombs(pyarrow, picture):
     long, stacked = "x" * 10**6, [f"{'x' * 10**6}{number}" for number in range(400)]
     return {
         "labels by dictionary": (
-            {"image": [picture] * 1000, "label": dictionary(pyarrow, long, 1000)}, {}, "more text",
+            {"image": [picture] * 1000, "label": dictionary(pyarrow, long, 1000)},
+            {},
+            "more text",
         ),
         "labels by prefix": (
             {"image": [picture] * 400, "label": stacked},
@@ -95,23 +97,39 @@ def bombs(pyarrow, picture):
         ),
         "pictures by dictionary": ({"image": dictionary(pyarrow, bytes(10**7), 100)}, {}, "more than 64 MiB"),
         "pictures in one page": (
-            {"image": [bytes(4 * 10**7)] * 2}, {"use_dictionary": False}, "bytes unpacks to 76 MiB",
+            {"image": [bytes(4 * 10**7)] * 2},
+            {"use_dictionary": False},
+            "bytes unpacks to 76 MiB",
         ),
         "pictures of numbers": ({"image": pyarrow.array([[0] * 10**5] * 10)}, {}, "no column of pictures"),
         "rows of nothing": (
-            {"image": pyarrow.nulls(none, pyarrow.binary()), "label": pyarrow.nulls(none, pyarrow.int32())}, {},
+            {"image": pyarrow.nulls(none, pyarrow.binary()), "label": pyarrow.nulls(none, pyarrow.int32())},
+            {},
             "so small a file",
         ),
         "paths beside pictures": (
-            {"image": pyarrow.StructArray.from_arrays([pyarrow.array(few), pyarrow.array([long * 20] * 10)],
-                                                      ["bytes", "path"])}, {}, None,
+            {
+                "image": pyarrow.StructArray.from_arrays(
+                    [pyarrow.array(few), pyarrow.array([long * 20] * 10)], ["bytes", "path"]
+                )
+            },
+            {},
+            None,
         ),
         "lists of labels": ({"image": few, "label": [["x" * 1000] * 1000] * 10}, {}, None),
-    }  # fmt: skip
+    }
 
 
-BOMBS = ("labels by dictionary", "labels by prefix", "pictures by dictionary", "pictures in one page",
-         "pictures of numbers", "rows of nothing", "paths beside pictures", "lists of labels")  # fmt: skip
+BOMBS = (
+    "labels by dictionary",
+    "labels by prefix",
+    "pictures by dictionary",
+    "pictures in one page",
+    "pictures of numbers",
+    "rows of nothing",
+    "paths beside pictures",
+    "lists of labels",
+)
 
 
 @pytest.mark.parametrize("name", BOMBS)

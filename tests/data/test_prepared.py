@@ -33,8 +33,13 @@ def pixels(dark: bool = False) -> torch.Tensor:
 @pytest.mark.parametrize("dark", [False, True])
 def test_pictures_and_random_numbers_pass_without_a_word(kind, dark, caplog):
     known = preprocess(kind)
-    for images in (known.normalised(pixels(dark)), torch.randn(8, 3, 32, 32), torch.randn(2, 3, 8, 8).half(),
-                   torch.zeros(1, 3, 32, 32), torch.zeros(0, 3, 32, 32)):  # fmt: skip
+    for images in (
+        known.normalised(pixels(dark)),
+        torch.randn(8, 3, 32, 32),
+        torch.randn(2, 3, 8, 8).half(),
+        torch.zeros(1, 3, 32, 32),
+        torch.zeros(0, 3, 32, 32),
+    ):
         Prepared(known)(images)
     assert not caplog.records
 

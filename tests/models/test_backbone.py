@@ -29,10 +29,18 @@ def beside_timm(request, tiny_backbone):
     ours = tiny_backbone(request.param)
     g = ours.geometry
     theirs = import_timm().create_model(
-        TIMM[request.param], features_only=True, out_indices=(0, 1), strict_img_size=False, img_size=32,
-        patch_size=g.patch_size, window_size=4, embed_dim=g.embed_dim, depths=(2, 2), num_heads=(1, 2),
+        TIMM[request.param],
+        features_only=True,
+        out_indices=(0, 1),
+        strict_img_size=False,
+        img_size=32,
+        patch_size=g.patch_size,
+        window_size=4,
+        embed_dim=g.embed_dim,
+        depths=(2, 2),
+        num_heads=(1, 2),
         mlp_ratio=g.mlp_ratio,
-    )  # fmt: skip
+    )
     state = {}
     for key, value in ours.state_dict().items():
         key = key.replace("layers.0.downsample", "layers.1.downsample").replace("layers.", "layers_", 1)

@@ -94,8 +94,11 @@ class ReferenceV2(Reference):
         k = k / k.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         q, k = self.q("attn.mha_q_input_quantizer", q), self.q("attn.mha_k_input_quantizer", k)
         logits = self.q("attn.softmax_input_quantizer", q @ k.mT)
-        hidden = F.relu(F.linear(self.p["attn.relative_coords_table"],
-                                 self.p["attn.cpb_mlp.0.weight"], self.p["attn.cpb_mlp.0.bias"]))  # fmt: skip
+        hidden = F.relu(
+            F.linear(
+                self.p["attn.relative_coords_table"], self.p["attn.cpb_mlp.0.weight"], self.p["attn.cpb_mlp.0.bias"]
+            )
+        )
         table = (hidden @ self.p["attn.cpb_mlp.2.weight"].T).view(-1, heads)
         index = self.p["attn.relative_position_index"].flatten()
         bias = 16 * torch.sigmoid(table[index].view(*mask.shape, heads).permute(2, 0, 1))

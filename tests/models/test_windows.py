@@ -67,9 +67,7 @@ def test_mask_forbids_tokens_of_different_regions(resolution, window, shift):
         top, left = w // side * window, w % side * window
         for a in range(window**2):
             for b in range(window**2):
-                regions = {
-                    region(top + t // window, left + t % window, resolution, window, shift) for t in (a, b)
-                }  # fmt: skip
+                regions = {region(top + t // window, left + t % window, resolution, window, shift) for t in (a, b)}
                 expected[w, a, b] = 0.0 if len(regions) == 1 else -100.0
     mask = attention_mask(resolution, window, shift)
     assert mask.dtype == torch.float32 and torch.equal(mask, expected)
