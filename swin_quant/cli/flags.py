@@ -5,6 +5,7 @@
         model: Annotated[ModelOptions, Group("model")]  # another dataclass of options: a group in --help
         pictures: Annotated[int, Flag("how many calibrate", "N")] = 80
 
+A callable `help` or `choices` must have a name: a lambda in an annotation does not see its module.
 `bool` is a switch, `tuple[str, ...]` takes several words, `Literal` its choices, a field without default is required.
 """
 
@@ -113,7 +114,7 @@ def _add(
     if get_origin(kind) is Literal:
         choices = get_args(kind)
     how |= {"choices": tuple(choices)} if choices else {}
-    how |= {"type": _PARSED[get_args(kind)[0] if several else kind]} if not choices else {}
+    how |= {"type": _PARSED[get_args(kind)[0] if several else kind]} if get_origin(kind) is not Literal else {}
     how |= {"metavar": said.metavar} if said.metavar else {}
     if said.place or said.or_flag:
         count = "+" if several and is_required else "*" if several else None if is_required else "?"
@@ -135,5 +136,7 @@ def _add(
 
 def _help(said: Flag, default: Any) -> str:
     text = said.help() if callable(said.help) else said.help
-    tells = default not in (None, False, (), "") and "default" not in text and text != argparse.SUPPRESS
+    if text == argparse.SUPPRESS:
+        return text
+    tells = default not in (None, False, (), "") and "default" not in text
     return f"{text} (default {default})".replace("%", "%%") if tells else text.replace("%", "%%")

@@ -71,7 +71,7 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
         allow_abbrev=False,
     )
     if hasattr(command, "OPTIONS"):
-        add_flags(parser, command.OPTIONS)
+        add_flags(parser, command.OPTIONS, getattr(command, "WORDS", {}))
     else:
         command.add_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")

@@ -40,6 +40,7 @@ OutputKind = Annotated[
     str | None,
     Flag("what the model gives: logits, what its head reads, or the maps of its stages", choices=OUTPUT_KINDS),
 ]
+NoEval = Annotated[bool, Flag("do not score the result on the val split")]
 ReplaceHead = Annotated[bool, Flag("leave out a head of another number of classes")]
 Original = Annotated[
     str | None, Flag("the float checkpoint that QAT is compared with (default: looked for)", "FILE", name="--float")
@@ -211,7 +212,8 @@ class RangeOptions:
         return Method(self.calibrator or ("percentile" if given else None), percentile, self.exact_histogram)
 
 
-def _recipes_of_passes() -> str:
+def pass_recipes() -> str:
+    """The shipped recipes of passes, for --help."""
     from swin_quant.base.shipped import shipped_files
 
     return f"{', '.join(path.stem for path in shipped_files('passes'))}, or a YAML file"
@@ -221,7 +223,7 @@ def _recipes_of_passes() -> str:
 class PassOptions:
     """What wins accuracy back behind the calibration."""
 
-    passes: Annotated[str | None, Flag(_recipes_of_passes, "NAME|FILE")] = None
+    passes: Annotated[str | None, Flag(pass_recipes, "NAME|FILE")] = None
     no_equalize: Annotated[bool, Flag("leave channels that stand out as they are (without --passes)")] = False
 
     def plan(self) -> PassPlan:
@@ -305,7 +307,9 @@ class PolicyOptions:
         if self.wprec or self.quant_per_tensor or self.narrow_range:
             granularity = "per-tensor" if self.quant_per_tensor else None
             narrow = self.narrow_range or None
-            rules.append(Rule(("role:gemm_weight",), bits=self.wprec, granularity=granularity, narrow_range=narrow))
+            rules.append(
+                Rule(nodes=("role:gemm_weight",), bits=self.wprec, granularity=granularity, narrow_range=narrow)
+            )
         if self.saturation_safe:
             rules.append(SAFE_WEIGHTS)
         if self.aprec:

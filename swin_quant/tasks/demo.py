@@ -23,13 +23,14 @@ from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policies import load_policy
 from swin_quant.score.scoring import score_model
 from swin_quant.tasks.export import export_checkpoint
-from swin_quant.tasks.finetune import finetune
 from swin_quant.tasks.page import pictures_at, write_page
-from swin_quant.tasks.train import Request, train_float
 from swin_quant.train.recipe import load_recipe
+from swin_quant.train.run import Request
 from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 from swin_quant.verbs.evaluate import compared
 from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.verbs.finetune import finetune
+from swin_quant.verbs.train import train_float
 
 PICTURES = 360  # that the page looks at: all of val
 FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2

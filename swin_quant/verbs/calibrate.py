@@ -72,7 +72,7 @@ class CalibrateOptions:
     )
     run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
     output: shared.Output = None
-    no_eval: Annotated[bool, Flag("do not score the result on the val split")] = False
+    no_eval: shared.NoEval = False
     statistics: Annotated[str | None, Flag("search ranges anew in what a calibration left: *.stats.npz", "FILE")] = None
     random_weights: Annotated[bool, Flag("without a checkpoint: time untrained weights")] = False
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 
-from swin_quant.cli.ft.front_door import REFUSED
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import policy_from_dict, settings_for
+from swin_quant.verbs.ft.front_door import REFUSED
 
 FLAGS = {
     **{"--cfg": "x.yaml", "--opts": "SEED", "--batch-size": 8, "--data-path": "x", "--zip": None, "--cache-mode": "no"},

@@ -18,17 +18,23 @@ OURS = sorted(PARSERS.keys() - {FRONT_DOOR})
 SESSION = {"help", "verbose", "quiet", "local_rank", "device"}
 
 
-def definitions(path):
-    """Functions and tables of a module by name, but for the one that declares options."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("add_"):
-            yield node.name, node
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((target.id, node.value) for target in targets if isinstance(target, ast.Name))
+def definitions(*paths):
+    """Functions, methods and tables of modules by name, but for those that declare options: name -> nodes."""
+    found = {}
+    for path in paths:
+        tree = ast.parse(path.read_text())
+        for node in [*tree.body, *(part for one in tree.body if isinstance(one, ast.ClassDef) for part in one.body)]:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("add_"):
+                found.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.Assign) and node in tree.body:
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        found.setdefault(target.id, []).append(node.value)
+    return found
 
 
-SHARED = {name: node for path in Path(swin_quant.cli.__file__).parent.rglob("*.py") for name, node in definitions(path)}
+PACKAGE = Path(swin_quant.cli.__file__).parents[1]
+SHARED = definitions(*PACKAGE.joinpath("cli").rglob("*.py"), *PACKAGE.joinpath("verbs").rglob("*.py"))
 
 
 @pytest.mark.parametrize("command", OURS)
@@ -41,8 +47,8 @@ def test_a_flag_takes_the_same_in_all_commands(command):
 @pytest.mark.parametrize("command", sorted(set(OURS) - {"ft export"}))  # which is `export`
 def test_every_option_is_read(command):
     """By the command's own file, or by what it calls of the command line's."""
-    own = dict(definitions(Path(command_of(command).__file__)))
-    todo, seen, read = [own["run"]], {"run"}, set(SESSION)
+    own = definitions(Path(command_of(command).__file__))
+    todo, seen, read = [*own["run"]], {"run"}, set(SESSION)
     while todo:
         for node in ast.walk(todo.pop()):
             if isinstance(node, ast.Attribute):
@@ -50,7 +56,7 @@ def test_every_option_is_read(command):
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 read.add(node.value)  # of getattr, and of tables of options
             name = getattr(node, "id", getattr(node, "attr", None))
-            if (found := own.get(name, SHARED.get(name))) is not None and name not in seen:
+            if name not in seen:
                 seen.add(name)
-                todo.append(found)
+                todo += own.get(name, []) + [node for node in SHARED.get(name, []) if node not in own.get(name, [])]
     assert {action.dest for action in PARSERS[command]._actions} - read == set()

@@ -1,12 +1,11 @@
-"""Training runs start to end: a config, a recipe and pictures in; a checkpoint, its run card and logs out."""
+"""One run of training, float or QAT: what is refused before the first step, the loop, and the card's record of it."""
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
@@ -17,16 +16,12 @@ from swin_quant.base.schema import plain
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
-from swin_quant.checkpoint import load_float, save_float
-from swin_quant.checkpoint.class_names import names_of
-from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import stated
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
-from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, dequantize, quantize
@@ -39,7 +34,7 @@ from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.memory import compute_again
 from swin_quant.train.optim import freeze_stages
-from swin_quant.train.outdir import check_free, only_writer, open_folder, resumable, settings_of
+from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
@@ -78,27 +73,6 @@ class Trained:
     position: Position
 
 
-def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World = World()) -> Trained:  # noqa: B008
-    """Train `cfg`'s model from scratch, or from the weights of `request.start`; writes <NAME>.pth and its run card."""
-    with only_writer(request.folder, world):
-        recipe = with_batch_size(recipe, cfg)
-        torch.manual_seed(cfg.SEED)
-        model = build_model(training_config(cfg, recipe))
-        source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
-        path = request.folder / f"{cfg.MODEL.NAME}.pth"
-        refuse_to_replace(path, request)
-        named = names_of(cfg, request.start, request.replace_head)
-        model, position, record, named = run(model, cfg, recipe, request, world, named)
-        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source,
-                       class_names=named)  # fmt: skip
-        if world.is_main:
-            save_float(model, path)
-            card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
-            card.write(path.with_suffix(".json"))
-            log.info("checkpoint: %s", path)
-        return Trained(model, path, card, position)
-
-
 def refuse_to_replace(path: Path, request: Request) -> None:
     """UsageError if the result at `path`, or its card, would be written over what the run is made of."""
     for given in (request.start, request.teacher, request.original):
@@ -109,7 +83,7 @@ def refuse_to_replace(path: Path, request: Request) -> None:
             )
 
 
-def run(
+def run_training(
     model: Classifier,
     cfg: CfgNode,
     recipe: Recipe,
