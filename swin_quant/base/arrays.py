@@ -32,7 +32,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     Numbers only, of types of 1 to 8 bytes. SwinQuantError names the file and the array.
     """
     path = Path(path)
-    return _of_folder(path) if path.is_dir() else _of_archive(path)
+    return _read_folder(path) if path.is_dir() else _read_archive(path)
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -42,7 +42,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     atomic_write_bytes(path, buffer.getbuffer())
 
 
-def _of_archive(path: Path) -> dict[str, NDArray[Any]]:
+def _read_archive(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with open_plain(path) as file, opened(file) as archive:
             members = archive.infolist()
@@ -65,7 +65,7 @@ def _of_archive(path: Path) -> dict[str, NDArray[Any]]:
         raise SwinQuantError(f"{path}: is no .npz of arrays: {one_line(str(error))}") from error
 
 
-def _of_folder(path: Path) -> dict[str, NDArray[Any]]:
+def _read_folder(path: Path) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
     total = 0
     for file in sorted(path.rglob("*.npy")):

@@ -65,7 +65,7 @@ def called(**words: str) -> Iterator[None]:
 
 
 @contextmanager
-def memory_told() -> Iterator[None]:
+def memory_errors_named() -> Iterator[None]:
     """Inside, memory that is used up is a SwinQuantError with what to lower, where that is called something here."""
     try:
         yield

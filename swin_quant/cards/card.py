@@ -118,7 +118,7 @@ class RunCard:
         left out.
         """
         results = [Result.of(record) for record in self.results]
-        results = [_of_qat(result) if self.is_qat and result.weights is None else result for result in results]
+        results = [_as_qat(result) if self.is_qat and result.weights is None else result for result in results]
         own = self.policy or {}
         sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
         return [
@@ -188,7 +188,7 @@ def _measure_the_same(one: Result, other: Result) -> bool:
     return same_policy and all(getattr(one, key) == getattr(other, key) for key in keys)
 
 
-def _of_qat(result: Result) -> Result:
+def _as_qat(result: Result) -> Result:
     return dataclasses.replace(result, weights=QAT, agreement=None, sqnr_db=None, delta_acc1=None, delta_acc1_se=None)
 
 

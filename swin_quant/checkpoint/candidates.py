@@ -45,10 +45,10 @@ def windows_of(name: str, known: Geometry) -> Geometry:
 
 def nearest(known: Geometry) -> Candidate:
     """The shipped configuration that contradicts `known` in the fewest keys, and of those by the least."""
-    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_unlike, known))
+    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_distance, known))
 
 
-def _unlike(known: Geometry, candidate: Candidate) -> tuple[int, float]:
+def _distance(known: Geometry, candidate: Candidate) -> tuple[int, float]:
     keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
     pairs = [(_entries(known[key]), _entries(candidate.geometry[key])) for key in keys]
     return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))

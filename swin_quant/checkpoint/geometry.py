@@ -68,15 +68,15 @@ def differing(one: Geometry, other: Geometry) -> list[str]:
     return [key for key in other if key in one and one[key] != other[key]]
 
 
-def unlike(told: Geometry, key: str, value: Any) -> bool:
+def changes_model(told: Geometry, key: str, value: Any) -> bool:
     """Whether the model that is `told`, with another value of `key`, computes otherwise."""
     try:
-        return _in_use({**told, key: value}) != _in_use(told)
+        return _effective({**told, key: value}) != _effective(told)
     except (ArithmeticError, TypeError, ValueError):  # of a value that no model has
         return True
 
 
-def _in_use(told: Geometry) -> Geometry:
+def _effective(told: Geometry) -> Geometry:
     """A geometry in which all that is computed alike is told alike: windows as maps clip them, a pretrained window
     that is the stage's own, hidden widths in place of their ratio, what queries are scaled by."""
     used = dict(told)

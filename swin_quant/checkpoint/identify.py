@@ -19,22 +19,22 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest, windows_of
-from swin_quant.checkpoint.geometry import Geometry, difference, geometry, stage_windows, unlike
+from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, geometry, stage_windows
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import name_of, timm_name
-from swin_quant.checkpoint.strangers import described, stranger
+from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.checkpoint.weights import Weights
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
-from swin_quant.config.load import written
+from swin_quant.config.load import keys_set_in
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.timm import HEADS
-from swin_quant.config.values import at, merge
+from swin_quant.config.values import merge, value_at
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
 _OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # what some files do not tell, and the user may
-_OF_THE_HEAD = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
+_HEAD_KEYS = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor ever tells the first; few files lack the second
 _MOST_STAGES = 16
 _USUAL = "TEST.SHAPE"  # no guess: few publishers differ from the default
@@ -61,8 +61,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         weights, features = as_backbone(weights)
         overrides = features | dict(overrides)
     if (named := _timm_config(weights)) is not None:
-        return _of_timm(named, weights, overrides)
-    told = _told(weights)
+        return _from_timm(named, weights, overrides)
+    told = _geometry_told(weights)
     if kind != LOGITS:
         told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # no part of it
     said = published(weights.source, told, overrides.keys())
@@ -73,7 +73,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     chosen = choose(candidates, known, said.named or name_of(file), file) if candidates else None
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     given = {place: value for place, value in said.keys.items() if place.rpartition(".")[2] not in told}
-    cfg = (_of_shipped if chosen else _of_its_own)(chosen or nearest(known), known, given | dict(overrides), file)
+    cfg = (_from_shipped if chosen else _from_tensors)(chosen or nearest(known), known, given | dict(overrides), file)
     _check_footprint(cfg, file)
     return cfg
 
@@ -91,7 +91,7 @@ def config_given(
         own = _geometry_of(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)
-        cfg = agreed(cfg, checkpoint, written(path) | explicit, explicit)
+        cfg = agreed(cfg, checkpoint, keys_set_in(path) | explicit, explicit)
     return from_dict(to_dict(cfg), str(path))
 
 
@@ -114,8 +114,8 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _geometry_of(cfg)
     taken, other = {}, []
     for place, value in said.keys.items():
-        key, used = place.rpartition(".")[2], at(cfg, place)
-        if place in _OF_THE_HEAD or not (unlike(own, key, value) if key in own else used != value):
+        key, used = place.rpartition(".")[2], value_at(cfg, place)
+        if place in _HEAD_KEYS or not (changes_model(own, key, value) if key in own else used != value):
             continue
         if place not in stated:
             taken[place] = value
@@ -151,10 +151,10 @@ def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, An
     return {place: [window if window > 1 else 0 for window in windows]}
 
 
-def _told(weights: Weights) -> Geometry:
+def _geometry_told(weights: Weights) -> Geometry:
     """What the tensors tell."""
     told = geometry(weights.state)
-    if not told or stranger(weights.state):
+    if not told or unsupported_kind(weights.state):
         advice = "; if timm has the model, say which: ‹cfg› timm:NAME"
         raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}{advice}")
     _check_stages(weights, told)
@@ -170,7 +170,7 @@ def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, An
     cfg = default_config()
     merge(cfg, {"MODEL.TYPE": told["TYPE"], **public}, f"what describes {file}")
     merge(cfg, {place: overrides[place] for place in places.values() if place in overrides}, "command line")
-    return told | {key: at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
+    return told | {key: value_at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
 
 
 def _check_stages(weights: Weights, told: Geometry) -> None:
@@ -188,12 +188,16 @@ def _check_stages(weights: Weights, told: Geometry) -> None:
         )
 
 
-def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
+def _from_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
     own = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}
     if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # a model of the user's, trained from ours
         own["MODEL.NAME"] = name_of(file)
     cfg, shipped = load_config(chosen.file, overrides={**own, **given}), load_config(chosen.file)
-    other = [f"{key} {at(cfg, key)} ({at(shipped, key)})" for key in HOW_PREPARED if at(cfg, key) != at(shipped, key)]
+    other = [
+        f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})"
+        for key in HOW_PREPARED
+        if value_at(cfg, key) != value_at(shipped, key)
+    ]
     unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
@@ -209,7 +213,7 @@ def _of_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], fi
     return cfg
 
 
-def _of_its_own(near: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
+def _from_tensors(near: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
     """A config from keys and shapes alone."""
     unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
@@ -222,7 +226,7 @@ def _of_its_own(near: Candidate, known: Geometry, given: Mapping[str, Any], file
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), given)
-    guessed = [f"{key} {at(cfg, key)}" for key in HOW_PREPARED if key not in given and key != _USUAL]
+    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in given and key != _USUAL]
     guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
     log.info("%s: %s, so the configuration is its own%s%s", file, unlike, guesses, _beside(file))
     return cfg
@@ -249,7 +253,7 @@ def _timm_config(weights: Weights) -> str | None:
     return f"timm:{name}" if isinstance(name, str) else None
 
 
-def _of_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
+def _from_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
     """The config of `named`, with what its publisher and its head say, under `overrides`; errors of `load_config`."""
     said = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
     if (classes := _classes(weights)) is not None:

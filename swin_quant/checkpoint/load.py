@@ -19,8 +19,8 @@ from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.resize import resized
-from swin_quant.checkpoint.roots import of_names
-from swin_quant.checkpoint.strangers import described, stranger
+from swin_quant.checkpoint.roots import find_model
+from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.checkpoint.weights import Weights
 from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
@@ -41,7 +41,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     head and ignores the file's (None: that cannot be had, and is not advised). Ranges (`_amax`) in the file are ignored
     and those of the model forgotten: they belong to other weights.
     """
-    read = _of_use(model, _read(model, checkpoint))
+    read = _needed_part(model, _read(model, checkpoint))
     weights = _checked_weights(model, read, replace_head, resizes=True)
     _assign(model, weights, ranges={})
     return read.source
@@ -52,7 +52,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
     """
-    read = _of_use(model, _read(model, checkpoint))
+    read = _needed_part(model, _read(model, checkpoint))
     state, path = read.state, read.source.path
     if not read.source.calibrated:
         raise SwinQuantError(
@@ -70,11 +70,11 @@ def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
     if read.raw is None or (whole and not read.asked):
         return read
-    found = of_names(read.raw, wanted, read.asked, read.source.path)
+    found = find_model(read.raw, wanted, read.asked, read.source.path)
     return replace(read, state=found.state) if len(wanted & found.state.keys()) > have else read
 
 
-def _of_use(model: nn.Module, read: Weights) -> Weights:
+def _needed_part(model: nn.Module, read: Weights) -> Weights:
     """What of a file is for a model without logits: the Swin in it, less the head and what else it has no use for."""
     if getattr(model, "output_kind", LOGITS) == FEATURES:
         read, _ = as_backbone(read)
@@ -87,7 +87,7 @@ def _of_use(model: nn.Module, read: Weights) -> Weights:
 
 
 # What only training has, by the first part of its key. Whatever else a model lacks could change what it computes.
-_OF_TRAINING = re.compile(
+_TRAINING_ONLY = re.compile(
     r"(.*_)?(criterion|loss|losses|metrics?|acc|accuracy|auc|ema|optimizer|scheduler|queue|ptr|center|mask_token|"
     r"n_averaged|num_updates|decay|epoch|steps?|iter|count)\d*(_fn)?"
 )
@@ -126,7 +126,7 @@ def _checked_weights(
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in given else {}
     if resizes:
-        given = _of_this_size(_without_foreign(given, wanted, path), wanted, read.source)
+        given = _at_model_size(_without_foreign(given, wanted, path), wanted, read.source)
     faults = _compare(given, wanted)
     if str(faults):
         diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)
@@ -141,7 +141,7 @@ def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
     """`given` without what lies beside a whole model: a loss, counters, what only its training had."""
     own = {key.partition(".")[0] for key in wanted}
     first = {key: key.partition(".")[0] for key in given if key not in wanted}
-    foreign = [key for key, part in first.items() if part not in own and _OF_TRAINING.fullmatch(part)]
+    foreign = [key for key, part in first.items() if part not in own and _TRAINING_ONLY.fullmatch(part)]
     if not foreign or any(key not in given and not _is_derived(key) and key not in _head() for key in wanted):
         return given
     log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
@@ -151,7 +151,7 @@ def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
 _POSITIONS = ("relative_position_bias_table", "absolute_pos_embed")
 
 
-def _of_this_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
+def _at_model_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
     """`given` with its positions resized, and without what the configuration gives for another size; as it is where
     more than a size is another one."""
     free = (*_POSITIONS, *_head())
@@ -211,7 +211,7 @@ def _equal(value: Tensor, reference: Tensor) -> bool:
 def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
     """A sentence ahead of the lists of keys when the reason can be told from the shapes; else nothing."""
     file, model = geometry(given), geometry(wanted)
-    if model and (not file or stranger(given)):
+    if model and (not file or unsupported_kind(given)):
         return f"it is {described(given)}; "
     if _only_head(faults):
         theirs = file.get("NUM_CLASSES", _classes(given) or "no")

@@ -223,15 +223,15 @@ def _message(name: str, x: Tensor) -> bytes:
     if x.dtype not in _TYPE_NAMES:
         raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore has not")
     content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    dims = b"".join(b"\x08" + _written(size) for size in (x.shape or (0,)))  # it writes a scalar as [0]
+    dims = b"".join(b"\x08" + _encoded_varint(size) for size in (x.shape or (0,)))  # it writes a scalar as [0]
     return dims + _field(2, _TYPE_NAMES[x.dtype].encode()) + _field(3, content)
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _written(len(content)) + content
+    return bytes([number << 3 | 2]) + _encoded_varint(len(content)) + content
 
 
-def _written(value: int) -> bytes:
+def _encoded_varint(value: int) -> bytes:
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)

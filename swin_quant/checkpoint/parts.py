@@ -45,7 +45,7 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, Opaque) and value.is_tensor)
 
 
-def chosen(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = True) -> tuple[str, bool]:
+def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = True) -> tuple[str, bool]:
     """The name of the set that is the model, and whether `asked` (ema, raw, a name, "") said so; a choice is logged.
 
     UsageError where `asked` is none of them, unless a later look may find it (not `last`); SwinQuantError where two

@@ -96,18 +96,18 @@ class _Machine:
         return items
 
     def global_of_stack(self) -> None:
-        name, module = _of(str, self.stack.pop()), _of(str, self.stack.pop())
+        name, module = _expect(str, self.stack.pop()), _expect(str, self.stack.pop())
         if len(module) + len(name) > _MAX_TEXT:
             raise Malformed("a name of too many letters")
         self.stack.append(self.find(f"{module}.{name}"))
 
     def call(self) -> None:
-        arguments = _of(tuple, self.stack.pop())
+        arguments = _expect(tuple, self.stack.pop())
         self.charge(arguments)
-        self.stack.append(_of(Known, self.stack.pop()).make(*arguments))
+        self.stack.append(_expect(Known, self.stack.pop()).make(*arguments))
 
     def stored(self) -> None:
-        identity = _of(tuple, self.stack.pop())
+        identity = _expect(tuple, self.stack.pop())
         self.charge(identity)
         self.stack.append(self.persistent(identity))
 
@@ -137,7 +137,7 @@ def mapping(pairs: Any = ()) -> dict[Any, Any]:
 
 def items(values: Any = ()) -> list[Any]:
     """What a list, tuple or set holds; Malformed for all else, which could have any length."""
-    return list(values) if isinstance(values, list | tuple) else _of(list, values)
+    return list(values) if isinstance(values, list | tuple) else _expect(list, values)
 
 
 def _put(content: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
@@ -156,7 +156,7 @@ def _is_key(key: Any) -> bool:
     )
 
 
-def _of(kind: type, value: Any) -> Any:
+def _expect(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
         raise Malformed(f"a {type(value).__name__} where a {kind.__name__} is due")
     return value
@@ -195,7 +195,7 @@ def _extend(m: _Machine) -> None:
 
 def _grow(m: _Machine, values: list[Any]) -> None:
     if not isinstance(m.stack[-1], Opaque):
-        _of(list, m.stack[-1]).extend(values)
+        _expect(list, m.stack[-1]).extend(values)
 
 
 def _set_items(m: _Machine) -> None:
@@ -209,14 +209,14 @@ def _set_item(m: _Machine) -> None:
 
 def _fill(m: _Machine, flat: list[Any]) -> None:
     if not isinstance(m.stack[-1], Opaque):
-        _put(_of(dict, m.stack[-1]), flat)
+        _put(_expect(dict, m.stack[-1]), flat)
 
 
 def _build(m: _Machine) -> None:
     """Attributes of an object, which nobody reads but those of a plain collection of them."""
     attributes = m.stack.pop()
     if isinstance(m.stack[-1], Attributes):
-        m.charge(_of(dict, attributes), 0)
+        m.charge(_expect(dict, attributes), 0)
         m.stack[-1].update(attributes)
 
 

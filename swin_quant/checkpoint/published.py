@@ -19,7 +19,7 @@ from swin_quant.base.files import read_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import show
 from swin_quant.checkpoint.framing import prepared_by_processor
-from swin_quant.checkpoint.geometry import Geometry, unlike
+from swin_quant.checkpoint.geometry import Geometry, changes_model
 from swin_quant.checkpoint.hub import WEIGHTS
 from swin_quant.checkpoint.publishers import (
     ARGUMENTS,
@@ -37,7 +37,7 @@ from swin_quant.checkpoint.sources import timm_name
 from swin_quant.config import default_config
 from swin_quant.config.defaults import defaults
 from swin_quant.config.timm import prepared
-from swin_quant.config.values import at, leaves, merge
+from swin_quant.config.values import leaves, merge, value_at
 
 _SWINS = ("swin", "swinv2")
 _SMALL = 32  # pixels: Microsoft's code takes pictures of up to so many as they are, whatever TEST.CROP says
@@ -56,7 +56,7 @@ _NAMED = {  # where a processor and timm say it
 
 
 @dataclass(frozen=True)
-class Said:
+class Description:
     """All that is said of one file.
 
     Attributes:
@@ -112,10 +112,10 @@ class Said:
             for place, value in self.keys.items()
             if place not in explicit
             and (key := place.rpartition(".")[2]) in told
-            and unlike({**sized, **told}, key, value)
+            and changes_model({**sized, **told}, key, value)
         ]
 
-    def checked(self, explicit: Set[str], settled: Set[str]) -> "Said":
+    def checked(self, explicit: Set[str], settled: Set[str]) -> "Description":
         """With values of the types of their keys, less those that are `explicit`. Errors name who says it."""
         cfg = default_config()
         keys = {place: value for place, value in self.keys.items() if place not in explicit}
@@ -126,12 +126,12 @@ class Said:
                 raise UsageError(problem + (f": set {' or '.join(unless)} to say how it shall be" if unless else ""))
         if self.unknown:
             log.warning("%s: no such key is known here, and nothing comes of it", listed(self.unknown, 8))
-        return replace(self, keys={place: at(cfg, place) for place in keys})
+        return replace(self, keys={place: value_at(cfg, place) for place in keys})
 
 
 def published(
     source: Source, told: Geometry, explicit: Set[str] = frozenset(), settled: Set[str] = frozenset()
-) -> Said:
+) -> Description:
     """What is said of a checkpoint whose tensors tell `told`, less the keys that the user set (`explicit`).
 
     These, and those that a configuration's file has `settled`, lift refusals. UsageError where what is said
@@ -139,15 +139,15 @@ def published(
     as in a repository may be another's: where it contradicts the tensors it is left unread, which a warning says.
     """
     node, file = f"MODEL.{str(told['TYPE']).upper()}", source.path
-    said, beside = Said(), Said()
-    _of_itself(said, source, node)
+    described, beside = Description(), Description()
+    _read_file(described, source, node)
     try:
-        _of_repository(beside, file, node)
+        _read_repository(beside, file, node)
     except SwinQuantError as error:
         if file.name in WEIGHTS:
             raise
         log.warning("%s; it is left unread", error)
-        beside = Said()
+        beside = Description()
     if file.name not in WEIGHTS and (other := beside.contradictions(told, explicit)):
         log.warning(
             "%s: describes another model than %s is, and is left unread: %s",
@@ -155,49 +155,52 @@ def published(
             file.name,
             other[0],
         )
-        beside = Said()
-    if not beside.raw and not said.raw and (name := timm_name(file)) is not None:
+        beside = Description()
+    if not beside.raw and not described.raw and (name := timm_name(file)) is not None:
         given = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
-        _of_timm(beside, given, f"timm's {name}", node)
+        _read_timm(beside, given, f"timm's {name}", node)
     for place, value in beside.keys.items():
-        said.say(place, value, beside.where[place])
-    said = replace(
-        said, refusals=said.refusals | beside.refusals, unknown=said.unknown + beside.unknown, raw=said.raw | beside.raw
+        described.say(place, value, beside.where[place])
+    described = replace(
+        described,
+        refusals=described.refusals | beside.refusals,
+        unknown=described.unknown + beside.unknown,
+        raw=described.raw | beside.raw,
     )
-    said = said.checked(explicit, settled)
-    if other := said.contradictions(told, explicit):
+    described = described.checked(explicit, settled)
+    if other := described.contradictions(told, explicit):
         raise UsageError(f"{file}: {other[0]}: set that key to say which it is")
-    return said
+    return described
 
 
-def _of_itself(said: Said, source: Source, node: str) -> None:
+def _read_file(described: Description, source: Source, node: str) -> None:
     """What the file holds beside its tensors."""
-    config = source.said.get("config")
+    config = source.notes.get("config")
     if isinstance(config, Mapping):
         where = f"{source.path}: config"
-        said.raw["config"] = config
+        described.raw["config"] = config
         if _FLAT & config.keys():
-            said.read(ARGUMENTS, config, where, node)
+            described.read(ARGUMENTS, config, where, node)
         elif "MODEL" in config:
             keys = dict(_microsoft(config, node))
             size = keys.get("DATA.IMG_SIZE")
             if type(size) is int and size <= _SMALL and "TEST.CROP" in keys:
                 keys["TEST.CROP"] = False
-            said.read(MICROSOFT, keys, where, node)
-    args, arch = source.said.get("args"), source.said.get("arch")
+            described.read(MICROSOFT, keys, where, node)
+    args, arch = source.notes.get("args"), source.notes.get("arch")
     if isinstance(args, Mapping) and isinstance(arch, str) and "crop_pct" in args:
-        _of_trainer(said, args, arch, f"{source.path}: args", node)
-    metadata = {key: _parsed(value) for key, value in source.said.get("metadata", {}).items()}
+        _read_trainer(described, args, arch, f"{source.path}: args", node)
+    metadata = {key: _parsed(value) for key, value in source.notes.get("metadata", {}).items()}
     for key in ("config", "config.json"):
         metadata |= _mapping(metadata.get(key))
     if any(key in metadata for key in ("pretrained_cfg", "architecture", "input_size")):
         metadata.pop("format", None)
-        _of_timm(said, metadata, f"metadata of {source.path}", node)
+        _read_timm(described, metadata, f"metadata of {source.path}", node)
     elif metadata.get("model_type") in _SWINS:
-        _of_transformers(said, metadata, f"metadata of {source.path}", node)
+        _read_transformers(described, metadata, f"metadata of {source.path}", node)
 
 
-def _of_trainer(said: Said, args: Mapping[str, Any], name: str, where: str, node: str) -> None:
+def _read_trainer(described: Description, args: Mapping[str, Any], name: str, where: str, node: str) -> None:
     """The arguments of timm's training script: None is what is usual for the architecture `name`."""
     timm = import_timm()
     usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
@@ -210,63 +213,63 @@ def _of_trainer(said: Said, args: Mapping[str, Any], name: str, where: str, node
         if key in usual
     }
     config = kept | {key: value for key, value in own.items() if value is not None}
-    _of_timm(
-        said, {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}, where, node
+    _read_timm(
+        described, {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}, where, node
     )
 
 
-def _of_repository(said: Said, file: Path, node: str) -> None:
+def _read_repository(described: Description, file: Path, node: str) -> None:
     """What lies beside the file."""
     path = file.with_name("config.json")
     config = _described(path)
     if config.get("model_type") in _SWINS:
-        _of_transformers(said, config, str(path), node)
+        _read_transformers(described, config, str(path), node)
         above = (file.parent.parent,) if _TRAINERS.fullmatch(file.parent.name) else ()
         beside = [folder / "preprocessor_config.json" for folder in (file.parent, *above)]
         if (processor := next(filter(Path.is_file, beside), None)) is not None:
             given = _described(processor)
-            said.raw["processor"] = given
-            said.read(PROCESSOR, given, str(processor), node)
+            described.raw["processor"] = given
+            described.read(PROCESSOR, given, str(processor), node)
             preparation, refusals = prepared_by_processor(given, str(processor))
             for place, value in preparation.items():
-                said.say(place, value, f"{processor}: {_NAMED[place][0]}")
-            said.refusals.update(refusals)
+                described.say(place, value, f"{processor}: {_NAMED[place][0]}")
+            described.refusals.update(refusals)
         else:
             log.warning("%s: lies there without preprocessor_config.json: how pictures are prepared is not said", path)
     elif _is_of_timm(config) or ("architecture" in config and file.name in WEIGHTS):
-        _of_timm(said, config, str(path), node)
+        _read_timm(described, config, str(path), node)
     elif config and file.name in WEIGHTS:
         log.warning("%s: is no description of a Swin or of a model of timm: nothing comes of it", path)
 
 
-def _of_transformers(said: Said, config: Mapping[str, Any], where: str, node: str) -> None:
-    said.raw["transformers"] = config
-    said.say("MODEL.TYPE", config["model_type"], f"{where}: model_type")
+def _read_transformers(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
+    described.raw["transformers"] = config
+    described.say("MODEL.TYPE", config["model_type"], f"{where}: model_type")
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):
-        said.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
-    said.read(TRANSFORMERS, config, where, node)
+        described.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
+    described.read(TRANSFORMERS, config, where, node)
 
 
-def _of_timm(said: Said, config: Mapping[str, Any], where: str, node: str) -> None:
+def _read_timm(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
     """Both layouts of timm's description: all in one, or `pretrained_cfg` and `model_args` apart."""
-    said.raw["timm"] = config
+    described.raw["timm"] = config
     for key in ("pretrained_cfg", "model_args"):
         if not isinstance(config.get(key, {}), Mapping | None):
             raise UsageError(f"{where}: {key} must be a mapping, not {show(config[key])}")
     arguments, weights = config.get("model_args") or {}, config.get("pretrained_cfg") or config
     top = {key: value for key, value in config.items() if key not in ("pretrained_cfg", "model_args")}
     whole = {**weights, **top}  # as timm reads it, too
-    said.read(TIMM, whole, where, node)
+    described.read(TIMM, whole, where, node)
     if not node.endswith(".TIMM"):
-        said.read(ARGUMENTS, arguments, f"{where}: model_args", node)
+        described.read(ARGUMENTS, arguments, f"{where}: model_args", node)
     else:
         if options := {key: value for key, value in arguments.items() if key != "img_size"}:
-            said.say(f"{node}.OPTIONS", json.dumps(options), f"{where}: model_args")
-        said.say("DATA.IMG_SIZE", side(arguments.get("img_size")), f"{where}: model_args: img_size")
+            described.say(f"{node}.OPTIONS", json.dumps(options), f"{where}: model_args")
+        described.say("DATA.IMG_SIZE", side(arguments.get("img_size")), f"{where}: model_args: img_size")
     sized = {"input_size": None} if arguments.get("img_size") and whole.get("fixed_input_size") else {}
     for place, value in prepared(whole | sized).items():
-        said.say(place, value, f"{where}: {_NAMED[place][1]}")
+        described.say(place, value, f"{where}: {_NAMED[place][1]}")
 
 
 def _microsoft(config: Mapping[str, Any], node: str) -> Iterator[tuple[str, Any]]:
@@ -289,9 +292,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def described_by_timm(source: Source) -> Mapping[str, Any]:
     """timm's description of a file, in its metadata or beside it; empty where there is none."""
-    said = Said()
-    _of_itself(said, source, "MODEL.TIMM")
-    config = said.raw.get("timm") or _described(source.path.with_name("config.json"))
+    described = Description()
+    _read_file(described, source, "MODEL.TIMM")
+    config = described.raw.get("timm") or _described(source.path.with_name("config.json"))
     return config if _is_of_timm(config) or source.path.name in WEIGHTS else {}
 
 

@@ -28,24 +28,24 @@ class Only:
 
 
 @dataclass(frozen=True)
-class Told:
+class Ignored:
     """Of no matter for what is computed: training, bookkeeping, provenance. `names`: of the classes."""
 
     names: bool = False
 
 
 @dataclass(frozen=True)
-class Together:
+class Combined:
     """Honoured with others of its table, by a function of its source."""
 
 
-Table: TypeAlias = Mapping[str, Sets | Only | Told | Together]
-NOTHING, NAMES, TOGETHER = Told(), Told(names=True), Together()
+Table: TypeAlias = Mapping[str, Sets | Only | Ignored | Combined]
+IGNORED, NAMES, COMBINED = Ignored(), Ignored(names=True), Combined()
 HOW_PREPARED = ("TEST.CROP", "TEST.CROP_RATIO", "TEST.SHAPE", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
 _FRAMED = ("TEST.CROP", "TEST.SHAPE")
 
 
-def _each(rule: Told | Together | Only, names: str) -> dict[str, Sets | Only | Told | Together]:
+def _each(rule: Ignored | Combined | Only, names: str) -> dict[str, Sets | Only | Ignored | Combined]:
     return dict.fromkeys(names.split(), rule)
 
 
@@ -88,7 +88,7 @@ TRANSFORMERS: Table = {
     "quantization_config": Only((None,)),
     **_each(NAMES, "id2label label2id"),
     **_each(
-        NOTHING,
+        IGNORED,
         # of training, of other heads than the classifier's, and what follows from the keys above
         "attention_probs_dropout_prob hidden_dropout_prob drop_path_rate initializer_range encoder_stride hidden_size "
         "num_layers num_hidden_layers num_attention_heads out_features out_indices stage_names _out_features "
@@ -113,7 +113,7 @@ TRANSFORMERS: Table = {
 # preprocessor_config.json of transformers.
 PROCESSOR: Table = {
     **_each(
-        TOGETHER,
+        COMBINED,
         "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
         "image_mean image_std resample image_processor_type feature_extractor_type",
     ),
@@ -125,7 +125,7 @@ PROCESSOR: Table = {
     "do_grayscale": Only((None, False)),
     "rescale_offset": Only((None, False), ("DATA.MEAN", "DATA.STD")),
     **_each(
-        NOTHING,
+        IGNORED,
         "do_convert_rgb data_format input_data_format device disable_grouping return_tensors pad_size image_seq_length "
         "include_top do_reduce_labels processor_class auto_map _valid_processor_keys _processor_class "
         "image_processor_class transformers_version",
@@ -134,7 +134,7 @@ PROCESSOR: Table = {
 
 # timm's description of weights: `pretrained_cfg`, or in older files all of config.json.
 TIMM: Table = {
-    **_each(TOGETHER, "input_size crop_pct interpolation mean std"),
+    **_each(COMBINED, "input_size crop_pct interpolation mean std"),
     "crop_mode": Only((None, "center", "squash"), _FRAMED),
     "crop_border_pixels": Only((None, 0), _FRAMED),
     "num_classes": Sets("MODEL.NUM_CLASSES"),
@@ -142,7 +142,7 @@ TIMM: Table = {
     "label_offset": Only((None, 0)),
     **_each(NAMES, "labels label_names label_descriptions"),
     **_each(
-        NOTHING,
+        IGNORED,
         # `architecture` is read by who asks which model it is
         "architecture model_args pretrained_cfg url file state_dict hf_hub_id hf_hub_filename source tag custom_load "
         "test_input_size min_input_size fixed_input_size test_crop_pct pool_size test_pool_size num_features "
@@ -166,7 +166,7 @@ ARGUMENTS: Table = {
     "head_dim": Only((None,)),
     "always_partition": Only((None, False)),
     **_each(
-        NOTHING,
+        IGNORED,
         "drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init use_checkpoint fused_window_process "
         "strict_img_size dynamic_img_size embed_layer device dtype",
     ),
@@ -186,7 +186,7 @@ MICROSOFT: Table = {
     "MODEL.NUM_CLASSES": Sets("MODEL.NUM_CLASSES"),
     "NORM_BEFORE_MLP": Only((None, "ln")),
     **_each(
-        NOTHING,
+        IGNORED,
         "MODEL.NAME MODEL.PRETRAINED MODEL.RESUME MODEL.DROP_RATE MODEL.DROP_PATH_RATE MODEL.LABEL_SMOOTHING "
         "MODEL.WEIGHTS MODEL.OUTPUT_KIND MODEL.PRETRAINED_TYPE "
         "DATA.BATCH_SIZE DATA.DATA_PATH DATA.DATASET DATA.ZIP_MODE DATA.CACHE_MODE DATA.PIN_MEMORY DATA.NUM_WORKERS "

@@ -41,7 +41,7 @@ class Origin:
 
     @property
     def grid(self) -> str:
-        return _said(self.bits, self.format)
+        return _grid_name(self.bits, self.format)
 
     def is_for(self, setting: Setting) -> bool:
         """Whether it was found for the bits of a node; of its format, too, where that makes a difference."""
@@ -129,19 +129,19 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
         if not others:
             continue
         name, origin = next(iter((wrong or others).items()))
-        here = _said(asked[name].bits, asked[name].format)
+        here = _grid_name(asked[name].bits, asked[name].format)
         if wrong:
             remedy = "finetune" if origin.method == LEARNED else "calibrate the float checkpoint"
             if origin.method in RANGE_METHODS:
                 remedy = "calibrate (from ‹statistics›, without pictures)"
             raise UsageError(
-                f"{checkpoint}: {_found(wrong, origin)} for {origin.grid}, and policy {policy.name} "
+                f"{checkpoint}: {_origin_text(wrong, origin)} for {origin.grid}, and policy {policy.name} "
                 f"has {here} at {name}: {remedy} with these bits"
             )
         log.warning(
             "%s: %s for %s, and policy %s has %s: usable, but `calibrate` with these bits finds better ones",
             checkpoint,
-            _found(others, origin),
+            _origin_text(others, origin),
             origin.grid,
             policy.name,
             here,
@@ -162,10 +162,10 @@ def _grid(setting: Setting) -> tuple[str, int | None, str]:
     return setting.granularity, setting.block, setting.format
 
 
-def _said(bits: int | None, format: str) -> str:
+def _grid_name(bits: int | None, format: str) -> str:
     return "float8" if format == FP8 else f"{bits} bits"
 
 
-def _found(nodes: dict[str, Origin], origin: Origin) -> str:
+def _origin_text(nodes: dict[str, Origin], origin: Origin) -> str:
     how = "learned" if origin.method == LEARNED else f"found by {origin.method}"
     return f"1 range was {how}" if len(nodes) == 1 else f"{len(nodes)} ranges were {how}"

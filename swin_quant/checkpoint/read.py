@@ -16,7 +16,7 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
-from swin_quant.checkpoint.parts import Shapes, chosen, is_tensor, sets_in
+from swin_quant.checkpoint.parts import Shapes, choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.pickled import Malformed, Opaque
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Foreign, Script, read_torch
@@ -33,20 +33,20 @@ _NOT_WEIGHTS = (
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
 )
 
-_SAID = ("config", "args", "arch")  # what those who train put beside the weights to say of which model they are
+_NOTES = ("config", "args", "arch")  # keys by which training scripts name the model, beside the weights
 
 
 @dataclass(frozen=True)
 class Source:
     """Where weights came from: the file, the SHA-256 of its bytes, its container, its convention of names, whether it
-    holds ranges, what it says of itself beside its tensors (plain data, unchecked), the name of their set in it, and
-    whether it holds `several`."""
+    holds ranges, `notes` on itself beside its tensors (plain data, unchecked), the name of the set of weights that was
+    read, and whether it holds `several` sets."""
 
     path: Path
     sha256: str
     format: str
     calibrated: bool = False
-    said: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     weights: str = ""
     several: bool = False
 
@@ -74,26 +74,28 @@ def read_state_dict(
     """
     path = Path(path)
     if path.is_file() and (parts := parts_of(path)):
-        return _of_parts(path, parts, sha256)
+        return _read_parts(path, parts, sha256)
     head = _sniff(path)
-    said: dict[str, Any] = {}
+    notes: dict[str, Any] = {}
     content: Any
     if looks_like_ckpt(path, head):
         kind, content = "ckpt", read_ckpt(path)
     elif path.suffix == ".safetensors" or _has_header(head):
         kind, content = "safetensors", _read_safetensors(path, head)
-        said["metadata"] = _metadata(path)
+        notes["metadata"] = _metadata(path)
     elif head.startswith((_ZIP, _PICKLE)):
         kind, content = "pth", read_pickled(path)
     else:
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
     state, taken, several = _unwrap(path, content, weights)
     for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one deeper
-        said |= {key: part[key] for key in _SAID if key not in said and isinstance(part.get(key), Mapping | str)}
-    return state, Source(path, sha256() if sha256 else sha256_of(path), kind, said=said, weights=taken, several=several)
+        notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
+    return state, Source(
+        path, sha256() if sha256 else sha256_of(path), kind, notes=notes, weights=taken, several=several
+    )
 
 
-def _of_parts(
+def _read_parts(
     index: Path, parts: Mapping[Path, list[str]], sha256: Callable[[], str] | None
 ) -> tuple[dict[str, Tensor], Source]:
     if absent := [part.name for part in parts if not part.is_file()]:
@@ -179,14 +181,16 @@ def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], 
         keys = listed(f"{key!r:.80}" for key in content) or "none"
         found = "no state_dict, though there are tensors in it" if _has_tensor(content) else "no tensors"
         raise SwinQuantError(f"{path}: holds {found} (keys: {keys}): a state_dict is expected, bare or under a key")
-    name, _ = chosen(path, {name: _shapes(found) for name, found in sets.items()}, weights, last=False)
+    name, _ = choose_set(path, {name: _shapes(found) for name, found in sets.items()}, weights, last=False)
     state = sets[name]
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:
             raise SwinQuantError(f"{path}: {key!r:.80} is not the name of a tensor")
         usual = isinstance(value, Tensor) and value.dtype in TYPES.values() and value.dim() <= MAX_DIMENSIONS
         if is_tensor(value) and not usual:
-            raise SwinQuantError(f"{path}: entry {key} is not a dense tensor of a common type but {_what(value):.160}")
+            raise SwinQuantError(
+                f"{path}: entry {key} is not a dense tensor of a common type but {_described(value):.160}"
+            )
     beside = [key for key, value in state.items() if not isinstance(value, Tensor | Mapping)]
     if name and beside:
         log.info("%s: no tensors, left out: %s", path, listed(beside, 3))
@@ -202,7 +206,7 @@ def _has_tensor(value: Any) -> bool:
     return is_tensor(value) or any(map(_has_tensor, inside))
 
 
-def _what(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, Opaque):
         return value.what
     return f"a tensor of {value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else type(value).__name__

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.parts import chosen
-from swin_quant.checkpoint.strangers import whole
+from swin_quant.checkpoint.parts import choose_set
+from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
 _WRAPPER = re.compile(r"((_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\.)*")
@@ -28,16 +28,16 @@ _FEWEST = 0.5  # of the keys that the best root has: a root of fewer is no secon
 
 
 @dataclass(frozen=True)
-class Rooted:
+class FoundModel:
     """A model's keys without their root, and what the root is; `said`: the user's word chose it, among `several`."""
 
     state: dict[str, Tensor]
     root: str = ""
-    said: bool = False
+    user_chose: bool = False
     several: bool = False
 
 
-def of_a_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> Rooted:
+def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel:
     """The Swin classifier in `state`, whatever wraps it; as it is where there is none, or only a part of another model.
 
     A prefix of wrappers alone is left to `names`, where nothing lies beside it.
@@ -45,8 +45,8 @@ def of_a_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> Rooted:
     roots = _roots(state, lambda name: _OF_A_SWIN.match(name) is not None)
     swins = {root for key in state for root, name in _splits(key) if _BLOCK.match(name)}
     whole_ones = [root for root in roots if root in swins and (_WRAPPER.fullmatch(root) or _head_of(state, root))]
-    if not whole_ones or whole(state):
-        return Rooted(dict(state))
+    if not whole_ones or larger_model(state):
+        return FoundModel(dict(state))
     found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
     if len(found.state) == len(state) and _WRAPPER.fullmatch(found.root):
         return replace(found, state=dict(state), root="")
@@ -56,11 +56,11 @@ def of_a_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> Rooted:
     return found
 
 
-def of_names(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> Rooted:
+def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> FoundModel:
     """What of `state` has the names `wanted`, under the root where most of them are."""
     names = frozenset(wanted)
     roots = _roots(state, names.__contains__)
-    return _below(state, roots, asked, file, names.__contains__) if roots else Rooted(dict(state))
+    return _below(state, roots, asked, file, names.__contains__) if roots else FoundModel(dict(state))
 
 
 def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
@@ -104,17 +104,17 @@ def _below(
     asked: str,
     file: Path,
     is_own: Callable[[str], object],
-) -> Rooted:
+) -> FoundModel:
     """The keys under one of `roots`, and of those beside it the names that are the model's own."""
     shapes = {root[:-1]: {key: tuple(state[key].shape) for key in state if key.startswith(root)} for root in roots}
     renamed = {
         root: {key.removeprefix(f"{root}."): shape for key, shape in each.items()} for root, each in shapes.items()
     }
-    name, said = chosen(file, renamed, asked)
+    name, said = choose_set(file, renamed, asked)
     root, several = f"{name}." if name else "", len(roots) > 1
     if not root:
         others = tuple(each for each in roots if each)
-        return Rooted({k: v for k, v in state.items() if not k.startswith(others)}, root, said, several)
+        return FoundModel({k: v for k, v in state.items() if not k.startswith(others)}, root, said, several)
     found: dict[str, Tensor] = {}
     taken: set[str] = set()
     for above in _above(root):
@@ -125,4 +125,4 @@ def _below(
                 taken.add(key)
     if beside := [key for key in state if key not in taken]:
         log.info("%s: the model is under %s*, left out: %s", file, root, listed(beside, 3))
-    return Rooted(found, root, said, several)
+    return FoundModel(found, root, said, several)

@@ -86,7 +86,7 @@ def _refuse_scattered(path: Path) -> None:
                 raise SwinQuantError(f"{path}: is {what} in parts: make one file of it by `{command}`, and give that")
 
 
-def _close(name: str, known: Sequence[str]) -> Sequence[str]:
+def _similar_names(name: str, known: Sequence[str]) -> Sequence[str]:
     """Those that begin as `name` does, for as long as any does; else those that look alike."""
     for length in range(len(name), 3, -1):
         if found := [each for each in known if each.startswith(name[:length])]:
@@ -102,6 +102,6 @@ def _timm_repository(name: str, text: str) -> str:
     architecture, _, tag = name.partition(".")
     tags = [each for each in dict.fromkeys(ours) if each.partition(".")[0] == architecture]
     if not tags or (tag and name not in tags):
-        close = tags or _close(name, ours)
+        close = tags or _similar_names(name, ours)
         raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")
     return timm.get_pretrained_cfg(name).hf_hub_id

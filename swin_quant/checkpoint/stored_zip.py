@@ -82,7 +82,7 @@ def _size(file: BufferedIOBase) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _at(file: BufferedIOBase, start: int, size: int) -> bytes:
+def _read_at(file: BufferedIOBase, start: int, size: int) -> bytes:
     if start < 0:
         raise Damaged("cut short")
     file.seek(start)
@@ -92,16 +92,16 @@ def _at(file: BufferedIOBase, start: int, size: int) -> bytes:
 def _directory(file: BufferedIOBase) -> bytes:
     """The central directory, which the end record, or that of Zip64 before it, says to lie right before them."""
     end = _size(file) - _END.size
-    signature, *_, size, start, comment = _END.unpack(_at(file, end, _END.size))
+    signature, *_, size, start, comment = _END.unpack(_read_at(file, end, _END.size))
     if signature != b"PK\x05\x06" or comment:
         raise Damaged("no end record at the end")
     if end >= _END64.size:
-        long = _END64.unpack(_at(file, end - _END64.size, _END64.size))
+        long = _END64.unpack(_read_at(file, end - _END64.size, _END64.size))
         if long[0] == b"PK\x06\x06" and long[10] == b"PK\x06\x07":
             end, size, start = end - _END64.size, long[8], long[9]
     if start + size != end or size > _MAX_DIRECTORY_BYTES:
         raise Damaged("its directory is not before its end")
-    return _at(file, start, size)
+    return _read_at(file, start, size)
 
 
 def _entries(directory: bytes) -> Iterator[Member]:
@@ -135,7 +135,7 @@ def _zip64(extra: bytes, values: tuple[int, ...]) -> Iterator[int]:
 
 def _located(file: BufferedIOBase, entry: Member) -> Member:
     """The entry with the place of its bytes, which are behind its local header."""
-    signature, *_, name, extra = _LOCAL.unpack(_at(file, entry.start, _LOCAL.size))
+    signature, *_, name, extra = _LOCAL.unpack(_read_at(file, entry.start, _LOCAL.size))
     start = entry.start + _LOCAL.size + name + extra
     if signature != b"PK\x03\x04" or start + entry.size > _size(file):
         raise Damaged("a member is not where its directory says")

@@ -256,9 +256,9 @@ def _first(value: Any, *rest: Any) -> Any:
     return value
 
 
-def _of_type(rebuild: Known, kind: Any, arguments: Any, state: Any) -> Any:
+def _with_attributes(rebuild: Known, kind: Any, arguments: Any, state: Any) -> Any:
     """A tensor that has attributes. Within each other, such calls would be as deep as the file is long."""
-    if rebuild.make is _of_type or not isinstance(arguments, tuple):
+    if rebuild.make is _with_attributes or not isinstance(arguments, tuple):
         raise Malformed("a tensor that is none")
     return rebuild.make(*arguments)
 
@@ -269,7 +269,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v3": _tensor_of_type,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
-    "torch._tensor._rebuild_from_type_v2": _of_type,
+    "torch._tensor._rebuild_from_type_v2": _with_attributes,
     "torch.Size": lambda sizes=(): tuple(pickled.items(sizes)),
     # Classes of training configurations and counters: plain dictionaries that nobody reads.
     **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode"), pickled.mapping),

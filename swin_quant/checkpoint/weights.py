@@ -13,7 +13,7 @@ from swin_quant.checkpoint.names import to_microsoft, without_inserted
 from swin_quant.checkpoint.parts import RAW, satisfies
 from swin_quant.checkpoint.ranges import SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
-from swin_quant.checkpoint.roots import of_a_swin
+from swin_quant.checkpoint.roots import find_swin
 from swin_quant.checkpoint.sources import local_file
 
 
@@ -46,7 +46,7 @@ def read_weights(
     calibrated = is_calibrated(raw)
     ours = calibrated or card_path(source.path).exists()
     asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights
-    found = of_a_swin(raw, asked, source.path)
+    found = find_swin(raw, asked, source.path)
     try:
         state, convention = to_microsoft(found.state)
     except SwinQuantError as error:
@@ -59,4 +59,4 @@ def read_weights(
         weights=name,
         several=source.several or found.several,
     )
-    return Weights(state, source, raw, "" if found.said else asked)
+    return Weights(state, source, raw, "" if found.user_chose else asked)

@@ -62,7 +62,7 @@ def _in_words(error: Exception, verbose: bool) -> str:
         return (
             f"{error.name} is not installed: pip install -c constraints.txt -e . in the checkout; `swin-quant doctor`"
         )
-    if isinstance(error, MemoryError):  # outside a command (`memory_told`)
+    if isinstance(error, MemoryError):  # outside a command (`memory_errors_named`)
         return "out of memory"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {_reason(error)}"

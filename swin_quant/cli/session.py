@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import UsageError, memory_told, speaking
+from swin_quant.base.errors import UsageError, memory_errors_named, speaking
 from swin_quant.cli import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.cli.guard import guarded
@@ -110,7 +110,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     progress.set_up(args.verbose, args.quiet, rank_of_launcher())
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
-            with memory_told():
+            with memory_errors_named():
                 command.run(options_from(args, command.OPTIONS) if hasattr(command, "OPTIONS") else args, world)
             sys.stdout.flush()  # what is printed is out before this rank waits for the others
     return 0

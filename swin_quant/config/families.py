@@ -17,7 +17,7 @@ _registered: dict[str, Family] = {}
 
 def families() -> dict[str, Family]:
     """Every family by its name: the built-in ones first."""
-    return {**_found(), **_registered}
+    return {**_discovered(), **_registered}
 
 
 def register_family(family: Family) -> None:
@@ -28,7 +28,7 @@ def register_family(family: Family) -> None:
 
 
 @cache
-def _found() -> dict[str, Family]:
+def _discovered() -> dict[str, Family]:
     found = {family.name: family for family in (*BUILT_IN, TIMM)}
     for who, architecture in announced(ENTRY_POINTS, "Architecture", _has_family):
         if found.setdefault(architecture.family.name, architecture.family) != architecture.family:

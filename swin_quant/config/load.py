@@ -37,7 +37,7 @@ def load_config(
     return cfg
 
 
-def written(path: str | Path) -> set[str]:
+def keys_set_in(path: str | Path) -> set[str]:
     """The dotted keys that a configuration's file and those of its BASE set; of `timm:NAME` those of the model."""
     keys = {key for _, tree in layers(Path(path), (), []) for key, _ in leaves(tree)} - {"BASE"}
     return {key for key in keys if key.startswith("MODEL.")} if named(path) else keys

@@ -65,7 +65,7 @@ def _kind(example: Any) -> Any:
     return _Text if isinstance(example, str) else type(example)
 
 
-def at(cfg: CfgNode, place: str) -> Any:
+def value_at(cfg: CfgNode, place: str) -> Any:
     """The value of a dotted key."""
     node = cfg
     for name in place.split("."):

@@ -10,7 +10,7 @@ from PIL import Image
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import open_plain, read_lines, reason
 from swin_quant.data.pictures import Pictures, UnreadablePicture
-from swin_quant.data.source import DataSource, Wanted
+from swin_quant.data.source import DataRequest, DataSource
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -104,7 +104,7 @@ class CifarPictures(Pictures):
         return labels
 
 
-def _found(asked: Wanted) -> tuple[list[Path], _Form] | None:
+def _detect(asked: DataRequest) -> tuple[list[Path], _Form] | None:
     for form in _FORMS:
         for folder in (Path(asked.place), Path(asked.place, form.folder)):
             if any((folder / name).is_file() for name in (form.train[0], form.test)):
@@ -113,16 +113,16 @@ def _found(asked: Wanted) -> tuple[list[Path], _Form] | None:
     return None
 
 
-def _find(asked: Wanted) -> list[Path]:
+def _find(asked: DataRequest) -> list[Path]:
     if not os.path.isdir(asked.place) or asked.folder.is_dir():
         return []
-    if found := _found(asked):
+    if found := _detect(asked):
         return found[0]
     return []
 
 
-def _open(files: list[Path], asked: Wanted) -> CifarPictures:
-    found = _found(asked)
+def _open(files: list[Path], asked: DataRequest) -> CifarPictures:
+    found = _detect(asked)
     assert found is not None  # `_find` has just found them
     return CifarPictures(files, found[1])
 

@@ -13,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, one_line
 from swin_quant.base.files import read_bounded
 from swin_quant.data.cifar import PIXELS, SIDE, VAL
 from swin_quant.data.pictures import Pictures, printable
-from swin_quant.data.source import DataSource, Wanted
+from swin_quant.data.source import DataRequest, DataSource
 
 _MAX_BYTES = 256 << 20  # of a batch: CIFAR-100's training pictures are 155 MB
 _FOLDERS = {  # folder -> training files, test file, file of names, key of labels, key of names, classes
@@ -100,7 +100,7 @@ def _form(file: Path) -> str:
     return next(form for form, (train, test, *_) in _FOLDERS.items() if file.name in (*train, test))
 
 
-def _find(wanted: Wanted) -> list[Path]:
+def _find(wanted: DataRequest) -> list[Path]:
     if not os.path.isdir(wanted.place) or wanted.folder.is_dir():
         return []
     for form, (train, test, meta, *_) in _FOLDERS.items():

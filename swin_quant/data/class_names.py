@@ -25,7 +25,7 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
     """
     data = list(pictures.class_names)
     known = names if len(names) == classes else _imagenet(data, classes)
-    found = _found(known, data) if known else []
+    found = _matches(known, data) if known else []
     if known and None not in found and len(set(found)) == len(found):
         _relabel(pictures, [number for number in found if number is not None], known, place)
     elif known and not (is_numbers(known) or is_numbers(data)):
@@ -92,7 +92,7 @@ def _relabel(pictures: Pictures, found: Sequence[int], names: Sequence[str], pla
     pictures.class_names = list(names)
 
 
-def _found(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
+def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
     """The place in `model` of each name in `data`; None where it has none, or several.
 
     As written; in any case, `_` for a space; and where one of the two has ImageNet's wnids, by their English names:

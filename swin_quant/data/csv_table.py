@@ -10,7 +10,7 @@ from swin_quant.base.files import read_bounded
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.labels import classed
 from swin_quant.data.pictures import is_picture, printable
-from swin_quant.data.source import DataSource, Wanted, files_of
+from swin_quant.data.source import DataRequest, DataSource, files_of
 
 PATHS = ("path", "file_name", "filename", "file", "filepath", "image_path", "image", "name")
 LABELS = ("label", "class", "target", "class_name", "category", "wnid", "labels")
@@ -28,7 +28,7 @@ class TablePictures(FolderPictures):
         SwinQuantError: names the table and the line.
     """
 
-    def __init__(self, table: Path, asked: Wanted) -> None:
+    def __init__(self, table: Path, asked: DataRequest) -> None:
         self.folder = table.parent
         lines: dict[str, tuple[int, str | None]] = {}
         for number, path, label in _rows(table, asked.split):
@@ -85,11 +85,11 @@ def _columns(table: Path, header: Sequence[str]) -> tuple[int, int | None, int |
     return path, label, part
 
 
-def _find(asked: Wanted) -> list[Path]:
+def _find(asked: DataRequest) -> list[Path]:
     return files_of(asked, ".csv", "metadata.csv") or files_of(asked, ".tsv", "metadata.tsv")
 
 
-def _open(files: list[Path], asked: Wanted) -> TablePictures:
+def _open(files: list[Path], asked: DataRequest) -> TablePictures:
     if len(files) > 1:
         raise SwinQuantError(f"{asked.place}: {len(files)} tables of split {asked.split}: name one of them")
     return TablePictures(files[0], asked)

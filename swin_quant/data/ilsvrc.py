@@ -20,7 +20,7 @@ from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.imagenet import ILSVRC_CLASSES, is_wnid, wnids_of
 from swin_quant.data.pictures import printable
-from swin_quant.data.source import DataSource, Wanted, subfolders
+from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
 _WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")  # a wnid first in each line, sorted as published
@@ -176,7 +176,7 @@ def _check_inflated(path: Path, content: bytes) -> None:
         at += size
 
 
-def _folder(asked: Wanted) -> Path | None:
+def _folder(asked: DataRequest) -> Path | None:
     for folder in (asked.folder, Path(asked.place)):
         try:
             if any(PICTURE.fullmatch(item.name) for item in os.scandir(folder)) and not (
@@ -188,14 +188,14 @@ def _folder(asked: Wanted) -> Path | None:
     return None
 
 
-def _find(asked: Wanted) -> list[Path]:
+def _find(asked: DataRequest) -> list[Path]:
     if asked.split not in _SPLITS or (asked.classes is None and not asked.prefix):
         return []
     folder = _folder(asked)
     return [folder] if folder else []
 
 
-def _open(files: list[Path], asked: Wanted) -> IlsvrcPictures:
+def _open(files: list[Path], asked: DataRequest) -> IlsvrcPictures:
     root, folder = Path(asked.place), files[0]
     kits = [kit for kit in sorted(root.glob("*devkit*")) if kit.is_dir()]
     places = [folder, root, root / "data", *kits, *(kit / "data" for kit in kits)]

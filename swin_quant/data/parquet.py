@@ -14,7 +14,7 @@ from swin_quant.base.reading import reading
 from swin_quant.data.labels import MAX_CLASSES, classed
 from swin_quant.data.parquet_pages import check_footer, pages_of
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
-from swin_quant.data.source import DataSource, Wanted, files_of
+from swin_quant.data.source import DataRequest, DataSource, files_of
 
 IMAGES = ("image", "img", "jpg", "png", "picture", "bytes", "image_bytes")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")
@@ -45,7 +45,7 @@ class ParquetPictures(Pictures):
         UsageError: pyarrow is not installed.
     """
 
-    def __init__(self, files: Sequence[Path], asked: Wanted) -> None:
+    def __init__(self, files: Sequence[Path], asked: DataRequest) -> None:
         self._paths = list(files)
         self._opened: dict[int, Any] = {}
         self._owner = 0

@@ -13,7 +13,7 @@ from swin_quant.base.files import open_plain, reason
 from swin_quant.base.progress import log
 from swin_quant.data.labels import classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
-from swin_quant.data.source import DataSource, Wanted, files_of
+from swin_quant.data.source import DataRequest, DataSource, files_of
 
 _MAX_LABEL_BYTES = 64
 _MAX_HEADER_BYTES = 1 << 16  # of what tarfile reads at once: long names, pax records
@@ -38,7 +38,7 @@ class ShardPictures(Pictures):
         SwinQuantError: a shard that is missing, compressed, cut off or damaged, a label that is wrong: file and member.
     """
 
-    def __init__(self, shards: Sequence[Path], asked: Wanted) -> None:
+    def __init__(self, shards: Sequence[Path], asked: DataRequest) -> None:
         self._shards = list(shards)
         pictures: dict[tuple[int, str], tuple[str, _Member]] = {}
         labels: dict[tuple[int, str], str] = {}

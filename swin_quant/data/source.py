@@ -16,7 +16,7 @@ _MAX_FILES = 100_000  # that a pattern of braces may mean
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataRequest:
     """A split of what lies at `place`, for a model of `classes`; None: labels are not needed.
 
     `prefix` is that of the kind that was asked for by it, and need not be guessed.
@@ -48,12 +48,12 @@ class DataSource:
 
     prefix: str
     what: str
-    find: Callable[[Wanted], list[Path]]
-    open: Callable[[list[Path], Wanted], Pictures]
+    find: Callable[[DataRequest], list[Path]]
+    open: Callable[[list[Path], DataRequest], Pictures]
     names_own: bool = False
 
 
-def files_of(asked: Wanted, ending: str, inside: str) -> list[Path]:
+def files_of(asked: DataRequest, ending: str, inside: str) -> list[Path]:
     """The files with an `ending` that a place means: itself, or what its pattern means (`{0..9}`, `{a,b}`, `*`).
 
     Of a folder those of the pattern `inside` the folder `<split>`, where there are any, else `<split>.csv`, or else

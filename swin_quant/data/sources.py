@@ -14,7 +14,7 @@ from swin_quant.data.class_names import fit, in_order, stated
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures, is_picture
-from swin_quant.data.source import DataSource, Wanted, subfolders
+from swin_quant.data.source import DataRequest, DataSource, subfolders
 from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
@@ -67,7 +67,7 @@ def open_pictures(
     elif zip_mode or is_archive(data_path, split):
         _find(Path(data_path), split, True, labelled)
         pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
-    elif found := _found(asked := _asked(data_path, split, num_classes)):
+    elif found := _detect(asked := _request(data_path, split, num_classes)):
         source, files = found
         pictures = source.open(files, asked)
     else:
@@ -85,9 +85,9 @@ def _trained_on(data_path: str, classes: int) -> list[str]:
     """The class names of the training pictures beside another split, where they are its own to state."""
     if folders := subfolders(Path(data_path, TRAIN)):
         return stated(in_order(folders), classes)
-    asked = _asked(data_path, TRAIN, None)
+    asked = _request(data_path, TRAIN, None)
     try:
-        source, files = (_found(asked) if asked.has_splits else None) or (None, [])
+        source, files = (_detect(asked) if asked.has_splits else None) or (None, [])
         return stated(source.open(files, asked).class_names, classes) if source and source.names_own else []
     except SwinQuantError:  # they are not what was asked for
         return []
@@ -119,8 +119,8 @@ def sources() -> dict[str, DataSource]:
 
 def is_data_set(data_path: str) -> bool:
     """Whether a path says by itself that it is a data set, with labels, and not a folder or file of pictures."""
-    asked = _asked(data_path, "val", None)
-    return data_path == DIGITS or bool(asked.prefix) or (not os.path.isdir(data_path) and _found(asked) is not None)
+    asked = _request(data_path, "val", None)
+    return data_path == DIGITS or bool(asked.prefix) or (not os.path.isdir(data_path) and _detect(asked) is not None)
 
 
 def holds_split(data_path: str, split: str) -> bool:
@@ -135,23 +135,27 @@ def has_split(cfg: CfgNode, split: str) -> bool:
         return True
     if (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
         return True
-    asked = _asked(data_path, split, cfg.MODEL.NUM_CLASSES)
+    asked = _request(data_path, split, cfg.MODEL.NUM_CLASSES)
     if cfg.DATA.ZIP_MODE or not asked.has_splits:
         return False
     files = next(filter(None, (source.find(asked) for source in _kinds(asked))), [])
     return bool(files) and all(file.exists() for file in files)
 
 
-def _asked(data_path: str, split: str, classes: int | None) -> Wanted:
+def _request(data_path: str, split: str, classes: int | None) -> DataRequest:
     prefix, mark, place = data_path.partition(":")
-    return Wanted(place, split, classes, prefix) if mark and prefix in sources() else Wanted(data_path, split, classes)
+    return (
+        DataRequest(place, split, classes, prefix)
+        if mark and prefix in sources()
+        else DataRequest(data_path, split, classes)
+    )
 
 
-def _kinds(asked: Wanted) -> list[DataSource]:
+def _kinds(asked: DataRequest) -> list[DataSource]:
     return [sources()[asked.prefix]] if asked.prefix else list(sources().values())
 
 
-def _found(asked: Wanted) -> tuple[DataSource, list[Path]] | None:
+def _detect(asked: DataRequest) -> tuple[DataSource, list[Path]] | None:
     """The kind that the place is of, and its files; None where it is folders, or nothing."""
     for source in _kinds(asked):
         if files := source.find(asked):

@@ -6,10 +6,10 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.class_names import fit
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.imagenet import ILSVRC_CLASSES, wnids_of
-from swin_quant.data.source import DataSource, Wanted, subfolders
+from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 
-def _open(files: list[Path], asked: Wanted) -> FolderPictures:
+def _open(files: list[Path], asked: DataRequest) -> FolderPictures:
     pictures, classes = FolderPictures(files[0], root=Path(asked.place)), asked.classes or ILSVRC_CLASSES
     known = wnids_of(classes)
     if known is None:

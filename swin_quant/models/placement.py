@@ -115,7 +115,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
     the average of what a fused addition gives, which would be a float one without."""
     counts: dict[tuple[str, str], int] = {}
     for node in graph.nodes:
-        kind, roles = _asked_for(node, root)
+        kind, roles = _requested_roles(node, root)
         if not roles:
             continue
         owner = _owner(node)
@@ -125,7 +125,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
             yield Place(node, argument, role, f"{owner}.{name}" if owner else name)
 
 
-def _asked_for(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
+def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
     """What kind of operation a node is, and the roles of its inputs by their sides, in order; none of most."""
     word = word_of(node, root)
     inputs = _inputs(node)

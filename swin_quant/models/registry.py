@@ -26,7 +26,7 @@ _registered: dict[str, Architecture] = {}
 
 def architectures() -> dict[str, Architecture]:
     """Every architecture by its name: the built-in ones first."""
-    return {**_found(), **_registered}
+    return {**_discovered(), **_registered}
 
 
 def register(architecture: Architecture) -> Architecture:
@@ -152,7 +152,7 @@ def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:
 
 
 @cache
-def _found() -> dict[str, Architecture]:
+def _discovered() -> dict[str, Architecture]:
     """The ARCHITECTURE of each built-in module, and those of packages; `config.families` warns of equal names."""
     ours = [importlib.import_module(f"swin_quant.models.{name}").ARCHITECTURE for name in BUILT_IN]
     found = {architecture.name: architecture for architecture in ours}

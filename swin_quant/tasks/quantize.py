@@ -10,7 +10,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.base.errors import SwinQuantError, UsageError, memory_told, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, memory_errors_named, one_line
 from swin_quant.base.progress import log
 from swin_quant.data.sources import has_split, open_unlabelled
 from swin_quant.tasks.export import export_checkpoint
@@ -127,7 +127,7 @@ def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact]
         if len(asked) > 1:
             log.info("%d of %d: %s", number, len(asked), name)
         try:
-            with memory_told():
+            with memory_errors_named():
                 made[name] = quantize(one)
         except SwinQuantError as error:
             failed[name] = error

@@ -15,7 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.publishers import MICROSOFT, PROCESSOR, TIMM, TRANSFORMERS, Sets
 from swin_quant.config import from_dict, to_dict
-from swin_quant.config.values import at, leaves
+from swin_quant.config.values import leaves, value_at
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 
@@ -420,7 +420,7 @@ def test_tables_know_the_keys_of_timm_and_of_our_tree():
     for table in (TIMM, TRANSFORMERS, PROCESSOR, MICROSOFT):
         for rule in [rule for rule in table.values() if isinstance(rule, Sets)]:
             kind = "SWINV2" if "PRETRAINED" in rule.place else "SWIN"
-            at(cfg_of(kind.lower()), rule.place.format(node=f"MODEL.{kind}"))
+            value_at(cfg_of(kind.lower()), rule.place.format(node=f"MODEL.{kind}"))
 
 
 @pytest.fixture

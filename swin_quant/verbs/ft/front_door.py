@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_told
+from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_errors_named
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group
 from swin_quant.quant.names import INT8_MODES
@@ -145,7 +145,7 @@ def run(options: FrontDoorOptions, world: World) -> None:
         _throughput(options, cfg, world)
         return
     if options.calib:
-        with called(batch="--calib-batchsz"), memory_told():
+        with called(batch="--calib-batchsz"), memory_errors_named():
             model, card = _calibrate(options, cfg, folder, world)
         _say_accuracy(card, options, cfg, world, log_file)
         options = replace(options, pretrained=str(model.checkpoint), resume=None)

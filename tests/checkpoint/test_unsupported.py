@@ -10,7 +10,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.strangers import described, stranger
+from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 
@@ -85,7 +85,7 @@ def test_keys_of_others_are_named(keys, what):
 
 def test_swins_are_no_strangers():
     for name in ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "swin_s3_tiny_224"):
-        assert stranger(to_microsoft(dict(shapes("timm", name, depths=(1, 1, 1, 1))))[0]) is None
+        assert unsupported_kind(to_microsoft(dict(shapes("timm", name, depths=(1, 1, 1, 1))))[0]) is None
 
 
 def test_the_backbone_of_a_detector_is_described():

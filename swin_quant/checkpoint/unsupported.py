@@ -51,14 +51,14 @@ _BACKBONE = re.compile(
 )
 
 
-def stranger(state: Mapping[str, Tensor]) -> str | None:
+def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
     """What a state_dict is that is no Swin classifier, with an article and what to do; None if it may be one."""
     if _is_video(state):
         return "a Video Swin: not supported"
     keys = "\n".join(state)
     if what := _named(_RELATIVES, keys):
         return f"{what}: not supported"
-    if kind := whole(state):
+    if kind := larger_model(state):
         backbone = _backbone(state)
         advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""
         return f"{kind} whose backbone is {backbone}: only classifiers are supported{advice}"
@@ -70,15 +70,17 @@ def stranger(state: Mapping[str, Tensor]) -> str | None:
     return f"{what}, no Swin" if what else None
 
 
-def whole(state: Mapping[str, Tensor]) -> str | None:
+def larger_model(state: Mapping[str, Tensor]) -> str | None:
     """Which larger model it is, whose backbone may be a Swin."""
     keys = "\n".join(state)
     return next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None)
 
 
 def described(state: Mapping[str, Tensor]) -> str:
-    """What a state_dict is, if `stranger` knows; else that it is no Swin, and some of its keys."""
-    return stranger(state) or f"no checkpoint of a Swin Transformer (its keys are {listed(map(_short, state), 3)})"
+    """What a state_dict is, if `unsupported_kind` knows; else that it is no Swin, and some of its keys."""
+    return (
+        unsupported_kind(state) or f"no checkpoint of a Swin Transformer (its keys are {listed(map(_short, state), 3)})"
+    )
 
 
 def _short(key: str) -> str:
