@@ -35,8 +35,7 @@ from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import Record
 from swin_quant.train.seeds import seed_all
-from swin_quant.train.snapshot import Snapshots
-from swin_quant.train.state import Position, TrainingState, make_average
+from swin_quant.train.snapshot import Position, Snapshots, TrainingState, make_average
 
 
 @dataclass

@@ -36,9 +36,9 @@ from swin_quant.train.memory import compute_again
 from swin_quant.train.optim import freeze_stages
 from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
-from swin_quant.train.plot import draw
 from swin_quant.train.recipe import Recipe
-from swin_quant.train.state import Position, check_snapshot
+from swin_quant.train.record import draw
+from swin_quant.train.snapshot import Position, check_snapshot
 
 _LOOKED_AT = 256  # pictures, before training
 

@@ -10,7 +10,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group
 from swin_quant.cli.output import print_table
-from swin_quant.train.plot import FORMATS
+from swin_quant.train.record import FORMATS
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode

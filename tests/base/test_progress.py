@@ -9,7 +9,7 @@ from rich.console import Console
 
 from swin_quant.base import progress
 from swin_quant.train.loop import bar
-from swin_quant.train.state import Position
+from swin_quant.train.snapshot import Position
 
 
 @pytest.fixture(autouse=True)

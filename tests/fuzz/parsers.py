@@ -75,8 +75,7 @@ from swin_quant.tasks.predict import class_names
 from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
-from swin_quant.train.snapshot import FORMAT
-from swin_quant.train.state import Position, TrainingState, check_snapshot
+from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
 
 Files = dict[str, bytes]
 TESTS = Path(__file__).parents[1]

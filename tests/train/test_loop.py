@@ -22,8 +22,7 @@ from swin_quant.train.outdir import open_folder
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
 from swin_quant.train.record import Record, read_table
-from swin_quant.train.snapshot import Snapshots
-from swin_quant.train.state import check_snapshot
+from swin_quant.train.snapshot import Snapshots, check_snapshot
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
 PADDED = Augmentation(crop="padded", padding=1)
