@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all faults fuzz test-cpus lint pins dist site clean
+.PHONY: help demo test test-all kernels faults fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -28,6 +28,10 @@ test: lint  ## lint, then every test but slow ones: a few minutes
 
 test-all: lint  ## lint, then every test: what CI runs
 	$(PYTEST)
+
+kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of them; CI then runs a sample
+	KERNELS=all $(PYTEST) tests/backends/cuda
+	$(BIN)/python tests/helpers/kernels_green.py
 
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour

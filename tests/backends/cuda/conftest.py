@@ -1,9 +1,11 @@
 """Micro models of each version with ranges, under any policy, and what the engine makes of them."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
+from kernels_green import is_chosen, is_green
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.export import CudaOptions, export
@@ -17,6 +19,27 @@ MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2,
 # Four heads of 24 channels and eight, in windows of 8 on 16 x 16 and 8 x 8 tokens.
 HEADS_OF_24 = {"IMG_SIZE": 32, "EMBED_DIM": 96, "NUM_HEADS": [4, 8], "WINDOW_SIZE": 8}
 MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+HERE = Path(__file__).parent
+COMPILING = {
+    f"test_{name}.py" for name in ("ahead", "cross_compiled", "crosscompile", "fusions", "interpreted", "trained")
+}
+
+
+def pytest_collection_modifyitems(config, items):
+    """A sample of what interprets or compiles kernels, where these are as every test passed on them (`make kernels`).
+
+    All of it on a GPU, and where tests of this folder are asked for by name.
+    """
+    by_name = any(Path(word.split("::")[0]).resolve().is_relative_to(HERE) for word in config.args)
+    if by_name or torch.cuda.is_available() or not is_green():
+        return
+    skip = pytest.mark.skip(reason="kernels are those that every test passed on: KERNELS=all runs each")
+    for item in items:
+        in_kernels = item.path.is_relative_to(HERE / "kernels")
+        compiles = item.path.parent == HERE and item.path.name in COMPILING and item.get_closest_marker("slow")
+        if (in_kernels or compiles) and not is_chosen(item.nodeid):
+            item.add_marker(skip)
 
 
 def pictures(count, size=8, seed=1):

@@ -179,7 +179,7 @@ def test_what_it_cannot_do(exported, monkeypatch, options, message):
 
 @pytest.mark.parametrize("device", ["cuda:1", "gpu", "", torch.device("cuda", 1)])
 def test_a_device_that_is_none(device):
-    with pytest.raises(UsageError, match="must be cpu or cuda; which GPU is said by CUDA_VISIBLE_DEVICES or"):
+    with pytest.raises(UsageError, match="must be cpu or cuda; CUDA_VISIBLE_DEVICES or"):
         EngineOptions(device=device)
 
 
