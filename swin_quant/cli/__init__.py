@@ -14,7 +14,7 @@ SECTIONS = {
         "quantize": "float checkpoint + pictures -> artifact for an engine, verified and scored, in one go",
         "calibrate": "float checkpoint + pictures -> calibrated INT8 checkpoint + run card",
         "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
-        "export": "calibrated checkpoint -> what is deployed: FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT",
+        "export": "calibrated checkpoint -> FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT, CUDA, TorchScript",
         "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
         "predict": "the most probable classes of pictures, from a checkpoint or an artifact",
         "report": "the accuracy-delta table of any number of run cards",
@@ -38,7 +38,7 @@ SECTIONS = {
         "tune": "the fastest tiles of the CUDA engine's kernels on this GPU, in a file beside the artifact",
     },
     "look": {
-        "analyze": "before anything is quantized: operators, MACs, targets, shapes, precision risks, limits, replacements",
+        "analyze": "operators, MACs, shapes, precision risks, limits and replacements, before anything is quantized",
         "nodes": "every quantizer node: state, bits, granularity, range, shape",
         "policies": "the built-in policies: what each is for, and who takes it",
         "inspect": "what is in an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
