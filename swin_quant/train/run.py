@@ -1,4 +1,4 @@
-"""One run of training, float or QAT: what is refused before the first step, the loop, and the card's record of it."""
+"""One run of training, float or QAT: the refusals before the first step, the loop, and the card's record."""
 
 import logging
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, dequantize, quantize
 from swin_quant.score.metrics import BASELINE
+from swin_quant.score.run_engines import evenly
 from swin_quant.score.scoring import dataset_record, open_labelled, open_split, score_pictures
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.train.amax import RangeKeeper
@@ -40,14 +41,14 @@ from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import draw
 from swin_quant.train.snapshot import Position, check_snapshot
 
-_LOOKED_AT = 256  # pictures, before training
+_LOOKED_AT = 256  # pictures that are scored before training
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked for besides config and recipe; paths as given, `folder` for everything that is written.
+    """The settings of a run besides config and recipe. Paths are as given; `folder` is for all output.
 
-    `original` is the float checkpoint that QAT is compared with, where it is not the one that is found.
+    `original`: the float checkpoint to compare QAT with, in place of the one that is found.
     """
 
     folder: Path
@@ -74,7 +75,7 @@ class Trained:
 
 
 def refuse_to_replace(path: Path, request: Request) -> None:
-    """UsageError if the result at `path`, or its card, would be written over what the run is made of."""
+    """UsageError if the result at `path`, or its card, would replace a file that the run starts from."""
     for given in (request.start, request.teacher, request.original):
         pairs = [(path, Path(given)), (card_path(path), card_path(given))] if given else []
         if any(one.exists() and other.exists() and one.samefile(other) for one, other in pairs):
@@ -92,10 +93,10 @@ def run_training(
     class_names: list[str],
     policy: Policy | None = None,
 ) -> tuple[Classifier, Position, TrainingRecord, list[str]]:
-    """Train `model` by `recipe` on the config's pictures; returns it, how far it got, the card's `training`, and the
-    names of its classes: `class_names`, or where there are none those of the pictures.
+    """Train `model` by `recipe` on the config's pictures.
 
-    Everything that can be refused is refused before the first step. `policy` is given for QAT: the nodes are on then.
+    Returns the model, the position reached, the card's `training`, and the class names: `class_names`, or the pictures'
+    if it is empty. All refusals come before the first step. `policy` is given for QAT, and the nodes are on then.
     """
     check_parallel(recipe, world)
     check_compiler(recipe, world.device)
@@ -115,11 +116,10 @@ def run_training(
         class_names = class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
     else:
         pictures = open_split(cfg, "train", world)
-    settings = settings_of(
-        recipe, world.size, cfg.SEED, model=cfg.MODEL.NAME, start=start, policy=policy and policy.to_dict(),
-        teacher_sha256=teacher_source and teacher_source["sha256"], pictures_sha256=digest(pictures.names),
-        **{f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()},
-    )  # fmt: skip
+    of_run = {"model": cfg.MODEL.NAME, "start": start, "policy": policy and policy.to_dict()}
+    of_run |= {"teacher_sha256": teacher_source and teacher_source["sha256"], "pictures_sha256": digest(pictures.names)}
+    of_run |= {f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()}
+    settings = settings_of(recipe, world.size, cfg.SEED, **of_run)
     snapshot = None
     if world.is_main:
         check = partial(check_snapshot, model=model)
@@ -138,10 +138,8 @@ def run_training(
         looked_at = pictures if validation is None else held_out
         _look_before(model, looked_at, preprocess, cfg, world, quantized=policy is not None)
     compute_again(model, recipe.memory.checkpointing)
-    job = Job(
-        model, recipe, batches, validation, cfg.SEED, world, teacher, request.folder, snapshot, settings,
-        request.tensorboard,
-    )  # fmt: skip
+    output = (request.folder, snapshot, settings, request.tensorboard)
+    job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
     if policy:
         sample = partial(batches.sample, recipe.amax.batches)
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
@@ -158,7 +156,7 @@ def run_training(
     if policy:
         keeper.settle(unsharded)
     if world.is_main:
-        ensure_writable_dir(request.folder)  # somebody may have moved it away
+        ensure_writable_dir(request.folder)  # the folder may have been moved away
         plot(request, cfg.MODEL.NAME)
     if start and request.start:
         start = {**start, "path": str(place_of(request.start))}
@@ -171,9 +169,8 @@ def run_training(
 def _look_before(
     model: Classifier, pictures: Pictures, preprocess: Preprocess, cfg: CfgNode, world: World, quantized: bool
 ) -> None:
-    """Score some pictures in float, which warns of a model that only guesses, before it is trained for hours."""
-    count = min(len(pictures), _LOOKED_AT)
-    some = SomePictures(pictures, [len(pictures) * place // count for place in range(count)])
+    """Score some pictures in float to warn of a model that only guesses before it is trained for hours."""
+    some = SomePictures(pictures, evenly(len(pictures), _LOOKED_AT))
     engine = torch_engines(model, world.device, None)[BASELINE]
     dequantize(model)
     with eval_mode(model):
@@ -184,9 +181,9 @@ def _look_before(
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
-    """The plot, which nobody has to want: without matplotlib there is none, unless it was asked for.
+    """Draw the plot. Without matplotlib there is none, with a warning only if the user asked for it.
 
-    `results`: what was scored since; the original in float and PTQ are drawn beside the run.
+    `results`: results scored after the run; the original in float and PTQ are drawn as levels.
     """
     original = [one for one in results if one.weights == ORIGINAL and one.precision == "float32"]
     calibrated = [one for one in results if one.weights == PTQ and one.policy]
@@ -225,7 +222,7 @@ def training_record(
 
 
 def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:
-    """The recipe with the config's batch size where it has none of its own."""
+    """The recipe, with the config's batch size if it has none."""
     return recipe if recipe.batch_size else recipe.having({"batch_size": cfg.DATA.BATCH_SIZE}, "DATA.BATCH_SIZE")
 
 
