@@ -1,4 +1,4 @@
-"""Every way in and out of a weights file: Microsoft's, timm's, FasterTransformer's, safetensors, our own."""
+"""Reading and writing weights: Microsoft's, timm's, FasterTransformer's and safetensors files, and our own."""
 
 from swin_quant.checkpoint.load import load_calibrated, load_float
 from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, made_before, open_checkpoint

@@ -1,4 +1,4 @@
-"""Swins inside of others' files: backbones of detectors and segmenters, of timm's `features_only`, of OpenMMLab.
+"""A Swin inside a larger model's file: a detector, a segmenter, timm's `features_only`, OpenMMLab.
 
 Microsoft's detection and segmentation code names parts as its classifiers do, under `backbone.`, with a norm for each
 output. OpenMMLab (mmdetection, mmsegmentation, mmpretrain) has names of its own, and its patch merging reads the four
@@ -32,10 +32,10 @@ _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in
 
 
 def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
-    """The Swin in a file under the house's names, and what the file tells of MODEL.FEATURES, by key.
+    """The Swin in a file under the house's names, and the keys of MODEL.FEATURES that the file determines.
 
-    What lies beside it (a neck, heads) is left out, which is said. A classifier's file comes back as it is.
-    SwinQuantError where several lie in it.
+    Whatever lies beside it (a neck, heads) is left out and logged. A classifier's file comes back unchanged.
+    SwinQuantError for a file with several backbones.
     """
     found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})
     if len(found) > 1:
@@ -70,7 +70,7 @@ def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reads_all(state: Mapping[str, Tensor], key: str) -> bool:
-    """Whether the last dimension is that of the four neighbours: of V2's norm, behind the reduction, it is not."""
+    """Whether the last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer."""
     reduction = state.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
     width = state[key].shape[-1] if state[key].ndim else 0
     return reduction is not None and reduction.ndim == 2 and width == reduction.shape[1] and width % 4 == 0

@@ -1,4 +1,4 @@
-"""The shipped configurations that a geometry fits, and which of them a file is of."""
+"""The shipped configurations that a geometry fits, and the choice among them."""
 
 import functools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Candidate:
 
     @property
     def model(self) -> str:
-        """What makes it another model than a candidate of the same shapes, heads aside."""
+        """The fields that tell this model from a candidate with the same shapes, heads aside."""
         without_head = {key: value for key, value in self.geometry.items() if key != "NUM_CLASSES"}
         return repr((sorted(without_head.items()), self.preparation))
 
@@ -36,7 +36,7 @@ def fitting(known: Geometry) -> list[Candidate]:
 
 
 def windows_of(name: str, known: Geometry) -> Geometry:
-    """The windows of the architecture that timm calls so, which others have whose sizes its builder was given."""
+    """The windows of timm's architecture `name`: a model built with other sizes keeps them."""
     own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(name)), {})
     windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
     stages = len(known.get("DEPTHS", ()))
@@ -44,7 +44,7 @@ def windows_of(name: str, known: Geometry) -> Geometry:
 
 
 def nearest(known: Geometry) -> Candidate:
-    """The shipped configuration that contradicts `known` in the fewest keys, and of those by the least."""
+    """The shipped configuration that contradicts `known` in the fewest keys, then by the smallest amount."""
     return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_distance, known))
 
 
@@ -59,9 +59,9 @@ def _entries(value: Any) -> list[float]:
 
 
 def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
-    """The one that a model of that name is of, or the plainest of those that differ in their training only.
+    """The candidate that fits a model's name, or the plainest of several that differ in their training only.
 
-    UsageError names them, and the file, where they are different models.
+    UsageError names the file and the candidates where these are different models.
     """
     left = _named_alike(candidates, _plain(name)) or candidates
     if len({each.model for each in left}) > 1:
@@ -74,7 +74,7 @@ def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Pa
 
 
 def _named_alike(candidates: Sequence[Candidate], name: str) -> list[Candidate]:
-    """Those whose name a checkpoint's begins with, the longest of them, or else those whose own begins with it."""
+    """The candidates with the longest name that begins `name`, or else those whose name begins with `name`."""
     begun = [each for each in candidates if name.startswith(_plain(each.name))]
     longest = max((len(each.name) for each in begun), default=0)
     return [each for each in begun if len(each.name) == longest] or [
@@ -83,7 +83,7 @@ def _named_alike(candidates: Sequence[Candidate], name: str) -> list[Candidate]:
 
 
 def _plain(name: str) -> str:
-    """A name without what Microsoft, timm and Hugging Face write differently."""
+    """A name without the parts that Microsoft, timm and Hugging Face write differently."""
     return name.lower().replace("-", "_").replace("_patch4", "").split(".")[0]
 
 

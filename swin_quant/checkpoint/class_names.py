@@ -1,4 +1,4 @@
-"""What a publisher calls the classes of a head: by `config.json` beside it, or by the data set that it is of."""
+"""The class names of a head as its publisher gives them: in `config.json`, or by the data set it was trained on."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import is_usual_imagenet
 from swin_quant.data.imagenet import wnids_of
 
-_OF_IMAGENET = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # a tag of timm: what the head was last trained on
+_OF_IMAGENET = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # timm's tag: the data set of the head
 
 
 def class_names(checkpoint: Checkpoint, classes: int) -> list[str]:
@@ -76,7 +76,7 @@ def _checked(names: list[Any], where: str, classes: int) -> list[str]:
     if not are_names(names):
         raise SwinQuantError(f"{where} must be {NAMES}")
     if names in ([f"LABEL_{index}" for index in range(classes)], list(map(str, range(classes)))):
-        return []  # transformers' own, where its user gave none
+        return []  # transformers' placeholders
     if is_usual_imagenet(names):
         return list(wnids_of(classes) or ())
     again = [name for name, count in Counter(names).items() if count > 1]

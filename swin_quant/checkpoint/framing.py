@@ -1,7 +1,7 @@
 """How transformers' processors prepare pictures, in the words of our configuration.
 
 A processor resizes, crops, rescales (times `rescale_factor`, 1 / 255) and normalises, each step as `do_...` says. The
-last two are one of ours: a pixel of 0 to 255 becomes (pixel / 255 - MEAN) / STD.
+last two are one step of ours: a pixel of 0 to 255 becomes (pixel / 255 - MEAN) / STD.
 """
 
 import math
@@ -38,7 +38,7 @@ def prepared_by_processor(given: Mapping[str, Any], where: str) -> Prepared:
 
 
 class _Unlike(Exception):
-    """A way to frame pictures that we do not have, in words."""
+    """A way to frame pictures that is not supported, in words."""
 
 
 def _levels(said: Mapping[str, Any], known: Processor, where: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _levels(said: Mapping[str, Any], known: Processor, where: str) -> dict[str, 
             _channels(said.get(key, default)) for key, default in (("image_mean", known.mean), ("image_std", known.std))
         )
     if scale == 1 or not all(isinstance(value, list) and _numbers(value) for value in (mean, std)):
-        return {"DATA.MEAN": mean, "DATA.STD": std}  # what are no numbers is refused by their keys
+        return {"DATA.MEAN": mean, "DATA.STD": std}  # other types are refused when the keys are set
     return {"DATA.MEAN": [value / scale for value in mean], "DATA.STD": [value / scale for value in std]}
 
 
@@ -67,7 +67,7 @@ def _numbers(values: list[Any]) -> bool:
 
 
 def _frame(said: Mapping[str, Any], known: Processor) -> dict[str, Any]:
-    """The size of the input, and how a picture comes to it."""
+    """The size of the input, and how a picture is brought to it."""
     crop = side(said.get("crop_size", known.crop_size)) if said.get("do_center_crop", known.crops) else None
     if not said.get("do_resize", True):
         raise _Unlike("do_resize is false, and pictures of any other size are resized here")
@@ -96,6 +96,6 @@ def _frame(said: Mapping[str, Any], known: Processor) -> dict[str, Any]:
 
 
 def ratio_of(crop: int, resized: int) -> float:
-    """The ratio of which int(crop / ratio) is `resized`: rounding must not lose a pixel."""
+    """A ratio for which int(crop / ratio) is `resized`: rounding must not lose a pixel."""
     ratio = crop / resized
     return ratio if int(crop / ratio) == resized else math.nextafter(ratio, 0)

@@ -1,7 +1,7 @@
-"""What a Swin state_dict says about its architecture, in the words of the configuration.
+"""The architecture of a Swin, read from its state_dict, in the configuration's keys.
 
 Everything is read from names and shapes (docs/reference, sections 1.2 and 8), so that a checkpoint which does
-not fit a model can be told from it: a V1 file, another width, another window. What the tensors do not tell is absent.
+not fit a model can be diagnosed: a V1 file, another width, another window. Keys that no tensor determines are absent.
 """
 
 import math
@@ -19,7 +19,7 @@ Geometry: TypeAlias = dict[str, Any]  # str, int, float, bool or list[int], as t
 
 
 def geometry(state: Mapping[str, Tensor]) -> Geometry:
-    """Configuration key -> value, for those that the tensors of a state_dict (Microsoft's names) tell."""
+    """Configuration key -> value, for the keys that the tensors of a state_dict (Microsoft's names) determine."""
     found: Geometry = {}
     depths: dict[int, int] = {}
     for block in filter(None, map(_BLOCK.match, state)):
@@ -54,7 +54,7 @@ def geometry(state: Mapping[str, Tensor]) -> Geometry:
 
 
 def difference(file: Geometry, model: Geometry) -> str:
-    """`file -> model` for every key on which both speak and disagree; empty when there is none."""
+    """Every key that both have with another value, as a sentence; empty when there is none."""
     keys = differing(file, model)
     if "TYPE" in keys:
         return f"it is a {_FAMILY[file['TYPE']]} checkpoint and the configuration is of {_FAMILY[model['TYPE']]}"
@@ -64,21 +64,21 @@ def difference(file: Geometry, model: Geometry) -> str:
 
 
 def differing(one: Geometry, other: Geometry) -> list[str]:
-    """The keys on which both speak and disagree."""
+    """The keys that both have, with another value."""
     return [key for key in other if key in one and one[key] != other[key]]
 
 
 def changes_model(told: Geometry, key: str, value: Any) -> bool:
-    """Whether the model that is `told`, with another value of `key`, computes otherwise."""
+    """Whether the model of geometry `told` computes something else with this value of `key`."""
     try:
         return _effective({**told, key: value}) != _effective(told)
-    except (ArithmeticError, TypeError, ValueError):  # of a value that no model has
+    except (ArithmeticError, TypeError, ValueError):  # no model has this value
         return True
 
 
 def _effective(told: Geometry) -> Geometry:
-    """A geometry in which all that is computed alike is told alike: windows as maps clip them, a pretrained window
-    that is the stage's own, hidden widths in place of their ratio, what queries are scaled by."""
+    """A geometry in normal form, equal for models that compute the same: windows as maps clip them, pretrained
+    windows where they differ from the stage's, hidden widths in place of their ratio, the scale of queries."""
     used = dict(told)
     stages = range(len(told.get("DEPTHS", ())))
     patch, width, heads = told.get("PATCH_SIZE"), told.get("EMBED_DIM"), told.get("NUM_HEADS")
@@ -101,7 +101,7 @@ _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
 
 
 def stage_windows(state: Mapping[str, Tensor], stages: Sequence[int]) -> list[int | None]:
-    """The window of each stage, clipped to its map, from whichever table of positions is there."""
+    """The window of each stage, clipped to its map, from any of the tables of positions."""
     return [_window(state, f"layers.{stage}.blocks.0.attn.") for stage in stages]
 
 
@@ -140,7 +140,7 @@ def _pretrained_window(state: Mapping[str, Tensor], stage: int) -> int | None:
     window, last = (table.shape[1] + 1) // 2, float(table[0, -1, -1, 0])  # sign(z) log2(|z| + 1) / 3, z = 8t / (p - 1)
     if window == 1:
         return 2  # one coordinate, 0 whatever it is divided by
-    if not 1e-3 < last < 4:  # beyond what windows of 2 to 1024 give
+    if not 1e-3 < last < 4:  # windows of 2 to 1024 stay within
         return None
     pretrained = round(8 * (window - 1) / (2 ** (3 * last) - 1)) + 1
     return 0 if pretrained == window else pretrained

@@ -19,9 +19,9 @@ WEIGHTS = (
     "model.safetensors.index.json",
     "pytorch_model.bin.index.json",
 )
-"""What repositories call their weights, in the order in which they are looked for."""
-_BESIDE = ("config.json", "preprocessor_config.json")  # what says how the weights are meant
-_PROBLEMS = (  # of huggingface_hub.errors, the more special first
+"""Names of weights files in repositories, in the order in which they are looked for."""
+_BESIDE = ("config.json", "preprocessor_config.json")  # descriptions of the model and of its preprocessing
+_PROBLEMS = (  # class in huggingface_hub.errors -> message, the more special first
     ("GatedRepoError", "{repository} wants its terms accepted: do so on huggingface.co, then `hf auth login`"),
     ("RevisionNotFoundError", "{repository} has no such revision"),
     ("RepositoryNotFoundError", "huggingface.co has no {repository}, or it is private: `hf auth login`"),
@@ -35,7 +35,7 @@ _ABSENT = (
 
 
 def download(repository: str, revision: str | None, asked: str) -> Path:
-    """The weights of a repository; what describes them is put beside. Errors name `asked`, which the user wrote."""
+    """The weights of a repository, with their descriptions beside them. Errors name `asked`, as the user wrote it."""
     from huggingface_hub import constants, errors
 
     try:
@@ -58,7 +58,7 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
 
 
 def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
-    """The first of WEIGHTS that there is, in the cache alone or not, with what lies beside it."""
+    """The first of WEIGHTS that exists, with the files beside it; `cached`: without the network."""
     from huggingface_hub import errors, hf_hub_download
 
     found: list[Path] = []
@@ -83,7 +83,7 @@ def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the hub's own lines on every retry: what comes of them is one error."""
+    """Silences the hub's line on every retry: the caller reports one error."""
     from huggingface_hub.utils import logging
 
     level = logging.get_verbosity()

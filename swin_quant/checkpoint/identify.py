@@ -1,8 +1,9 @@
 """The configuration of a checkpoint that came without one: from its run card, or from its own keys and shapes.
 
-What they leave open (the size of the pictures where no mask is stored, how pictures are prepared always) is what its
-publisher says beside it, or that of the shipped configuration of the same geometry. Where several fit that mean
-different models, the user has to say which. A configuration that the user gives is compared with what is published.
+Tensors leave some keys open: always the preprocessing, and the size of the pictures where no mask is stored. They come
+from the publisher's description beside the file, or from the shipped configuration of the same geometry. Where several
+fit that mean different models, the user has to choose. A configuration that the user gives is compared with the
+publisher's.
 """
 
 import contextlib
@@ -33,9 +34,13 @@ from swin_quant.config.timm import HEADS
 from swin_quant.config.values import merge, value_at
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
-_OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # what some files do not tell, and the user may
+_OPEN = (
+    "IMG_SIZE",
+    "WINDOW_SIZE",
+    "PRETRAINED_WINDOW_SIZES",
+)  # some files leave them open; the user may set them
 _HEAD_KEYS = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
-_DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor ever tells the first; few files lack the second
+_DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor determines the first; few files lack the second
 _MOST_STAGES = 16
 _USUAL = "TEST.SHAPE"  # no guess: few publishers differ from the default
 _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow from the geometry and need no file
@@ -43,11 +48,11 @@ _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow
 
 @reads("checkpoint")
 def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None) -> CfgNode:
-    """The checked, frozen config of a checkpoint: that of its run card, or the one that its keys and shapes tell.
+    """The checked, frozen config of a checkpoint: from its run card, or else from its keys and shapes.
 
-    `overrides` maps dotted keys to values, as in `load_config`; they also decide what the file leaves open. Raises
-    UsageError where several shipped configurations fit, which it names, or where a file of no shipped geometry leaves
-    something open; SwinQuantError for what is no checkpoint of a Swin, nor called as one of timm's.
+    `overrides` maps dotted keys to values, as in `load_config`; they also settle the keys that the file leaves open.
+    UsageError names the shipped configurations where several fit, or the keys that a file of no shipped geometry leaves
+    open; SwinQuantError for a file that is neither a Swin nor named as one of timm's models.
     """
     overrides = dict(overrides or {})
     checkpoint = open_checkpoint(checkpoint)
@@ -64,7 +69,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         return _from_timm(named, weights, overrides)
     told = _geometry_told(weights)
     if kind != LOGITS:
-        told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # no part of it
+        told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # such a model has no head
     said = published(weights.source, told, overrides.keys())
     known = _known(told, said.keys, overrides, file)
     candidates = fitting(known)
@@ -84,7 +89,7 @@ def config_given(
     opts: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> CfgNode:
-    """The configuration that the user names, as `load_config` reads it, and what it leaves open as published."""
+    """The configuration that the user names; keys that it leaves open are the publisher's."""
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
     if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).exists:
@@ -96,10 +101,10 @@ def config_given(
 
 
 def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set[str] = frozenset()) -> CfgNode:
-    """`cfg` with what the publisher of a checkpoint without card says, where the user `stated` nothing.
+    """`cfg` with the publisher's values for keys that the user has not `stated`; unchanged beside a run card.
 
-    Where he stated that pictures are prepared otherwise, it is his word, and a warning. UsageError where he stated
-    another model than is published, unless one by one (`explicit`).
+    Another preprocessing that the user stated is used, with a warning. Another model is a UsageError, unless its keys
+    were set one by one (`explicit`).
     """
     checkpoint = open_checkpoint(checkpoint)
     file = checkpoint.file
@@ -109,7 +114,7 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     weights = checkpoint.weights(cfg.MODEL.WEIGHTS)
     told = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
     if told["TYPE"] != cfg.MODEL.TYPE:
-        return cfg  # which loading refuses
+        return cfg  # loading will refuse it
     said = published(weights.source, told, explicit, stated)
     node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _geometry_of(cfg)
     taken, other = {}, []
@@ -139,9 +144,9 @@ def _geometry_of(cfg: CfgNode) -> Geometry:
 
 
 def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """V2's coordinates in another window stay those that its network was trained on, stage by stage."""
+    """PRETRAINED_WINDOW_SIZES for a V2 in another window: its network keeps the coordinates it was trained on."""
     place, key = "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "MODEL.SWINV2.WINDOW_SIZE"
-    trained = any(own.get("PRETRAINED_WINDOW_SIZES", (1,)))  # absent: V1, or nobody says
+    trained = any(own.get("PRETRAINED_WINDOW_SIZES", (1,)))  # absent: V1, or unknown
     if trained or place in overrides or key not in overrides or not {"IMG_SIZE", "WINDOW_SIZE"} <= own.keys():
         return {}
     if str(overrides[key]) == str(own["WINDOW_SIZE"]):
@@ -162,7 +167,7 @@ def _geometry_told(weights: Weights) -> Geometry:
 
 
 def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, Any], file: Path) -> Geometry:
-    """What the tensors tell, and of the rest what the user or else the publisher says."""
+    """The keys that the tensors determine, and open keys as the user or else the publisher sets them."""
     if "NUM_CLASSES" not in told and "MODEL.NUM_CLASSES" not in overrides:
         another = "set MODEL.NUM_CLASSES and have the head replaced by a new one"
         raise UsageError(f"{file}: has no head: {another}, or take what there is (‹output_kind› features)")
@@ -174,7 +179,7 @@ def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, An
 
 
 def _check_stages(weights: Weights, told: Geometry) -> None:
-    """Refuse what no config can describe: stages left out, or windows of their own in each."""
+    """Refuse a model that no config can describe: a stage is missing, or each has its own window."""
     file, stages = weights.source.path, len(told["DEPTHS"])
     if stages > _MOST_STAGES or any(f"layers.{i}.blocks.0.norm1.weight" not in weights.state for i in range(stages)):
         raise SwinQuantError(f"{file}: is a damaged checkpoint of a Swin: not every stage has its first block")
@@ -214,7 +219,7 @@ def _from_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], 
 
 
 def _from_tensors(near: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
-    """A config from keys and shapes alone."""
+    """A config from keys and shapes alone, where no shipped one fits."""
     unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]
@@ -233,7 +238,7 @@ def _from_tensors(near: Candidate, known: Geometry, given: Mapping[str, Any], fi
 
 
 def _beside(file: Path) -> str:
-    """A config is not read unasked: what lies there may be another model's."""
+    """A hint at a config beside the file, which is not read unasked: it may be another model's."""
     config = file.with_suffix(".yaml")
     return f"; if {config.name} beside it is its configuration, give ‹cfg› {config}" if config.is_file() else ""
 

@@ -1,6 +1,5 @@
 """Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,18 +27,18 @@ from swin_quant.quant.factors import all_factors
 from swin_quant.quant.fold import fitted
 
 
-def _file_of(model: nn.Module, checkpoint: Checkpoint, **named: Any) -> str | os.PathLike[str]:
+def _second(model: nn.Module, checkpoint: Checkpoint, **named: Any) -> Checkpoint:
     return checkpoint
 
 
-@reads("checkpoint", _file_of)
+@reads("checkpoint", _second)
 def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
     """Load the weights of a checkpoint (docs/checkpoints.md says which) into `model`, strictly.
 
-    Missing, unexpected and wrongly shaped keys are one error, with what the file seems to be; so is NaN or Inf.
-    Half-precision weights become the model's float32. `replace_head` leaves the model's own, newly initialised
-    head and ignores the file's (None: that cannot be had, and is not advised). Ranges (`_amax`) in the file are ignored
-    and those of the model forgotten: they belong to other weights.
+    All missing, unexpected and wrongly shaped keys are one error, with a diagnosis; NaN and Inf are refused.
+    Half-precision weights become the model's float32. `replace_head` keeps the model's own, newly initialised head and
+    ignores the file's; None: errors do not advise it. Ranges (`_amax`) in the file are ignored and the model's are
+    forgotten: they belong to other weights.
     """
     read = _needed_part(model, _read(model, checkpoint))
     weights = _checked_weights(model, read, replace_head, resizes=True)
@@ -47,7 +46,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     return read.source
 
 
-@reads("checkpoint", _file_of)
+@reads("checkpoint", _second)
 def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
@@ -64,7 +63,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
 
 
 def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
-    """The weights of a file under the model's own names, if more of those are in it than of the house's."""
+    """The weights of a file, under the model's own names where more of them fit than under the house's."""
     read, wanted = open_checkpoint(checkpoint).weights(getattr(model, "weights", "")), model.state_dict().keys()
     have = len(wanted & read.state.keys())
     whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
@@ -75,7 +74,7 @@ def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
 
 
 def _needed_part(model: nn.Module, read: Weights) -> Weights:
-    """What of a file is for a model without logits: the Swin in it, less the head and what else it has no use for."""
+    """The weights for a model without logits: the Swin in the file, without its head and other unused parts."""
     if getattr(model, "output_kind", LOGITS) == FEATURES:
         read, _ = as_backbone(read)
     if (pattern := getattr(model, "left_out", None)) is None:
@@ -86,7 +85,7 @@ def _needed_part(model: nn.Module, read: Weights) -> Weights:
     return replace(read, state=left)
 
 
-# What only training has, by the first part of its key. Whatever else a model lacks could change what it computes.
+# First parts of keys that only training needs. Any other key that the model lacks could change what it computes.
 _TRAINING_ONLY = re.compile(
     r"(.*_)?(criterion|loss|losses|metrics?|acc|accuracy|auc|ema|optimizer|scheduler|queue|ptr|center|mask_token|"
     r"n_averaged|num_updates|decay|epoch|steps?|iter|count)\d*(_fn)?"
@@ -114,15 +113,15 @@ def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str
 def _checked_weights(
     model: nn.Module, read: Weights, replace_head: bool | None, resizes: bool = False
 ) -> dict[str, Tensor]:
-    """The entries of a file to load: of the model's names, shapes and kinds, and finite.
+    """The entries of a file to load, once their names, shapes, types and values are checked.
 
-    `resizes`: positions may be of another size, which ranges may not.
+    `resizes`: tables of positions may have another size; never with ranges, which were found at one size.
     """
     state, path = fitted(model, read.state), read.source.path
     skipped = _head() if replace_head else ()
     wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
     given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
-    for key, factors in all_factors(model):  # of passes: there if the file brings them, whatever the model had
+    for key, factors in all_factors(model):  # passes add them: expected if the file has them, whatever the model had
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in given else {}
     if resizes:
@@ -132,13 +131,13 @@ def _checked_weights(
         diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)
         raise SwinQuantError(f"{path}: does not fit the model: {diagnosis}{faults}")
     for key, value in given.items():
-        if not torch.isfinite(value.float()).all():  # as the model will hold it
+        if not torch.isfinite(value.float()).all():  # in the model's type
             raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
     return {key: value for key, value in given.items() if not _is_derived(key)}
 
 
 def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> Mapping[str, Tensor]:
-    """`given` without what lies beside a whole model: a loss, counters, what only its training had."""
+    """`given` without entries that only training needs (a loss, counters), beside a whole model."""
     own = {key.partition(".")[0] for key in wanted}
     first = {key: key.partition(".")[0] for key in given if key not in wanted}
     foreign = [key for key, part in first.items() if part not in own and _TRAINING_ONLY.fullmatch(part)]
@@ -152,8 +151,8 @@ _POSITIONS = ("relative_position_bias_table", "absolute_pos_embed")
 
 
 def _at_model_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
-    """`given` with its positions resized, and without what the configuration gives for another size; as it is where
-    more than a size is another one."""
+    """`given` with its tables of positions resized, and without masks and coordinates of another size; unchanged where
+    more than sizes differ."""
     free = (*_POSITIONS, *_head())
     if any(
         v.shape != _shape_of(wanted, key) and not _is_derived(key) and not key.endswith(free)
@@ -189,7 +188,7 @@ def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faul
 
 
 def _is_derived(key: str) -> bool:
-    """Whether the configuration determines a buffer: a file may lack it, and one that contradicts it is of another."""
+    """Whether the configuration determines this buffer: a file may lack it, and must not contradict it."""
     return key.endswith(tuple(end for family in families().values() for end in family.derived))
 
 
@@ -198,7 +197,7 @@ def _head() -> frozenset[str]:
 
 
 def _classes(state: Mapping[str, Tensor]) -> int | None:
-    """The rows of the first matrix of a head."""
+    """The number of classes: the rows of the head's first matrix."""
     return next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), None)
 
 
@@ -209,7 +208,7 @@ def _equal(value: Tensor, reference: Tensor) -> bool:
 
 
 def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
-    """A sentence ahead of the lists of keys when the reason can be told from the shapes; else nothing."""
+    """The reason for the faults, as a sentence, where the shapes show it; else empty."""
     file, model = geometry(given), geometry(wanted)
     if model and (not file or unsupported_kind(given)):
         return f"it is {described(given)}; "

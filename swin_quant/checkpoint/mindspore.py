@@ -1,7 +1,7 @@
-"""MindSpore's names of parameters for Swin and ResNet, both ways, and its .ckpt files, without MindSpore.
+"""MindSpore's parameter names for Swin and ResNet, both ways, and its .ckpt files, without MindSpore.
 
 Names of mindcv (https://github.com/mindspore-lab/mindcv) and of the model zoo, which differ in heads and shortcuts;
-the tensors are alike, but that attention has q, k and v apart. The file is a protobuf of MindSpore's checkpoint.proto:
+the tensors are the same, except that attention has q, k and v apart. The file is a protobuf (checkpoint.proto):
 Checkpoint { repeated Value value = 1 }, Value { string tag = 1; TensorProto tensor = 2 },
 TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3 }.
 """
@@ -21,7 +21,7 @@ from swin_quant.base.reading import Cursor, varint
 NAME = "MindSpore"
 MAX_BYTES = 4 << 30
 
-# Theirs -> ours, as patterns over whole words; the first of an entry is what is written.
+# Their words -> ours; several spellings are read, and the first is written.
 WORDS = (
     (("gamma",), "weight"),
     (("beta",), "bias"),
@@ -39,9 +39,9 @@ PARTS = {
         (("down_sample", "down_sample_layer", "downsample"), "downsample"),
     ),
 }
-_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # whose weight is their gamma
+_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # their weight is called gamma
 _DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
-# A gamma without a beta is no norm's, but a layer scale of timm's.
+# A gamma alone proves nothing: timm's layer scale has one, too.
 _SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
 _QKV = ("q", "k", "v")
 TYPES = {
@@ -70,7 +70,7 @@ def family_in(keys: Iterable[str]) -> str:
 
 
 def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` under our names (Microsoft's for Swin, torchvision's for ResNet); what the config determines is left out.
+    """`state` under our names (Microsoft's for Swin, torchvision's for ResNet), without derived buffers.
 
     SwinQuantError where a q, k or v is missing, or two names become one.
     """
@@ -132,7 +132,7 @@ def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def looks_like_ckpt(path: Path, head: bytes) -> bool:
-    """Whether a file is MindSpore's by its name and first byte: others call zip files .ckpt, too."""
+    """Whether a file is MindSpore's by its name and first byte: torch's zip files may end in .ckpt, too."""
     return path.suffix == ".ckpt" and head[:1] == b"\x0a"
 
 

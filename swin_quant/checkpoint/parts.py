@@ -1,4 +1,4 @@
-"""Which part of a file is the model: files nest their weights, and hold several sets of them beside other things.
+"""The part of a file that is the model: files nest weights, and hold several sets of them beside other data.
 
 A set is a mapping with tensors, named by the keys that lead to it (`state.model_ema`), or keys that share a prefix.
 """
@@ -19,15 +19,15 @@ EMA, RAW = "ema", "raw"
 Shapes = Mapping[str, tuple[int, ...]]
 
 _DEEPEST = 6
-_PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")  # timm's loader takes the first that is there
+_PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")  # in the order of timm's loader
 _RAW = (*_PREFERRED, "", "model_state_dict", "model_state", "module", "net", "network", "params", "weights", "student")
 _AVERAGED = re.compile(r"(.*_)?(ema|swa|averaged?|teacher|momentum|target)(_.*)?", re.I)
 _NO_MODEL = re.compile(r".*(optim|sched|scaler|rng|grad|criterion|loss|metric|hyper|config|args|history).*", re.I)
-_LEAST = 0.1  # a part of fewer numbers than this share of the largest is no second model
+_LEAST = 0.1  # a set with fewer numbers than this share of the largest is no second model
 
 
 def sets_in(content: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
-    """Every mapping in `content` that holds tensors and may be a model, by the keys that lead there ("": itself)."""
+    """Every mapping in `content` with tensors that may be a model, by the keys that lead there ("": itself)."""
     return {".".join(path): found for path, found in _sets(content, ())}
 
 
@@ -41,15 +41,15 @@ def _sets(content: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[t
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor, or stands for one that cannot be had."""
+    """Whether a value is a tensor, or stands for one that could not be read."""
     return isinstance(value, Tensor) or (isinstance(value, Opaque) and value.is_tensor)
 
 
 def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = True) -> tuple[str, bool]:
-    """The name of the set that is the model, and whether `asked` (ema, raw, a name, "") said so; a choice is logged.
+    """The name of the set that is the model, and whether `asked` (ema, raw, a name, "") chose it. A choice is logged.
 
-    UsageError where `asked` is none of them, unless a later look may find it (not `last`); SwinQuantError where two
-    could be the model and nothing says which.
+    UsageError where no set is `asked`, unless a later search may find it (not `last`); SwinQuantError where two sets
+    could be the model.
     """
     left = _large(sets)
     if not asked:
@@ -62,12 +62,12 @@ def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = 
 
 
 def satisfies(name: str, asked: str) -> bool:
-    """Whether the set of that name is what `asked` means."""
+    """Whether `asked` means the set of that name."""
     return is_averaged(name) == (asked == EMA) if asked in (EMA, RAW) else _is_in(asked, name)
 
 
 def is_averaged(name: str) -> bool:
-    """Whether a set is called as what follows another one, averaged."""
+    """Whether a set's name says that it averages another one."""
     return any(_AVERAGED.fullmatch(part) for part in name.split("."))
 
 

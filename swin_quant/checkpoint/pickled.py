@@ -1,8 +1,8 @@
-"""Pickles read as data. Nothing that a pickle names is imported or called: `find` says what stands for it, or refuses.
+"""Pickles read as data. No name in a pickle is imported or called: `find` gives a stand-in for it, or refuses.
 
-A small machine for the opcodes that dictionaries, lists, tuples, sets, text and numbers are written with. What it gives
-is a tree that is safe to walk: bounded in depth and in size, however much of it is shared, and without circles. So is
-what it takes to get there: one list can be an argument of every call, and each call may copy it.
+A small machine runs the opcodes for dictionaries, lists, tuples, sets, text and numbers. Its result is a tree that is
+safe to walk: bounded in depth and in size, however much of it is shared, and without circles. The work is bounded, too:
+one list can be an argument of every call, and each call may copy it.
 """
 
 import pickletools
@@ -22,7 +22,7 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Opaque:
-    """Something that is not a dense tensor of a common type, nor plain data: what it was, and whether a tensor."""
+    """A stand-in for an object that is neither a dense tensor of a common type nor plain data: what it was."""
 
     what: str
     is_tensor: bool = False
@@ -30,14 +30,14 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Known:
-    """What stands for a class or function of a pickle: `make` is called with the arguments that the pickle has."""
+    """A stand-in for a class or function: `make` is called with the pickle's arguments."""
 
     name: str
     make: Callable[..., Any]
 
 
 class Attributes(dict[str, Any]):
-    """What stands for an object that is nothing but its attributes, as argparse.Namespace."""
+    """A stand-in for an object with nothing but attributes, as argparse.Namespace."""
 
 
 def load(
@@ -45,7 +45,7 @@ def load(
 ) -> Any:
     """The next pickle of `file`, which is left behind its end. Raises Malformed, and whatever `find` raises.
 
-    `find` is asked for every `module.name`, `persistent` for what lies outside the pickle.
+    `find` is asked for every `module.name`, `persistent` for every object outside the pickle.
     """
     machine = _Machine(find, persistent)
     try:
@@ -61,7 +61,7 @@ def load(
 
 
 class _Machine:
-    """The stack, the marks in it, and the memo of a pickle that is being read."""
+    """The stack, its marks, and the memo while a pickle is read."""
 
     def __init__(self, find: Callable[[str], Known], persistent: Callable[[Any], Any]) -> None:
         self.find, self.persistent = find, persistent
@@ -112,7 +112,7 @@ class _Machine:
         self.stack.append(self.persistent(identity))
 
     def charge(self, values: Any, depth: int = _COPIED) -> None:
-        """Count what a call may copy of `values`. Malformed where all calls together copy too much."""
+        """Count the values that a call may copy. Malformed where all calls together copy too many."""
         self.left -= len(values)
         if self.left < 0:
             raise Malformed("too many values")
@@ -128,7 +128,7 @@ class _Machine:
 
 
 def mapping(pairs: Any = ()) -> dict[Any, Any]:
-    """What dictionaries of any class become. Malformed for a key that is not a number, text, or a tuple of those."""
+    """A plain dictionary for one of any class. Malformed for a key that is not a number, text, or a tuple of them."""
     found = list(pairs.items()) if isinstance(pairs, dict) else items(pairs)
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in found):
         raise Malformed("a dictionary of what are no pairs")  # long ones, each the same, would take all memory
@@ -136,7 +136,7 @@ def mapping(pairs: Any = ()) -> dict[Any, Any]:
 
 
 def items(values: Any = ()) -> list[Any]:
-    """What a list, tuple or set holds; Malformed for all else, which could have any length."""
+    """The items of a list, tuple or set; Malformed for any other iterable, which could be endless."""
     return list(values) if isinstance(values, list | tuple) else _expect(list, values)
 
 
@@ -149,7 +149,7 @@ def _put(content: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether it is a plain value and a short one: to hash others, or to compare two, could take for ever."""
+    """Whether a key is a plain, short value: hashing or comparing any other could take for ever."""
     parts = key if isinstance(key, tuple) else (key,)
     return len(parts) <= _MAX_KEY_PARTS and all(
         isinstance(part, _SCALARS) and not (isinstance(part, str | bytes) and len(part) > _MAX_TEXT) for part in parts
@@ -213,7 +213,7 @@ def _fill(m: _Machine, flat: list[Any]) -> None:
 
 
 def _build(m: _Machine) -> None:
-    """Attributes of an object, which nobody reads but those of a plain collection of them."""
+    """Set attributes, on a stand-in that keeps them; all others are dropped."""
     attributes = m.stack.pop()
     if isinstance(m.stack[-1], Attributes):
         m.charge(_expect(dict, attributes), 0)
@@ -251,7 +251,7 @@ _CALLS: dict[str, Callable[[_Machine], Any]] = {
 
 
 def _bounded(root: Any) -> Any:
-    """`root`, unless it goes in circles, too deep, or would be too large written out, shared parts each time."""
+    """`root`, unless it contains itself, is too deep, or too large with shared parts counted each time."""
     sizes: dict[int, int] = {}
     depths: dict[int, int] = {}
     path: set[int] = set()

@@ -1,8 +1,8 @@
-"""What the publisher of a checkpoint says of it beside the weights, as keys of our configuration.
+"""The publisher's description of a checkpoint, as keys of our configuration.
 
-It stands in the file (Microsoft's pickled `config`, metadata of safetensors), or beside it: transformers' or timm's
-`config.json`, `preprocessor_config.json`. For what is in the hub's cache alone timm itself says it. Every key is
-honoured, known to be of no matter, refused, or named in a warning, as the tables of `publishers` have it.
+It lies in the file (Microsoft's pickled `config`, metadata of safetensors) or beside it: transformers' or timm's
+`config.json`, `preprocessor_config.json`. For files in the hub's cache without one, timm itself has it. Every key is
+honoured, ignored, refused, or named in a warning, by the tables of `publishers`.
 """
 
 import json
@@ -40,11 +40,11 @@ from swin_quant.config.timm import prepared
 from swin_quant.config.values import leaves, merge, value_at
 
 _SWINS = ("swin", "swinv2")
-_SMALL = 32  # pixels: Microsoft's code takes pictures of up to so many as they are, whatever TEST.CROP says
+_SMALL = 32  # pixels: Microsoft's code crops no picture up to this size, whatever TEST.CROP says
 _TIMMS = {"pretrained_cfg", "model_args", "num_classes", "num_features", "input_size", "mean"}
-_TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer, whose processor may lie above it
-_FLAT = {"img_size", "window_size", "embed_dim"}  # a pickled config of any of these is of a builder's arguments
-_NAMED = {  # where a processor and timm say it
+_TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer; its processor may lie one above
+_FLAT = {"img_size", "window_size", "embed_dim"}  # a pickled config with any of these holds a builder's arguments
+_NAMED = {  # our key -> the key of a processor, and of timm
     "DATA.IMG_SIZE": ("size", "input_size"),
     "DATA.INTERPOLATION": ("resample", "interpolation"),
     "DATA.MEAN": ("image_mean", "mean"),
@@ -57,14 +57,14 @@ _NAMED = {  # where a processor and timm say it
 
 @dataclass(frozen=True)
 class Description:
-    """All that is said of one file.
+    """A publisher's description of one file.
 
     Attributes:
         keys: dotted keys of our configuration -> values, of their types.
-        where: the same keys -> the file and key that says it.
-        refusals: what we do not compute or prepare -> the keys that lift it if the user sets them.
+        where: the same keys -> the file and key that the value is from.
+        refusals: a problem in words -> the keys that settle it if the user sets them.
         unknown: keys that no table has.
-        raw: `transformers`, `processor`, `timm` or `config` -> what was written, for who reads the names of classes.
+        raw: `transformers`, `processor`, `timm` or `config` -> the description as it was read.
     """
 
     keys: dict[str, Any] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class Description:
 
     @property
     def named(self) -> str | None:
-        """The architecture, as timm calls it."""
+        """timm's name of the architecture."""
         name = self.raw.get("timm", {}).get("architecture")
         return name if isinstance(name, str) else None
 
     def say(self, place: str, value: Any, where: str) -> None:
-        """Note a value unless it is None; two who say different things are a refusal that the user lifts."""
+        """Note a value unless it is None; two different values are a refusal that the user can settle."""
         if value is None:
             return
         if place in self.keys and self.keys[place] != value:
@@ -90,7 +90,7 @@ class Description:
         self.where.setdefault(place, where)
 
     def read(self, table: Table, given: Mapping[str, Any], where: str, node: str) -> None:
-        """Take each key of `given` as `table` has it."""
+        """Apply the rule of `table` to each key of `given`."""
         for key, value in given.items():
             rule, place = table.get(key), f"{where}: {show(key)[1:-1]}"
             value = value if _is_plain(value) else type(value).__name__
@@ -105,7 +105,7 @@ class Description:
                 self.unknown.append(place)
 
     def contradictions(self, told: Geometry, explicit: Set[str]) -> list[str]:
-        """What is said of the architecture and what the tensors tell, where they are of different models."""
+        """Keys of the architecture whose values contradict the tensors, in words."""
         sized = {"IMG_SIZE": self.keys["DATA.IMG_SIZE"]} if "DATA.IMG_SIZE" in self.keys else {}
         return [
             f"{self.where[place]} gives {place} {show(value)}, and the tensors tell {show(told[key])}"
@@ -116,7 +116,7 @@ class Description:
         ]
 
     def checked(self, explicit: Set[str], settled: Set[str]) -> "Description":
-        """With values of the types of their keys, less those that are `explicit`. Errors name who says it."""
+        """The description with values of their keys' types, without `explicit` keys. Errors name file and key."""
         cfg = default_config()
         keys = {place: value for place, value in self.keys.items() if place not in explicit}
         for place, value in keys.items():
@@ -132,11 +132,11 @@ class Description:
 def published(
     source: Source, told: Geometry, explicit: Set[str] = frozenset(), settled: Set[str] = frozenset()
 ) -> Description:
-    """What is said of a checkpoint whose tensors tell `told`, less the keys that the user set (`explicit`).
+    """The description of a checkpoint of geometry `told`, without the keys that the user set (`explicit`).
 
-    These, and those that a configuration's file has `settled`, lift refusals. UsageError where what is said
-    contradicts the tensors or itself, or is of what we do not compute. A description beside a file that is not called
-    as in a repository may be another's: where it contradicts the tensors it is left unread, which a warning says.
+    These keys, and those that a configuration file has `settled`, lift refusals. UsageError for a description that
+    contradicts the tensors or itself, or asks for something unsupported. Beside a file without a repository's usual
+    name the description may be another file's: if it contradicts the tensors it is left unread, with a warning.
     """
     node, file = f"MODEL.{str(told['TYPE']).upper()}", source.path
     described, beside = Description(), Description()
@@ -174,7 +174,7 @@ def published(
 
 
 def _read_file(described: Description, source: Source, node: str) -> None:
-    """What the file holds beside its tensors."""
+    """Read the notes that the file holds beside its tensors."""
     config = source.notes.get("config")
     if isinstance(config, Mapping):
         where = f"{source.path}: config"
@@ -201,7 +201,7 @@ def _read_file(described: Description, source: Source, node: str) -> None:
 
 
 def _read_trainer(described: Description, args: Mapping[str, Any], name: str, where: str, node: str) -> None:
-    """The arguments of timm's training script: None is what is usual for the architecture `name`."""
+    """Read the arguments of timm's training script; None means the default of the architecture `name`."""
     timm = import_timm()
     usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
     side = args.get("img_size")
@@ -219,7 +219,7 @@ def _read_trainer(described: Description, args: Mapping[str, Any], name: str, wh
 
 
 def _read_repository(described: Description, file: Path, node: str) -> None:
-    """What lies beside the file."""
+    """Read the descriptions beside the file."""
     path = file.with_name("config.json")
     config = _described(path)
     if config.get("model_type") in _SWINS:
@@ -273,8 +273,8 @@ def _read_timm(described: Description, config: Mapping[str, Any], where: str, no
 
 
 def _microsoft(config: Mapping[str, Any], node: str) -> Iterator[tuple[str, Any]]:
-    """The keys of the model's own section by their names, those of DATA, MODEL and TEST by their places. The rest is
-    of training, or of other models."""
+    """The keys of the model's own section by their names, and of DATA, MODEL and TEST by their dotted names. Other
+    sections concern training, or other models."""
     for section in ("DATA", "MODEL", "TEST"):
         for key, value in _mapping(config.get(section)).items():
             if not isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""The keys that publishers use, source by source, and what becomes of each: data that `published` reads.
+"""The keys that publishers use, source by source, with a rule for each: data that `published` reads.
 
-A key that no table has is a warning by its name: nothing is passed over in silence.
+A key without a rule is named in a warning: none is passed over in silence.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 @dataclass(frozen=True)
 class Sets:
-    """Honoured: the key of our configuration that it sets; `{node}` stands for MODEL.SWIN or MODEL.SWINV2."""
+    """Honoured: sets a key of our configuration; `{node}` stands for MODEL.SWIN or MODEL.SWINV2."""
 
     place: str
     read: Callable[[Any], Any] = lambda value: value
@@ -18,9 +18,9 @@ class Sets:
 
 @dataclass(frozen=True)
 class Only:
-    """The values that mean what our networks compute, or how pictures are prepared here; any other is refused.
+    """The values that our networks and our preprocessing support; any other is refused.
 
-    `unless`: who sets one of these keys has said what shall be done instead.
+    `unless`: the refusal is lifted where the user sets one of these keys.
     """
 
     values: tuple[Any, ...]
@@ -29,14 +29,14 @@ class Only:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Of no matter for what is computed: training, bookkeeping, provenance. `names`: of the classes."""
+    """Without effect on the computation: training, bookkeeping, provenance. `names`: holds class names."""
 
     names: bool = False
 
 
 @dataclass(frozen=True)
 class Combined:
-    """Honoured with others of its table, by a function of its source."""
+    """Honoured together with other keys of its table, by a function for its source."""
 
 
 Table: TypeAlias = Mapping[str, Sets | Only | Ignored | Combined]
@@ -50,7 +50,7 @@ def _each(rule: Ignored | Combined | Only, names: str) -> dict[str, Sets | Only 
 
 
 def side(size: Any) -> Any:
-    """One number for a square that is given by one or both of its sides; anything else as it is, to be refused."""
+    """One number for a square given by one or both sides; anything else unchanged, to be refused."""
     if isinstance(size, Mapping) and set(size) == {"height", "width"}:
         size = [size["height"], size["width"]]
     if isinstance(size, list | tuple):
@@ -63,7 +63,7 @@ def entries(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-_SAME: Final = {  # the architecture, which most call alike
+_SAME: Final = {  # the architecture, whose keys most publishers share
     "patch_size": Sets("{node}.PATCH_SIZE", side),
     "embed_dim": Sets("{node}.EMBED_DIM"),
     "depths": Sets("{node}.DEPTHS", entries),
@@ -89,11 +89,11 @@ TRANSFORMERS: Table = {
     **_each(NAMES, "id2label label2id"),
     **_each(
         IGNORED,
-        # of training, of other heads than the classifier's, and what follows from the keys above
+        # training, other heads than the classifier's, and values that follow from the keys above
         "attention_probs_dropout_prob hidden_dropout_prob drop_path_rate initializer_range encoder_stride hidden_size "
         "num_layers num_hidden_layers num_attention_heads out_features out_indices stage_names _out_features "
         "_out_indices is_decoder is_encoder_decoder "
-        # of every model of transformers
+        # keys of every model of transformers
         "architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path _commit_hash "
         "_attn_implementation _attn_implementation_autoset attn_implementation _attn_implementation_internal "
         "_experts_implementation output_attentions output_hidden_states return_dict use_return_dict "
@@ -101,7 +101,7 @@ TRANSFORMERS: Table = {
         "tie_weights tie_word_embeddings tie_encoder_decoder tokenizer_class bos_token_id eos_token_id pad_token_id "
         "sep_token_id decoder_start_token_id cross_attention_hidden_size add_cross_attention use_cache prefix "
         "tf_legacy_loss gradient_checkpointing auto_map "
-        # of text that older versions of transformers would have generated
+        # text generation, in every config of older versions of transformers
         "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature "
         "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
         "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
@@ -143,7 +143,7 @@ TIMM: Table = {
     **_each(NAMES, "labels label_names label_descriptions"),
     **_each(
         IGNORED,
-        # `architecture` is read by who asks which model it is
+        # `architecture` is read elsewhere, to find the model
         "architecture model_args pretrained_cfg url file state_dict hf_hub_id hf_hub_filename source tag custom_load "
         "test_input_size min_input_size fixed_input_size test_crop_pct pool_size test_pool_size num_features "
         "first_conv classifier license description origin_url paper_name paper_ids notes "
@@ -151,7 +151,7 @@ TIMM: Table = {
     ),
 }
 
-# What builders of Swin are called with: timm's `model_args`, Microsoft's own classes.
+# Arguments of functions that build a Swin: timm's `model_args`, Microsoft's own classes.
 ARGUMENTS: Table = {
     **_SAME,
     "img_size": Sets("DATA.IMG_SIZE", side),
@@ -172,7 +172,7 @@ ARGUMENTS: Table = {
     ),
 }
 
-# Microsoft's tree, its section of the model's TYPE and what is beside it.
+# Microsoft's configuration tree: the section of the model's TYPE, and dotted keys beside it.
 MICROSOFT: Table = {
     **{key.upper(): rule for key, rule in {**ARGUMENTS, **_SAME}.items() if isinstance(rule, Sets)},
     "DATA.IMG_SIZE": Sets("DATA.IMG_SIZE"),
@@ -197,7 +197,7 @@ MICROSOFT: Table = {
 
 @dataclass(frozen=True)
 class Processor:
-    """What a class of transformers' processors does where its file is silent."""
+    """The defaults of a class of transformers' processors."""
 
     size: Any = 224
     to_square: bool = True  # where a size is one number
@@ -206,7 +206,7 @@ class Processor:
     resample: int = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    crop_pct: float | None = None  # of those that crop small pictures and warp large ones
+    crop_pct: float | None = None  # for processors that crop small pictures and squash large ones
 
 
 _CLIP = Processor(

@@ -1,7 +1,7 @@
-"""For which grid the ranges of a checkpoint were found, as its run card says, and whether a policy may use them.
+"""The grid that the ranges of a checkpoint were found for, by its run card, and whether a policy may use them.
 
-A range of `mse` or `entropy`, or one that was learned, is the best for one number of bits, in int8 or in float8, and
-clips wrongly at another. `percentile` and `max`, and the maxima that weights have, are the same at any.
+A range that `mse` or `entropy` found, or that was learned, fits one number of bits, in int8 or in float8, and clips
+wrongly at another. Ranges of `percentile` and `max`, and the maxima of weights, are the same for any number.
 """
 
 from collections import Counter
@@ -28,12 +28,12 @@ OF_BITS = (
     LEARNED,
     *(name for name, one in passes().items() if one.of_ranges),
 )
-"""Ways to find a range whose result depends on the bits."""
+"""Methods whose ranges depend on the number of bits."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How the range of a node was found, for how many bits, None: for any, and of which format."""
+    """The method that found a node's range, for how many bits (None: any), and for which format."""
 
     method: str
     bits: int | None = None
@@ -44,12 +44,12 @@ class Origin:
         return _grid_name(self.bits, self.format)
 
     def is_for(self, setting: Setting) -> bool:
-        """Whether it was found for the bits of a node; of its format, too, where that makes a difference."""
+        """Whether the range fits the bits of a node, and its format where that makes a difference."""
         return self.bits in (None, setting.bits) and (self.format == setting.format or self.method not in OF_BITS)
 
 
 def bits_record(model: nn.Module, method: Method) -> BitsRecord:
-    """What a calibration record says of the bits of `model`'s activation nodes, its policy applied."""
+    """The bits of `model`'s activation nodes for a calibration record, once its policy is applied."""
     bits = {name: node.bits for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     most = Counter(bits.values()).most_common(1)[0][0]
     found: BitsRecord = {
@@ -63,9 +63,9 @@ def bits_record(model: nn.Module, method: Method) -> BitsRecord:
 
 
 def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
-    """Node -> how its range was found, for the model of a calibrated checkpoint and its card.
+    """Node -> the origin of its range, for the model of a calibrated checkpoint and its card.
 
-    Cards of before bits were recorded are of ranges for the bits of their policy.
+    In older cards without recorded bits, ranges are for the bits of the policy.
     """
     policy = policy_from_dict(card.policy, f"the run card of {card.name}") if card.policy else None
     settings = settings_for(model, policy) if policy else {}
@@ -99,8 +99,8 @@ def _calibrated(record: CalibrationRecord, name: str, setting: Setting | None) -
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
     """UsageError where a policy gives a node another grid than its range was found for, and the range depends on it.
 
-    A warning where it does not; where no card says for which bits ranges were found, unless 8 are asked for; and where
-    a pass rounded weights for ranges of another granularity, or for another format.
+    A warning where the range does not depend on it; where the bits of the ranges are unknown and the policy has others
+    than 8; and where a pass rounded weights for another granularity or format.
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:
@@ -149,7 +149,7 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
 
 
 def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:
-    """Nodes whose weights a pass put on the grid of ranges per tensor, or row, where `policy` has another."""
+    """Nodes whose weights a pass rounded for another granularity or format than `policy` has."""
     if card.policy is None or not any(choosing_ranges([one]) for one in card.kept_passes if not one["keeps_function"]):
         return []
     own, asked = (settings_for(model, each) for each in (policy_from_dict(card.policy, card.name), policy))

@@ -1,9 +1,8 @@
 """The ranges (`<node>._amax`) of a calibrated checkpoint: docs/reference, section 1.3.
 
-Its files hold one 0-dim float32 per node; a [1] is the same, and a weight may have one per output channel, [out, 1],
-of a convolution [out, 1, 1, 1].
-Ours also hold `<node>._bounds`, float32 [2], of every activation: both ends, for grids with a zero point. Loaders of
-FasterTransformer's, which are not strict, pass over it.
+FasterTransformer's files hold one 0-dim float32 per node; a [1] is the same. A weight may have one per output channel:
+[out, 1], for a convolution [out, 1, 1, 1]. Ours also hold `<node>._bounds`, float32 [2], for every activation: both
+ends, for grids with a zero point. FasterTransformer's loaders are not strict and pass over it.
 """
 
 import math
@@ -28,8 +27,8 @@ def is_range(key: str) -> bool:
 def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Key -> range, float32, for the nodes of `model` whose range is in `state`; all faults are one error.
 
-    A range may be absent only where the policy does not enable its node, and both ends where it is symmetric; none may
-    be left over.
+    A range may be absent only where the policy leaves its node off, and the lower end where the node is symmetric. A
+    range without a node is a fault.
     """
     nodes = named_nodes(model)
     given = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}

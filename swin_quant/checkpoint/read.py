@@ -1,4 +1,4 @@
-"""Reading the tensors of a weights file that somebody else wrote, without running anything it holds."""
+"""Reading the tensors of a weights file that somebody else wrote, without running any code in it."""
 
 import json
 import os
@@ -26,7 +26,7 @@ _LONGEST_KEY = 512  # characters
 _MAX_HEADER = 4 << 20  # bytes of names and shapes in a safetensors file
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 
-# What a failed download leaves under a checkpoint's name: its first bytes in lower case -> what it is, what to do.
+# Files that a failed download leaves under a checkpoint's name: first bytes in lower case -> what it is, the remedy.
 _NOT_WEIGHTS = (
     (rb"\s*<(!doctype|html|head|\?xml)", "is a web page: open its address in a browser and download the file itself"),
     (rb"version https://git-lfs", "is a Git LFS pointer: run `git lfs pull` to get the file it stands for"),
@@ -129,7 +129,7 @@ def _sniff(path: Path) -> bytes:
 
 
 def _has_header(head: bytes) -> bool:
-    """Whether a file begins as safetensors do, whatever it is called: the hub's cache names files by their hash."""
+    """Whether a file begins as safetensors do, whatever its name: the hub's cache names files by their hash."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER
 
 
@@ -140,12 +140,12 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
         raise SwinQuantError(f"{path}: is cut short or not a safetensors file (its header is too large)")
     try:
         return load_file(path)
-    except Exception as error:  # SafetensorError, and what torch says of types and shapes that it has not
+    except Exception as error:  # SafetensorError, and torch's errors for types and shapes that it lacks
         raise SwinQuantError(f"{path}: is cut short or not a safetensors file ({_first_line(error)})") from error
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """What a safetensors file that was read says beside its tensors."""
+    """The metadata of a safetensors file that was read."""
     with open_plain(path) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return dict(header.get("__metadata__") or {})
@@ -153,7 +153,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 @reads("checkpoint")
 def read_pickled(path: Path) -> Any:
-    """What torch.save wrote to `path`, as plain data and tensors; SwinQuantError says what it is if it is none."""
+    """The content of a file of torch.save, as plain data and tensors; SwinQuantError says what any other file is."""
     try:
         with open_plain(path) as file:
             return read_torch(file)
@@ -173,7 +173,7 @@ def read_pickled(path: Path) -> Any:
 
 
 def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], str, bool]:
-    """The tensors of the set that is the model, its name, and whether there are others."""
+    """The tensors of the set that is the model, its name, and whether there are further sets."""
     if not isinstance(content, Mapping):
         raise SwinQuantError(f"{path}: holds a {type(content).__name__}, not a state_dict")
     sets = sets_in(content)

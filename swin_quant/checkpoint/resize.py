@@ -1,8 +1,8 @@
-"""Tables of positions for windows and pictures of another size than they were trained for.
+"""Resizing tables of positions for windows and pictures of another size than in training.
 
-V1's biases are a table of (2w - 1)^2 places a head, and absolute positions one of a place a token. Microsoft's code
-interpolates both bicubically; timm's puts the places of a bias closer together near the centre, and its own files are
-resized by timm itself. V2 has a network for its biases: its coordinates follow from the configuration.
+V1's biases are a table of (2w - 1)^2 places a head; absolute positions are a table with a place a token. Microsoft's
+code interpolates both bicubically. timm's puts the places of a bias closer together near the centre, so timm itself
+resizes its own files. V2 has a network for its biases: its coordinates follow from the configuration.
 """
 
 import math
@@ -19,7 +19,7 @@ _BIASES, _POSITIONS = "relative_position_bias_table", "absolute_pos_embed"
 
 
 def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Path, by_timm: bool) -> dict[str, Tensor]:
-    """`given`, its tables of positions of the sizes that `wanted` has; a line says which."""
+    """`given` with its tables of positions resized to the shapes in `wanted`, and logged."""
     found, changed = dict(given), []
     for key, value in given.items():
         shape = wanted[key].shape if key in wanted else value.shape
@@ -46,7 +46,7 @@ def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Pat
 
 
 def _are_squares(key: str, one: torch.Size, other: torch.Size) -> bool:
-    """Whether both are tables of the same heads or channels with a place for each of a square."""
+    """Whether both are tables over a square, with the same heads or channels."""
     if key.endswith(_BIASES):
         return len(one) == len(other) == 2 and one[1] == other[1] and all(map(_is_square, (one[0], other[0])))
     if not key.endswith(_POSITIONS) or not len(one) == len(other) == 3:

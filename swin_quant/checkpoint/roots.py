@@ -1,6 +1,6 @@
-"""Where in the keys of a file the model lies: under a prefix, with its head beside it, and things of others.
+"""Finding a model in the keys of a file: under a prefix, with its head beside it, and entries of other models.
 
-A root is what stands before the names of a model in its keys: `module.`, `teacher.backbone.`, or nothing.
+A root is the prefix before the names of a model: `module.`, `teacher.backbone.`, or nothing.
 """
 
 import re
@@ -24,7 +24,7 @@ _OF_A_SWIN = re.compile(
 )
 _BLOCK = re.compile(r"(swin(v2)?\.)?(encoder\.)?layers[._]0\.blocks\.0\.")
 _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
-_FEWEST = 0.5  # of the keys that the best root has: a root of fewer is no second model
+_FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class FoundModel:
 
 
 def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel:
-    """The Swin classifier in `state`, whatever wraps it; as it is where there is none, or only a part of another model.
+    """The Swin classifier in `state`, whatever wraps it; `state` unchanged without one, or for a larger model.
 
-    A prefix of wrappers alone is left to `names`, where nothing lies beside it.
+    A prefix of wrappers alone, with nothing beside it, is left to `names`.
     """
     roots = _roots(state, lambda name: _OF_A_SWIN.match(name) is not None)
     swins = {root for key in state for root, name in _splits(key) if _BLOCK.match(name)}
@@ -57,14 +57,14 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
 
 
 def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> FoundModel:
-    """What of `state` has the names `wanted`, under the root where most of them are."""
+    """The entries of `state` with the names `wanted`, under the root that has most of them."""
     names = frozenset(wanted)
     roots = _roots(state, names.__contains__)
     return _below(state, roots, asked, file, names.__contains__) if roots else FoundModel(dict(state))
 
 
 def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
-    """What stands before a model's names, that of most keys first; of two for the same keys, that of more."""
+    """The prefixes of a model's names, the one of most keys first; one for each model."""
     votes = Counter(root for key in state for root, name in _splits(key) if is_own(name))
     best = max(votes.values(), default=0)
     left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
@@ -76,7 +76,7 @@ def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[s
 
 
 def _same_model(one: str, other: str) -> bool:
-    """Whether one lies under the other by words of the model itself, not of what wraps it."""
+    """Whether one root lies under the other by words of the model itself, not of a wrapper."""
     inner, outer = sorted((one, other), key=len, reverse=True)
     return inner.startswith(outer) and _WRAPPER.fullmatch(inner.removeprefix(outer)) is None
 
@@ -93,7 +93,7 @@ def _head_of(state: Mapping[str, Tensor], root: str) -> bool:
 
 
 def _above(root: str) -> list[str]:
-    """The root, then those that it lies under, to nothing."""
+    """The root, then every shorter prefix of it, to nothing."""
     parts = root.split(".")[:-1]
     return [".".join([*parts[:at], ""]) if at else "" for at in range(len(parts), -1, -1)]
 
@@ -105,7 +105,7 @@ def _below(
     file: Path,
     is_own: Callable[[str], object],
 ) -> FoundModel:
-    """The keys under one of `roots`, and of those beside it the names that are the model's own."""
+    """The entries under one of `roots`, and entries beside it with the model's own names."""
     shapes = {root[:-1]: {key: tuple(state[key].shape) for key in state if key.startswith(root)} for root in roots}
     renamed = {
         root: {key.removeprefix(f"{root}."): shape for key, shape in each.items()} for root, each in shapes.items()

@@ -21,10 +21,10 @@ from swin_quant.quant.quantizer import named_nodes, row_ranges
 def calibrated_state(model: nn.Module, by_channel: bool = False, ends: bool = True) -> "OrderedDict[str, Tensor]":
     """A bare state_dict in FasterTransformer's layout (docs/reference, sections 1.1 to 1.3), on the CPU.
 
-    Weights and tables float32, index buffers int64, and the range of **every** node, 0-dim float32: its importers
-    read them all, whichever a policy enables. Beside those of activations lie both `ends`, which it does not know.
-    Per-channel ranges that are those of the weight's own rows become their maximum, of which they are found again;
-    others stay [out, 1], and so do all `by_channel`. Raises when a node has no positive, finite range.
+    Weights and tables are float32, index buffers int64, and **every** node has its range, 0-dim float32: importers read
+    them all, whichever a policy enables. Activations also keep both `ends`, which FasterTransformer does not know.
+    Per-channel ranges that follow from the weight's own rows become their maximum; other ones stay [out, 1], and all
+    do with `by_channel`. Raises when a node has no positive, finite range.
     """
     unfit = [name for name, node in named_nodes(model).items() if not finite_positive(node.amax)]
     if unfit:
@@ -54,9 +54,9 @@ def save_calibrated(
 def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> None:
     """Write the weights without any range to `path`, atomically; parameters as `dtype`, buffers as they are.
 
-    Buffers are tables that follow from the geometry: rounded to half, V2's coordinates would move its biases.
-    A name that ends in .safetensors gets that format, one in .ckpt MindSpore's under mindcv's names; any other is
-    written as Microsoft does, `{'model': state_dict}`.
+    Buffers are tables that follow from the geometry: V2's biases would change if its coordinates were rounded to half.
+    The name decides the format: .safetensors, .ckpt (MindSpore's, under mindcv's names), or else Microsoft's
+    `{'model': state_dict}`.
     Raises when a weight overflows `dtype`.
     """
     state = OrderedDict()

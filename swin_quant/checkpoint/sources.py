@@ -3,7 +3,7 @@
 timm:swin_tiny_patch4_window7_224.ms_in1k     a pretrained model of timm
 hf:microsoft/swin-tiny-patch4-window7-224     a repository on huggingface.co; @ and a revision may follow
 snapshot/                                     a folder that holds what such a repository does
-model-00001-of-00002.safetensors              a part of one: its index beside it names the others
+model-00001-of-00002.safetensors              one part of the weights: the index beside it names every part
 """
 
 import difflib
@@ -24,7 +24,7 @@ _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
-# What training of many processes leaves in a folder: a name in it -> what it is, the command that makes a file of it.
+# Folders that distributed training leaves: a name inside -> what the folder is, the module that makes one file of it.
 _FOLDERS = (
     (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
     ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
@@ -33,9 +33,9 @@ _FOLDERS = (
 
 
 def local_file(checkpoint: str | os.PathLike[str]) -> Path:
-    """The file of a checkpoint: of a path, itself, or the weights in a folder; of a name, that in the hub's cache.
+    """The file of a checkpoint: a path itself, the weights in a folder, or for a name the file in the hub's cache.
 
-    SwinQuantError where a name is neither cached nor to be had, UsageError where timm has no such name.
+    SwinQuantError for a name that is neither cached nor downloadable, UsageError where timm has no such name.
     """
     text = os.fspath(checkpoint)
     kind, _, name = text.partition(":")
@@ -48,7 +48,7 @@ def local_file(checkpoint: str | os.PathLike[str]) -> Path:
 
 
 def name_of(file: Path) -> str:
-    """What a checkpoint may be called: the name of its file, or, where all are called alike, of its repository."""
+    """A name for a checkpoint: its file's, or its repository's where every file has the same name."""
     cached = _cached(file)
     name = cached["name"] if cached else file.parent.name if file.name in WEIGHTS else file.stem.removesuffix("_calib")
     name = re.sub(r"[/\\\x00-\x1f\ud800-\udfff]", "_", name)[:200]
@@ -56,7 +56,7 @@ def name_of(file: Path) -> str:
 
 
 def timm_name(file: Path) -> str | None:
-    """The name that timm knows a file of the hub's cache by, if it does."""
+    """timm's name for a file in the hub's cache, if it has one."""
     cached = _cached(file)
     if cached is None or cached["owner"] != "timm":
         return None
@@ -68,7 +68,7 @@ def _cached(file: Path) -> re.Match[str] | None:
 
 
 def _weights_in(path: Path) -> Path:
-    """The weights in a folder that is a snapshot of a repository, the index of a part; any other path as it is."""
+    """The weights in a snapshot of a repository, the index for a part; any other path unchanged."""
     _refuse_scattered(path)
     if (part := _PART.fullmatch(path.name)) and path.is_file():
         index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
@@ -77,7 +77,7 @@ def _weights_in(path: Path) -> Path:
 
 
 def _refuse_scattered(path: Path) -> None:
-    """SwinQuantError for a folder, or a file in it, whose weights no file holds alone, with how to make one."""
+    """SwinQuantError for weights that are scattered over a folder, with the command that makes one file of them."""
     inside = path.suffix == ".distcp" or path.name == ".metadata" or re.match("global_step|.*mp_rank_", path.name)
     for folder in (path, path.parent, path.parent.parent)[: 3 if inside else 1]:
         for name, what, module in _FOLDERS:
@@ -87,7 +87,7 @@ def _refuse_scattered(path: Path) -> None:
 
 
 def _similar_names(name: str, known: Sequence[str]) -> Sequence[str]:
-    """Those that begin as `name` does, for as long as any does; else those that look alike."""
+    """The names with the longest common beginning; else the most similar ones."""
     for length in range(len(name), 3, -1):
         if found := [each for each in known if each.startswith(name[:length])]:
             return found
@@ -95,7 +95,7 @@ def _similar_names(name: str, known: Sequence[str]) -> Sequence[str]:
 
 
 def _timm_repository(name: str, text: str) -> str:
-    """Where timm keeps the weights of that name, or of an architecture by default."""
+    """The repository of timm's weights `name`, or of an architecture's default weights."""
     timm = import_timm()
     swins = [each for module in _MODULES for each in timm.list_models(module=module, pretrained=True)]
     ours = list(dict.fromkeys([*swins, *timm.list_models(pretrained=True)]))

@@ -1,6 +1,6 @@
-"""Zip archives whose members lie in the file as they are, which is how torch.save writes them.
+"""Zip archives with uncompressed members, as torch.save writes them.
 
-Nothing unpacks, so nothing can be larger than its file. The directory has one reading: it ends where the file ends.
+Nothing is unpacked, so nothing can be larger than its file. The directory has one reading: it ends where the file ends.
 Layout: PKWARE's APPNOTE 6.3, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3.
 """
 
@@ -25,7 +25,7 @@ class Damaged(Exception):
 
 
 class Compressed(Damaged):
-    """A member is packed or encrypted; `names` are those of all members."""
+    """A member is packed or encrypted; `names` of all members."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__("a member is compressed or encrypted")
@@ -44,7 +44,7 @@ class Member:
 
 
 def members(file: BufferedIOBase) -> dict[str, Member]:
-    """What is in the archive `file`, by name, in the order of its directory. Raises Damaged or Compressed."""
+    """The members of the archive `file` by name, in the order of its directory. Raises Damaged or Compressed."""
     try:
         entries = list(_entries(_directory(file)))
         if not all(entry.stored for entry in entries):
@@ -90,7 +90,7 @@ def _read_at(file: BufferedIOBase, start: int, size: int) -> bytes:
 
 
 def _directory(file: BufferedIOBase) -> bytes:
-    """The central directory, which the end record, or that of Zip64 before it, says to lie right before them."""
+    """The central directory. It must lie right before the end record, or before the Zip64 one."""
     end = _size(file) - _END.size
     signature, *_, size, start, comment = _END.unpack(_read_at(file, end, _END.size))
     if signature != b"PK\x05\x06" or comment:
@@ -105,7 +105,7 @@ def _directory(file: BufferedIOBase) -> bytes:
 
 
 def _entries(directory: bytes) -> Iterator[Member]:
-    """The entries of a directory; `start` is that of the local header."""
+    """The entries of a directory; `start` is the place of the local header."""
     at = 0
     while at < len(directory):
         signature, _, _, flags, method, _, _, crc, packed, size, name, extra, comment, *_, start = _ENTRY.unpack_from(
@@ -120,7 +120,7 @@ def _entries(directory: bytes) -> Iterator[Member]:
 
 
 def _zip64(extra: bytes, values: tuple[int, ...]) -> Iterator[int]:
-    """Sizes and places, those that do not fit 32 bits from the extra field."""
+    """Sizes and places; any that does not fit 32 bits comes from the extra field."""
     long: list[int] = []
     while len(extra) >= 4:
         kind, size = struct.unpack_from("<2H", extra)
@@ -134,7 +134,7 @@ def _zip64(extra: bytes, values: tuple[int, ...]) -> Iterator[int]:
 
 
 def _located(file: BufferedIOBase, entry: Member) -> Member:
-    """The entry with the place of its bytes, which are behind its local header."""
+    """The entry with the place of its bytes, behind the local header."""
     signature, *_, name, extra = _LOCAL.unpack(_read_at(file, entry.start, _LOCAL.size))
     start = entry.start + _LOCAL.size + name + extra
     if signature != b"PK\x03\x04" or start + entry.size > _size(file):

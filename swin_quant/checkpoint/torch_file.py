@@ -1,7 +1,7 @@
-"""What torch.save wrote, in either of its containers: plain data, and tensors over the bytes that are in the file.
+"""Reading files of torch.save, in either container: plain data, and tensors over the bytes in the file.
 
-Of a tensor, type, shape and strides are what the pickle says; how much memory it takes is what the file holds. A view
-of more elements than are stored, and what is no dense tensor of a common type, becomes an Opaque that says what it was.
+The pickle gives a tensor's type, shape and strides; the bytes in the file bound its memory. A view of more elements
+than are stored becomes an Opaque that says what it was, and so does any tensor that is not dense or of no common type.
 """
 
 import io
@@ -24,7 +24,7 @@ Shape: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"
 _LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, before version 1.6
 _MAX_PICKLE = 16 << 20
-MAX_DIMENSIONS = 64  # that torch computes with
+MAX_DIMENSIONS = 64  # torch's limit
 
 _STORAGES = {
     "Double": torch.float64,
@@ -41,13 +41,13 @@ _STORAGES = {
 TYPES = {str(dtype): dtype for dtype in _STORAGES.values()}
 _WIDTHS = {"ComplexFloat": 8, "ComplexDouble": 16, "QUInt8": 1, "QInt8": 1, "QInt32": 4, "Untyped": 1}
 _STORAGE = re.compile(r"torch\.(?:storage\.)?(\w+)Storage")
-# Builds no tensor of ours, and is harmless where nobody reads it: sparse, quantized, on another device; types; places.
+# Harmless names that build no dense tensor: sparse and quantized tensors, other devices, types, layouts.
 _OPAQUE = re.compile(
     r"torch\.(_utils\._rebuild_\w+|_tensor\._rebuild_\w+|serialization\._get_layout|device|Tensor|nn\.parameter\.\w+|"
     r"per_\w+_affine\w*|u?int\d+|float\d+\w*|bfloat16|complex\d+|bool|q\w+)"
 )
 _REBUILT = re.compile(r"torch\.(_utils|_tensor)\._rebuild_\w+")
-# Values that trainers leave beside the weights: numbers, dates, places, settings. Nobody reads them here.
+# Names of values that trainers leave beside the weights: numbers, dates, paths, settings. Nothing here reads them.
 _HARMLESS = re.compile(
     r"numpy\.(_?core\.(multiarray|numeric)\._?(reconstruct|scalar|frombuffer)|ndarray|dtype|dtypes\.\w+|"
     r"(u?int|float|complex|bool|str|bytes|void|datetime|timedelta)\w*|random\._pickle\.\w+|random\.\w+\.\w+|"
@@ -64,7 +64,7 @@ _HARMLESS = re.compile(
 
 
 class Foreign(Exception):
-    """The pickle asks for classes or functions that are none of torch.save's: `names`, suspects first."""
+    """The pickle asks for classes or functions that torch.save does not write: `names`, suspects first."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Script(Exception):
 
 @dataclass(frozen=True)
 class _Storage:
-    """Bytes, as a tensor [n] uint8, and the type that they are of; None if tensors have their own or we have none."""
+    """Bytes, as a tensor [n] uint8, and the name of their type."""
 
     data: Tensor
     name: str
@@ -178,9 +178,9 @@ def _read_legacy(file: io.BufferedIOBase, find: "_Names") -> Any:
 
 
 class _Storages:
-    """What stands for a persistent id: ('storage', type, key, device, elements[, view]), each storage once.
+    """The storage for a persistent id, ('storage', type, key, device, elements[, view]), each read once.
 
-    Files of before torch 1.6 name classes of modules so, too: ('module', class, file, source).
+    Files from before torch 1.6 also name classes of modules this way: ('module', class, file, source).
     """
 
     def __init__(self, fetch: Callable[[str, str, int], _Storage]) -> None:
@@ -209,7 +209,7 @@ def _width(name: str) -> int:
 
 
 class _Names:
-    """What stands for a name in a pickle; `foreign` collects those of other code, which stand for nothing."""
+    """The stand-in for a name in a pickle; `foreign` collects the names of other code."""
 
     def __init__(self) -> None:
         self.foreign: dict[str, None] = {}
@@ -257,7 +257,7 @@ def _first(value: Any, *rest: Any) -> Any:
 
 
 def _with_attributes(rebuild: Known, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor that has attributes. Within each other, such calls would be as deep as the file is long."""
+    """A tensor with attributes. Nested calls are refused: they would be as deep as the file is long."""
     if rebuild.make is _with_attributes or not isinstance(arguments, tuple):
         raise Malformed("a tensor that is none")
     return rebuild.make(*arguments)

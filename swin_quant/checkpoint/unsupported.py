@@ -1,4 +1,4 @@
-"""State dicts that people take for a Swin classifier's, told by their keys: what they are, and what to do instead."""
+"""State dicts that people mistake for a Swin classifier's: what their keys show, and what to do instead."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.base.errors import listed
 from swin_quant.checkpoint.geometry import geometry
 
-# What a state_dict is -> patterns that must all be found in its keys. The first that fits names it.
+# Name of a model -> patterns that must all be found in its keys. The first that fits is taken.
 _RELATIVES = {
     "a Swin-MLP": (r"^layers\.\d+\.blocks\.\d+\.spatial_mlp\.",),
     "a Swin-MoE": (r"^layers\.\d+\.blocks\.\d+\.mlp\._?moe_layer\.",),
@@ -52,7 +52,7 @@ _BACKBONE = re.compile(
 
 
 def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
-    """What a state_dict is that is no Swin classifier, with an article and what to do; None if it may be one."""
+    """The name of an unsupported model, with an article and a remedy; None if it may be a Swin classifier."""
     if _is_video(state):
         return "a Video Swin: not supported"
     keys = "\n".join(state)
@@ -71,7 +71,7 @@ def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
 
 
 def larger_model(state: Mapping[str, Tensor]) -> str | None:
-    """Which larger model it is, whose backbone may be a Swin."""
+    """The name of a larger model whose backbone may be a Swin; None for any other."""
     keys = "\n".join(state)
     return next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None)
 
@@ -115,7 +115,7 @@ def _swin(state: Mapping[str, Tensor]) -> str:
 
 
 def _is_video(state: Mapping[str, Tensor]) -> bool:
-    """Video Swin has the names of Swin, and patches of several pictures."""
+    """Whether it is a Video Swin: names of Swin, with patches of several pictures."""
     patches = (
         value for key, value in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight"))
     )

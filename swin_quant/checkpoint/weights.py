@@ -19,8 +19,8 @@ from swin_quant.checkpoint.sources import local_file
 
 @dataclass(frozen=True)
 class Weights:
-    """A state_dict under Microsoft's names, and where it came from; the names in the file (`raw`), and what the user
-    asked for where it holds several sets."""
+    """A state_dict under Microsoft's names and its source; `raw`: the same under the file's own names; `asked`: the
+    set that the user named, if it is still to be found."""
 
     state: dict[str, Tensor]
     source: Source
@@ -39,7 +39,7 @@ def read_weights(
 ) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`.
 
-    `weights`: which set of a file that holds several (`parts`); a file of ours holds one.
+    `weights`: the set to take from a file that holds several (`parts`); a file of ours holds one.
     """
     raw, source = read_state_dict(local_file(checkpoint), weights, sha256)
     raw = without_inserted(raw)

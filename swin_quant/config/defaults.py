@@ -92,7 +92,7 @@ _ROOT: dict[str, Any] = {
 
 
 def defaults() -> dict[str, Any]:
-    """Every key with its default, those of the model families too."""
+    """Every key with its default, including the sections of the model families."""
     sections = {family.section: dict(family.defaults) for family in families().values()}
     return {**_ROOT, "MODEL": {**_ROOT["MODEL"], **sections}}
 
@@ -100,15 +100,14 @@ def defaults() -> dict[str, Any]:
 def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
-    DATA.MEAN, DATA.STD and TEST.CROP_RATIO are ours: checkpoints of timm and Hugging Face may have others. So are
-    DATA.UPRIGHT, which turns pictures as their EXIF says, TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES: what a
-    backbone is given, and gives; and MODEL.WEIGHTS: which set of weights, of a file that holds several (ema, raw, a
-    name; "" as timm's loader).
-    SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model of ours reads them, so setting them is an error.
+    Keys of ours: DATA.MEAN, DATA.STD and TEST.CROP_RATIO, which differ in checkpoints of timm and Hugging Face;
+    DATA.UPRIGHT turns pictures as their EXIF says; TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES give the input and
+    output of a backbone; MODEL.WEIGHTS chooses among the sets of weights in a file (ema, raw, a name; "" as timm's
+    loader). SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model reads them, and setting them is an error.
     """
     return CfgNode(defaults())
 
 
 def architecture(cfg: CfgNode) -> CfgNode:
-    """The node of the model in use: MODEL.SWIN or MODEL.SWINV2, or that of another family."""
+    """The section of the model in use: MODEL.SWIN, MODEL.SWINV2, or another family's."""
     return cfg.MODEL[families()[cfg.MODEL.TYPE].section]

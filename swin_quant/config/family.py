@@ -1,4 +1,4 @@
-"""A family of models as data: the keys of its configuration and of its checkpoints. The network itself is above.
+"""A family of models as data: the keys of its configuration and of its checkpoints, without the network.
 
 A family called `name` is MODEL.TYPE `name`, and its keys are those of the section MODEL.<NAME>.
 """
@@ -14,18 +14,18 @@ from swin_quant.base.schema import checked
 
 
 def _anything_goes(cfg: CfgNode, source: str) -> None:
-    """No value is impossible."""
+    """Accepts every value."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a family of models by its keys alone.
+    """The configuration and checkpoint keys of a family of models.
 
-    `defaults` are the keys of its section, each with a value of its type; `optional` those that may be None, with a
-    value of the type. `check` refuses, by UsageError, values that no model can be built from; it is given the source to
-    name. `derived`: ends of the names of buffers that the config determines, which a checkpoint may leave out; `head`:
-    the parameters of its classifier. `rename` undoes other ways of naming: a state_dict to that under the family's
-    names, and what the ways are called. `policy`: the one to calibrate under where nobody names one.
+    `defaults`: the keys of its section, each with a value of its type; `optional`: keys that may be None, with a value
+    of the type. `check(cfg, source)` raises UsageError, naming the source, for values that no model can be built from.
+    `derived`: ends of the names of buffers that the config determines and a checkpoint may leave out; `head`: the
+    parameters of the classifier. `rename` gives a state_dict under the family's names, and the conventions it undid.
+    `policy`: the default for calibration.
     """
 
     name: str

@@ -14,7 +14,7 @@ from swin_quant.config import timm
 
 _SHIPPED = ("swin", "swinv2", "demo")
 _MAX_FILES = 32
-_NOUNS = {str: "text", list: "a list", bool: "a switch", type(None): "nothing"}  # what a file holds is not shown
+_NOUNS = {str: "text", list: "a list", bool: "a switch", type(None): "nothing"}  # the content itself is not shown
 
 
 def find_config(name_or_path: str | Path) -> Path:

@@ -38,7 +38,7 @@ def load_config(
 
 
 def keys_set_in(path: str | Path) -> set[str]:
-    """The dotted keys that a configuration's file and those of its BASE set; of `timm:NAME` those of the model."""
+    """The dotted keys that a configuration file and its BASE files set; for `timm:NAME`, the keys of the model."""
     keys = {key for _, tree in layers(Path(path), (), []) for key, _ in leaves(tree)} - {"BASE"}
     return {key for key in keys if key.startswith("MODEL.")} if named(path) else keys
 

@@ -1,4 +1,4 @@
-"""What a model gives, as MODEL.OUTPUT_KIND and MODEL.FEATURES say it: words and values that go together."""
+"""The kinds of output of a model: the values of MODEL.OUTPUT_KIND and MODEL.FEATURES."""
 
 from typing import Annotated, Any
 
@@ -8,12 +8,12 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import one_of, within
 
 LOGITS, EMBEDDING, FEATURES = OUTPUT_KINDS = ("logits", "embedding", "features")
-"""Logits of a classifier; what its head reads, pooled; the maps of its stages."""
+"""Logits of a classifier; the pooled input of its head; the maps of its stages."""
 TIMM, DETECTION = WINDOWS = ("timm", "detection")
 """How maps of any size are cut: as timm does (windows and shifts of the trained size; rolled, then padded), or as
 Microsoft's detection code and mmdetection do (whole windows, every other block shifted; padded, then rolled)."""
 PLAIN, LAST, EACH = NORMS = ("none", "last", "each")
-"""Behind maps: nothing, the classifier's last norm behind the last stage, or a norm for each output."""
+"""Norms behind maps: none, the classifier's last norm behind the last stage, or one for each output."""
 
 DEFAULTS: dict[str, Any] = {"STAGES": [], "WINDOWS": TIMM, "NORM": PLAIN}  # no stages: all
 KINDS: dict[str, Any] = {

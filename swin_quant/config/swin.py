@@ -20,7 +20,7 @@ _BOTH: dict[str, Any] = {
     "APE": False,
     "PATCH_NORM": True,
 }
-# The most that can be meant: what is far beyond any Swin is a slip, and would take all memory.
+# Limits far beyond any Swin: a larger value is a slip, and would take all memory.
 _Stages = counted(1, 16)
 _KINDS: dict[str, Any] = {
     "PATCH_SIZE": Annotated[int, within(least=1, most=1024)],
@@ -74,7 +74,7 @@ def _check_features(cfg: CfgNode, swin: CfgNode, source: str) -> None:
 
 
 def _check_values(swin: CfgNode, node: str, source: str) -> None:
-    """What each key, and the lists of one entry a stage, must hold on their own."""
+    """Check each key on its own, and the lists with one entry a stage."""
     check_values(_KINDS, swin, source, f"{node}.")
     lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
     shown = ", ".join(f"{key} {entries}" for key, entries in lists.items())

@@ -1,4 +1,4 @@
-"""The keys of any other model of timm: its name there, and what its builder is given."""
+"""The keys of any other model of timm: its name, and the arguments of its builder."""
 
 import difflib
 import json
@@ -13,7 +13,7 @@ from swin_quant.base.schema import Must
 from swin_quant.config.family import Family, check_values, need
 
 HEADS = ("fc", "head.fc", "classifier", "head", "last_linear", "head.l")
-# What of a builder's options would read files or change what the config says elsewhere.
+# Options of timm's builders that read files, or that other keys of the config set.
 _NOT_OPTIONS = (
     "pretrained",
     "pretrained_cfg",
@@ -51,7 +51,7 @@ def named(name: str | Path) -> str | None:
 def tree_of(name: str) -> dict[str, Any]:
     """The configuration of timm's model of that name, with timm's preparation of pictures. UsageError if there is none.
 
-    A tag (`resnet50.a1_in1k`) chooses the weights that the preparation is of.
+    A tag (`resnet50.a1_in1k`) chooses the weights whose preprocessing is taken.
     """
     from swin_quant.base.compat import import_timm  # takes seconds, which --help has not
 
@@ -73,8 +73,8 @@ def tree_of(name: str) -> dict[str, Any]:
 
 
 def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
-    """How pictures are prepared by a `pretrained_cfg` of timm, unchecked, by dotted keys; timm's defaults where it is
-    silent, but none for the size, which is the model's own. Squashed whole, a picture is not cropped."""
+    """The preprocessing in a `pretrained_cfg` of timm, unchecked, by dotted keys. Absent keys get timm's defaults,
+    except for the size, which is the model's own. A picture that is squashed whole is not cropped."""
     size, ratio = pretrained.get("input_size"), pretrained.get("crop_pct")
     ratio = CROP_RATIO if ratio in (None, 0) else ratio
     squashes = pretrained.get("crop_mode") == "squash"
@@ -90,7 +90,7 @@ def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_of(cfg: CfgNode, source: str) -> dict[str, Any]:
-    """What timm's builder is given beside what the config says elsewhere. UsageError names `source`."""
+    """The arguments of timm's builder that no other key sets. UsageError names `source`."""
     text = cfg.MODEL.TIMM.OPTIONS or "{}"
     try:
         options = json.loads(text)

@@ -17,7 +17,7 @@ from swin_quant.base.schema import Must, checked, show
 from swin_quant.config.defaults import defaults
 from swin_quant.config.families import families
 
-# A value of the type where the default does not show it.
+# A value of the key's type, for defaults that do not show it.
 _EXAMPLES: dict[str, Any] = {
     "AUG.CUTMIX_MINMAX": (0.0, 1.0),
     "MODEL.FEATURES.STAGES": [0],
