@@ -17,13 +17,14 @@ import torch
 from PIL import Image
 
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.serving.limits import ServiceLimits
+from swin_quant.serving.limits import Refused, ServiceLimits
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
-from swin_quant.serving import picture, server  # noqa: E402
+from swin_quant.serving import numbers, picture, server  # noqa: E402
 from swin_quant.serving.app import Service, build_app  # noqa: E402
+from swin_quant.serving.protocol import parse  # noqa: E402
 
 SIDE = 16
 PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -338,9 +339,6 @@ TENSOR = b'{"inputs":[{"name":"images","datatype":"FP32","shape":[1,3,16,16],"da
 )
 def test_json_is_counted_before_it_is_read(body, says):
     """Python's reader takes 300 ms for the least of them, and nobody is answered meanwhile."""
-    from swin_quant.serving.limits import Refused
-    from swin_quant.serving.protocol import parse
-
     start = time.process_time()
     with pytest.raises(Refused, match=says):
         parse(body, {}, PREPROCESS, "logits", 256)
@@ -349,8 +347,6 @@ def test_json_is_counted_before_it_is_read(body, says):
 
 def test_a_long_list_is_read_and_written_as_pythons_own_would(tmp_path):
     """In many pieces, flat and nested, with spaces of all kinds."""
-    from swin_quant.serving import numbers
-
     values = np.random.default_rng(0).normal(size=(4, 3, 40, 50)).astype(np.float32)
     nested = values.tolist()
     for text in (json.dumps(values.ravel().tolist()), json.dumps(nested), json.dumps(nested, indent=1)):

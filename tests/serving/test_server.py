@@ -84,13 +84,10 @@ def test_a_head_that_trickles_is_not_waited_for(connect):
     assert seconds < 10 * SECONDS
 
 
-def test_a_connection_on_which_nothing_comes_is_closed(connect):
+def test_a_silent_connection_is_closed_and_a_second_head_has_the_same_time(connect):
     with connect() as silent:
         came, seconds = until_closed(silent)
     assert came == b"" and seconds < 10 * SECONDS
-
-
-def test_a_second_head_on_a_connection_has_the_same_time(connect):
     with connect() as slow:
         slow.sendall(GOOD + GOOD)
         came, _ = until_closed(slow, HEAD)

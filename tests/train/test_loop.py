@@ -274,12 +274,15 @@ def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
     assert newest(made)["position"]["total"] == 9
 
 
-def test_the_same_seed_gives_the_same_weights_another_one_others(job):
-    runs = [job() for _ in range(3)]
+def test_a_run_depends_on_its_seed_alone_and_checkpointing_changes_no_bit(job):
+    runs = [job() for _ in range(4)]
     runs[2].seed = runs[2].batches.seed = 6
+    for stage in runs[3].model.layers:
+        stage.checkpointing = True
     for run in runs:
         fit(run)
-    assert same(weights(runs[0]), weights(runs[1])) and not same(weights(runs[0]), weights(runs[2]))
+    one, again, other, checkpointed = map(weights, runs)
+    assert same(one, again) and same(one, checkpointed) and not same(one, other)
 
 
 def test_the_lr_written_down_follows_the_schedule(job):
@@ -386,12 +389,3 @@ def test_distillation_pulls_the_student_to_its_teacher(job, tiny_model):
         made.teacher = tiny_model(seed=3, **keys).eval().requires_grad_(False)
         losses.append(fit(made)[0].epochs[-1]["train_loss"])
     assert losses[1] < 0.6 * losses[0]
-
-
-def test_activation_checkpointing_changes_no_bit(job):
-    plain, checkpointed = job(), job()
-    for stage in checkpointed.model.layers:
-        stage.checkpointing = True
-    fit(plain)
-    fit(checkpointed)
-    assert same(weights(plain), weights(checkpointed))

@@ -10,13 +10,10 @@ from swin_quant.train.memory import checkpointed_bytes, saved_bytes, state_bytes
 IMAGES = torch.randn(8, 3, 32, 32)
 
 
-def test_a_linear_and_a_gelu_keep_their_inputs():
+def test_a_linear_and_a_gelu_keep_their_inputs_and_a_tensor_that_is_kept_twice_counts_once():
     model = nn.Sequential(nn.Linear(10, 20), nn.GELU())
     x = torch.randn(7, 10)
     assert saved_bytes(model, lambda: model(x)) == 4 * 7 * (10 + 20)
-
-
-def test_what_is_kept_twice_counts_once():
     x = torch.randn(7, 10, requires_grad=True)
     assert saved_bytes(nn.Identity(), lambda: x.exp() * x) == 2 * 4 * 70  # x, and the result of exp
 
